@@ -141,11 +141,15 @@ def check_kind(path: Path, kind: int, expected: str) -> None:
     """Check that *path*, if anything is there, is of that *kind* (S_IFDIR, S_IFSOCK).
 
     Raises:
-        ConfigError: it is something else than what was *expected*.
+        ConfigError: it is something else than what was *expected*, links in a loop, or a link in the place of
+            a directory that leads nowhere.
     """
     try:
         status = path.stat()
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.ELOOP or (kind == stat.S_IFDIR and path.is_symlink()):
+            found = "links in a loop" if error.errno == errno.ELOOP else "a symbolic link that leads nowhere"
+            raise ConfigError(str(path), (Problem("the file", found, expected),)) from error
         return
     if stat.S_IFMT(status.st_mode) != kind:
         raise ConfigError(str(path), (Problem("the file", kind_of(status), expected),))

@@ -85,6 +85,7 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a long file": (lambda path: os.truncate(path, 1 << 40), "more than 1 MiB"),
     "a FIFO in a directory": (make_directory_of_drop_ins, "10.conf: the file: found a FIFO"),
+    "a link to itself": (lambda path: path.symlink_to(path), "bayplan.toml"),
     "an empty directory": (Path.mkdir, "the directory: found no file"),
 }
 
@@ -122,6 +123,34 @@ def make_linked_log(state: Path) -> None:
     (state / "state.db-wal").symlink_to("/dev/null")
 
 
+def make_database_linked_to_itself(state: Path) -> None:
+    state.mkdir()
+    (state / "state.db").symlink_to("state.db")
+
+
+def make_database_in_a_loop_of_links(state: Path) -> None:
+    state.mkdir()
+    (state / "state.db").symlink_to("other.db")
+    (state / "other.db").symlink_to(state / "state.db")
+
+
+def make_lock_linked_to_itself(state: Path) -> None:
+    state.mkdir()
+    (state / "lock").symlink_to("lock")
+
+
+def make_directory_linked_to_itself(state: Path) -> None:
+    state.symlink_to(state)
+
+
+def make_directory_linked_to_nothing(state: Path) -> None:
+    state.symlink_to(state.with_name("nothing"))
+
+
+def make_fifo_directory(state: Path) -> None:
+    os.mkfifo(state)
+
+
 def make_fifo_lock(state: Path) -> None:
     state.mkdir()
     os.mkfifo(state / "lock")
@@ -137,6 +166,12 @@ def make_open_directory(state: Path) -> None:
     [
         (make_linked_log, "state.db-wal: "),
         (make_fifo_lock, "lock: "),
+        (make_database_linked_to_itself, "state.db: "),
+        (make_database_in_a_loop_of_links, "state.db: "),
+        (make_lock_linked_to_itself, "lock: "),
+        (make_directory_linked_to_itself, "state: "),
+        (make_directory_linked_to_nothing, "state: "),
+        (make_fifo_directory, "state: "),
         (make_open_directory, "its mode: found 777"),
     ],
 )

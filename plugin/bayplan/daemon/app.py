@@ -6,6 +6,7 @@
 import asyncio
 import gc
 import logging
+import stat
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from bayplan.daemon.components import Daemon
 from bayplan.daemon.process_limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import HostError
+from bayplan.files import check_kind
 from bayplan.host import shadow_mode
 from bayplan.host.libc import give_large_blocks_back
 from bayplan.host.lock import DirectoryLock
@@ -115,6 +117,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
 
 def _hold(directory: Path) -> DirectoryLock:
     """The lock of the state directory, which is made if it is missing."""
+    check_kind(directory, stat.S_IFDIR, "a directory for the state")
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_directory(directory)

@@ -51,8 +51,12 @@ def _of_files(directory: Path) -> Iterator[Problem]:
         if stat.S_ISLNK(status.st_mode):
             # SQLite follows a link to a database, and then keeps its log there; it refuses a log that is one.
             found = f"a symbolic link to {path.readlink()}"
+            target = os.path.realpath(path)
+            # Of a loop there is no other end.
             moved = (
-                f"or stateDirectory set to the directory of {path.resolve()}" if name == "state.db" else ""
+                f"or stateDirectory set to the directory of {target}"
+                if name == "state.db" and os.path.exists(target)  # noqa: PTH110 - Path.resolve raises RuntimeError
+                else ""
             )
             yield Problem(name, found, " ".join(filter(None, (f"a regular file (rm {path})", moved))))
         elif not stat.S_ISREG(status.st_mode):
