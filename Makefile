@@ -133,7 +133,7 @@ e2e-costs: setup-e2e ## where the time of a scenario in a virtual machine goes
 	$(RUN) python tests/e2e/costs.py
 
 MINUTES ?= 10
-e2e-load: setup-e2e ## what becomes of full nodes with relief and without, in virtual machines: MINUTES=10 for each of four rows
+e2e-load: setup-e2e ## what becomes of full nodes with relief and without (MINUTES=10 for each of four rows), and of promises touched at once
 	$(RUN) python tests/e2e/relief_under_load.py --minutes $(MINUTES) $(ARGS)
 
 bench-oci: setup-e2e ## what hook, precreate, wrapper and NRI add to a start, in virtual machines

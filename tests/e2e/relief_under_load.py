@@ -1,14 +1,18 @@
 """What becomes of full nodes with relief and without.
 
 python tests/e2e/relief_under_load.py [--minutes N] [--rate MIB] [--nodes equal|unequal] [--mode relieve|off]
+                                      [--race NAME] [--times N] [--races-only]
 
-The load of `test_memory_load.py` in a virtual machine for each row, for as long as one likes. Ends with 1 if
-somebody within its claim was killed with relief, or less than 99 % of promised memory was on promised nodes.
+The load of `test_memory_load.py` in a virtual machine for each row, for as long as one likes. Then the races
+of `testbed.promise_races`, each as often as asked for, with the kernel's own settings. Ends with 1 if
+somebody within its claim was killed with relief, or less than 99 % of promised memory was on promised
+nodes.
 Page faults and copying are those of this machine: under emulation they tell only rows of one run apart.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Console
@@ -16,6 +20,7 @@ from rich.table import Table
 from testbed.errors import TestBedError
 from testbed.full_nodes import EQUAL_LOAD, RATE_MIB, UNEQUAL_LOAD, Load, Measured, measured
 from testbed.node import Node
+from testbed.promise_races import RACES, TOPOLOGY
 
 LOADS = {"equal": EQUAL_LOAD, "unequal": UNEQUAL_LOAD}
 RELIEVE, OFF = MODES = ("relieve", "off")
@@ -39,24 +44,70 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rate", type=int, default=RATE_MIB, metavar="MIB", help="each grows by per second")
     parser.add_argument("--nodes", choices=LOADS, action="append", help="both if it is not given")
     parser.add_argument("--mode", choices=MODES, action="append", help="both if it is not given")
+    parser.add_argument("--race", choices=RACES, action="append", help="all if it is not given")
+    parser.add_argument("--times", type=int, default=5, metavar="N", help="each race is run")
+    parser.add_argument("--races-only", action="store_true", help="without the load before them")
     asked = parser.parse_args(argv)
-    console, kept = Console(highlight=False, width=None if sys.stdout.isatty() else 200), True
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    try:
+        kept = asked.races_only or show_loads(console, asked)
+        kept = show_races(console, asked.race or list(RACES), asked.times) and kept
+    except TestBedError as error:
+        sys.stderr.write(f"relief_under_load: {error}\n")
+        return 1
+    return 0 if kept else 1
+
+
+def show_loads(console: Console, asked: argparse.Namespace) -> bool:
+    """The table of the load; whether promises were kept with relief."""
+    kept = True
     shown = Table(title=f"{asked.minutes:g} minutes, each grows {asked.rate} MiB/s")
     for heading in COLUMNS:
         shown.add_column(heading)
     for name in asked.nodes or LOADS:
         load = replace(LOADS[name], rate=asked.rate)
         for mode in asked.mode or MODES:
-            try:
-                found = on_its_own_machine(load, mode, asked.minutes * 60)
-            except TestBedError as error:
-                sys.stderr.write(f"relief_under_load: {error}\n")
-                return 1
+            found = on_its_own_machine(load, mode, asked.minutes * 60)
             shown.add_row(*row(name, mode, found))
             broken = found.killed_within_claims or found.lowest_share < LEAST_SHARE
             kept = kept and not (mode == RELIEVE and broken)
     console.print(shown)
-    return 0 if kept else 1
+    return kept
+
+
+def show_races(console: Console, names: Sequence[str], times: int) -> bool:
+    """The table of the races; whether nobody within its claim was killed in any."""
+    shown, kept = Table(title="the kernel's own settings, the daemon's defaults"), True
+    for heading in (
+        "race",
+        "killed within claims",
+        "others",
+        "not finished",
+        "MiB free",
+        "seconds",
+        "counted",
+    ):
+        shown.add_column(heading)
+    node = Node(TOPOLOGY, "2.1")
+    try:
+        for name in names:
+            for _ in range(times):
+                found = RACES[name](node)
+                counted = " ".join(f"{key} {amount}" for key, amount in found.counted.items() if amount)
+                shown.add_row(
+                    name,
+                    str(len(found.killed_within_claims)),
+                    str(found.killed_others),
+                    " ".join(found.unfinished),
+                    str(found.free_mib),
+                    f"{found.seconds:.0f}",
+                    counted,
+                )
+                kept = kept and not found.killed_within_claims
+    finally:
+        node.shut_down()
+        console.print(shown)
+    return kept
 
 
 def on_its_own_machine(load: Load, mode: str, seconds: float) -> Measured:

@@ -16,7 +16,7 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.page_owners import container_pages, goal_bytes, start_bytes, stays
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, plan, unmet_bytes
-from bayplan.placement.widening import LEAST_GAIN_BYTES, must_stay, widening, with_widened
+from bayplan.placement.widening import LEAST_GAIN_BYTES, must_stay, widening, widenings, with_widened
 from bayplan.sets import NodeSet
 from support.exact_draws import draw_machine, draw_request
 
@@ -119,3 +119,22 @@ def test_the_draws_have_what_it_is_about() -> None:
     lacking = [unmet_bytes(live.nodes, live.everybody) for _, _, live in map(drawn, range(300))]
     assert sum(one is not None for one in moves) >= 20
     assert sum(bool(amount) and one is None for amount, one in zip(lacking, moves, strict=True)) >= 20
+
+
+@given(st.integers(0, 1 << 32))
+def test_all_that_helps_is_done_at_once(seed: int) -> None:
+    machine, ledger, live = drawn(seed)
+    lacking_bytes = unmet_bytes(live.nodes, live.everybody)
+    found = widenings(machine, POLICY, ledger, live)
+    assert len({move.container_id for move in found}) == len(found)
+    after, containers = ledger, dict(live.containers)
+    for move in found:
+        assert move.before == ledger.entries[move.container_id].decision.placement.claim.nodes
+        after = with_widened(after, move, live)
+        containers[move.container_id] = replace(containers[move.container_id], nodes=move.after)
+    assert shortages(machine, POLICY, after) == shortages(machine, POLICY, ledger)
+    left = replace(live, containers=containers)
+    if found:
+        assert unmet_bytes(left.nodes, left.everybody) < lacking_bytes
+    # The next look finds nobody else.
+    assert widening(machine, POLICY, after, left) is None or len(found) >= 16

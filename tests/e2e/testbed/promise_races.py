@@ -19,8 +19,10 @@ from testbed.topology import SIX_NODES
 LIMIT_S = 240.0
 POLL_S = 0.5
 TOUCHED = 0.9
-MEASURED_MIB = 24
-"""What the measured reservation may rise by until the last container is created."""
+MEASURED_S = 32.0
+"""What is held outside of containers is measured every 30 s, and more is held since the first ones run."""
+MEASURED_MIB = 8
+"""And what it may rise by until the last container is created."""
 FILES = "/run/testbed/files"
 FILES_MIB = 450
 
@@ -51,31 +53,47 @@ def beside_burstable(node: Node, part: float, pause_s: float = 0.0) -> Raced:
     """Four Burstable containers have touched nine tenths of their requests; then Guaranteed ones are promised
     five of six nodes, and *part* of all that can be promised is promised."""
     begin(node)
+    return raced(node, owners_of_five(node, part), pause_s)
+
+
+def in_the_way(node: Node, rate: str) -> list[Running]:
+    """The same, of nine tenths, up to the start of the Guaranteed containers; pages move that slowly."""
+    begin(node, "--page-move-rate", rate)
+    return [created(node, one) for one in owners_of_five(node, 0.9)]
+
+
+def owners_of_five(node: Node, part: float) -> list[Pod]:
+    """See `beside_burstable`: the Burstable containers run, the Guaranteed ones are not there yet."""
     has = allocatable_mib(node)
     *owned, rest = sorted(has)
     total = node.kernel.memory_total_bytes()
     request = int(has[rest] * part) // 4 - 4
-    webs = [
-        node.launch(
-            burstable(f"web-{number}", node_memory_bytes=total, memory=f"{request}Mi").touching(
-                f"{int(request * TOUCHED)}Mi"
-            )
-        )
-        for number in range(4)
-    ]
-    for one in webs:
+    pods = [burstable(f"web-{number}", node_memory_bytes=total, memory=f"{request}Mi") for number in range(4)]
+    for one in [node.launch(pod.touching(f"{int(request * TOUCHED)}Mi")) for pod in pods]:
         node.crictl.await_log(one, "touched")
+    time.sleep(MEASURED_S)
     has = allocatable_mib(node)
-    owners = {
-        place: guaranteed(
+    return [
+        guaranteed(
             f"owner-{place}",
             0.2,
             f"{int(has[place] * part)}Mi",
             annotations={"bayplan.dev/required-nodes": str(place)},
         ).touching(f"{int(has[place] * part * TOUCHED)}Mi")
         for place in owned
-    }
-    return raced(node, list(owners.values()), pause_s)
+    ]
+
+
+def bound(node: Node) -> list[str]:
+    """The cgroups of containers with a memory.high."""
+    script = "grep -L max $(find /sys/fs/cgroup/kubepods -name memory.high)"
+    return node.guest.run("sh", "-c", script, check=False).stdout.split()
+
+
+def start_all(node: Node, created: Sequence[Running]) -> None:
+    """Start them at the same moment."""
+    with ThreadPoolExecutor(len(created)) as pool:
+        list(pool.map(lambda one: node.crictl.start(one.container_id), created))
 
 
 def beside_a_tmpfs(node: Node) -> Raced:
@@ -129,12 +147,15 @@ RACES: Mapping[str, Callable[[Node], Raced]] = {
 TOPOLOGY = SIX_NODES
 
 
-def begin(node: Node) -> None:
+def begin(node: Node, *flags: str) -> None:
     """A clean node with the daemon as it is by default, which in other scenarios it is not."""
     node.prepare()
     install(node)
     node.bayplan.start(
-        *("--memory-pressure", "relieve"), *("--measured-reservation", "true"), *("--request-deadline", "1s")
+        *("--memory-pressure", "relieve"),
+        *("--measured-reservation", "true"),
+        *("--request-deadline", "1s"),
+        *flags,
     )
     node.bayplan.await_synchronized()
 
@@ -148,8 +169,7 @@ def raced(node: Node, pods: Sequence[Pod], pause_s: float = 0.0, beside: Sequenc
     time.sleep(pause_s)
     for hog in beside:
         node.launch(hog)
-    with ThreadPoolExecutor(len(pods)) as pool:
-        list(pool.map(lambda one: node.crictl.start(one.container_id), owners))
+    start_all(node, owners)
     waiting = list(owners)
     while waiting and time.monotonic() - began_s < LIMIT_S:
         waiting = [one for one in waiting if "touched" not in node.crictl.logs(one)]

@@ -164,3 +164,21 @@ async def test_where_no_other_node_has_the_memory_nobody_is_moved(tmp_path: Path
         it.taken(700 * MIB)
         await it.look()
         assert it.nodes == "0"
+
+
+async def test_nobody_goes_back_where_somebody_would_have_to_leave_for_it(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        it.taken(700 * MIB)
+        await it.look()
+        assert it.nodes == "0-1"
+        # By the ledger node 0 has room again. In fact others' pages lie there, which could be moved.
+        it.taken(0)
+        owner = pod("batch", QosClass.BEST_EFFORT)
+        batch = container("batch", owner, oom_score_adj=1000)
+        path = f"{owner.cgroup_parent}/batch"
+        await it.one.controller.create_container(owner, replace(batch, cgroups_path=path))
+        it.live.hold(path, {0: 800 * MIB})
+        await it.look(8)
+        assert it.narrowing.staying == {"db"}
+        assert not await it.narrowing.use_freed_memory()
+        assert it.nodes == "0-1"

@@ -35,3 +35,15 @@ def test_what_is_no_statistic_is_an_error(text: str) -> None:
     for parse in (parse_numa_stat, parse_legacy_numa_stat):
         with pytest.raises(ParseError):
             parse(text)
+
+
+def test_shared_memory_that_nobody_maps_is_known_and_cannot_be_moved() -> None:
+    """As Linux 6.12 counts them: 64 MiB mapped on node 0, 64 MiB in a file of a tmpfs on node 1."""
+    mib = 1 << 20
+    held = parse_numa_stat(
+        f"anon N0={mib} N1=0\nfile_mapped N0={66 * mib} N1=0\nshmem N0={64 * mib} N1={64 * mib}\n"
+        f"inactive_anon N0={65 * mib} N1={64 * mib}\nactive_anon N0=0 N1=0\nunevictable N0=0 N1=5\n"
+    )
+    assert held.unmapped_bytes == {1: 64 * mib}
+    # What is locked can be moved.
+    assert held.movable_bytes == {0: 65 * mib, 1: 5}

@@ -1,0 +1,56 @@
+"""What is promised is touched at once, with the kernel's own settings, while others' pages are in the way."""
+
+import pytest
+from testbed.memory_load import kills
+from testbed.node import Node
+from testbed.promise_races import (
+    RACES,
+    TOPOLOGY,
+    Raced,
+    await_that,
+    bound,
+    in_the_way,
+    start_all,
+)
+from testbed.scenario import on
+
+pytestmark = pytest.mark.timeout(1200, method="signal", func_only=True)
+
+
+def keeps_promises(found: Raced) -> None:
+    assert found.killed_within_claims == [], found
+    assert found.unfinished == [], found
+
+
+@on(TOPOLOGY, "2.1")
+def test_nobody_is_killed_where_nine_tenths_are_promised(node: Node) -> None:
+    found = RACES["nine tenths promised"](node)
+    keeps_promises(found)
+    assert found.counted["starts_held"] >= 1
+
+
+@pytest.mark.matrix
+@on(TOPOLOGY, "2.1")
+@pytest.mark.parametrize("name", [name for name in RACES if name != "nine tenths promised"])
+def test_nobody_is_killed_within_its_claim(node: Node, name: str) -> None:
+    keeps_promises(RACES[name](node))
+
+
+@pytest.mark.matrix
+@on(TOPOLOGY, "2.1")
+def test_nobody_stays_slowed_down_whichever_way_the_daemon_ends(node: Node) -> None:
+    owners = in_the_way(node, "8Mi")
+    before = len(kills(node))
+    start_all(node, owners)
+    await_that(lambda: bool(bound(node)))
+    node.bayplan.kill()
+    assert bound(node)
+    # It slows down whom it has to, and nobody whom it does not know.
+    node.bayplan.start("--memory-pressure", "observe")
+    assert not bound(node)
+    node.bayplan.stop()
+    node.bayplan.start("--memory-pressure", "relieve", "--page-move-rate", "8Mi")
+    await_that(lambda: bool(bound(node)))
+    node.bayplan.stop()
+    assert not bound(node)
+    assert not [one for one in kills(node)[before:] if not one.of_a_claim]
