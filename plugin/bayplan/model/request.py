@@ -72,13 +72,17 @@ def derive_request(
     (*default_limit_bytes*, by QoS class). It takes no part in finding the class, so that a default never
     turns a Burstable container into a Guaranteed one.
     """
-    kubelets = qos_from_cgroup_parent(pod.cgroup_parent) is not None
+    known = qos_from_cgroup_parent(pod.cgroup_parent)
+    kubelets = known is not None
     present = container.resources if kubelets else limiting(container.resources, machine)
     words = _words(present, outside, kubelets=kubelets)
     scored = kubelets or outside is OutsideRequests.LIMITS
     adjustment = carried_oom_score_adj(container) if scored else None
     quota_milli = words.quota_milli
-    qos, source = derive_qos(pod, words, adjustment, quota_milli)
+    if known is not None:
+        qos, source = known, QosSource.CGROUP_PARENT
+    else:
+        qos, source = derive_qos(pod, words, adjustment, quota_milli)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
     if present.line(MEMORY_MAX):
         added_bytes = None

@@ -59,6 +59,7 @@ _NICE_SHARES: Final = (
 )  # fmt: skip
 """The kernel's sched_prio_to_weight, from nice -20 to 19."""
 _HUGETLB: Final = re.compile(r"hugetlb\.([0-9]+[KMG]B)(\.rsvd)?\.max")
+_HUGETLB_PREFIX: Final = "hugetlb."
 _LARGEST_PART: Final = 2
 """No container outside of kubelet's tree is promised more than this part of the machine: 1 / 2."""
 
@@ -187,8 +188,9 @@ def read(written: WrittenResources) -> Resources:
         memory_reservation_bytes=_limit(written.memory_reservation_bytes),
         memory_swap_bytes=written.memory_swap_bytes or None,
         open_ended=open_ended,
+        unified=written.unified,
     )
-    found = _with_unified(fields, written.unified, problems) if written.unified else fields
+    found = _with_unified(fields, problems) if _overrides(written.unified) else fields
     return replace(found, unreadable=problems) if problems else found
 
 
@@ -354,11 +356,16 @@ def _hugepages(written: WrittenResources, problems: Problems) -> dict[int, int]:
     return by_size
 
 
-def _with_unified(fields: Resources, unified: Mapping[str, str], problems: Problems) -> Resources:
-    """*fields* with what the keys of *unified* write after them."""
-    found = texts = replace(fields, unified=dict(unified))
+def _overrides(unified: Mapping[str, str]) -> bool:
+    """Whether any key of *unified* is one that counts."""
+    return any(key in _READERS or key.startswith(_HUGETLB_PREFIX) for key in unified)
+
+
+def _with_unified(fields: Resources, problems: Problems) -> Resources:
+    """*fields* with what the keys of ``unified`` write after them."""
+    found = fields
     for key, reader in _READERS.items():
-        line = texts.line(key)
+        line = fields.line(key)
         if not line:
             continue
         try:
@@ -369,9 +376,8 @@ def _with_unified(fields: Resources, unified: Mapping[str, str], problems: Probl
                 found = replace(found, cpuset_cpus=CpuSet())
             elif key == CPUSET_MEMS:
                 found = replace(found, cpuset_mems=NodeSet())
-    if any(key.startswith("hugetlb.") for key in unified):
-        found = _with_hugetlb(found, unified, problems)
-    return found if found == texts else replace(found, fields=FieldValues.of(fields))
+    found = _with_hugetlb(found, problems)
+    return found if found == fields else replace(found, fields=FieldValues.of(fields))
 
 
 def _with_memory_max(found: Resources, text: str) -> Resources:
@@ -431,13 +437,16 @@ def _with_cpuset(found: Resources, key: str, text: str) -> Resources:
     return replace(found, cpuset_mems=ids or None, open_ended=open_ended)
 
 
-def _with_hugetlb(found: Resources, unified: Mapping[str, str], problems: Problems) -> Resources:
+def _with_hugetlb(found: Resources, problems: Problems) -> Resources:
     """Limits on pages in use and on pages reserved. runc writes the field to both files and crun to the first
     one; a key that overrides it there is what was asked for."""
     in_use, reserved = dict(found.hugepage_limits_bytes), dict[int, int]()
-    for key, text in unified.items():
-        match = _HUGETLB.fullmatch(key)
-        if match is None or not text.strip():
+    keys = [key for key in found.unified if key.startswith(_HUGETLB_PREFIX)]
+    if not keys:
+        return found
+    for key in keys:
+        match, text = _HUGETLB.fullmatch(key), found.line(key)
+        if match is None or not text:
             continue
         try:
             size_bytes, amount_bytes = parse_page_size(match[1]), parse_cgroup_bytes(text)
