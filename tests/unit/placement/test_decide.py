@@ -12,7 +12,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.resources import Resources
+from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.quantity import GIB, MIB
@@ -70,3 +70,23 @@ def test_a_change_keeps_the_memory_policy_that_the_processes_have() -> None:
     assert changed.request.memory_limit_bytes == GIB // 2 + MIB
     assert changed.placement.memory_policy == old.placement.memory_policy
     assert decide_change(MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), old, spec, Resources()) is None
+
+
+def test_what_is_not_taken_at_its_word_is_named() -> None:
+    """A limit that unified overrides, a quota of all CPUs, a cpuset that cannot be read."""
+    owner = pod("p")
+    written = WrittenResources(
+        memory_limit_bytes=GIB,
+        cpu_quota_us=1_200_000,
+        cpus="7-3",
+        unified={"memory.max": "2G"},
+    )
+    one = container("c", owner, resources=read(written))
+    asked = read_annotations(MACHINE, PlacementPolicy(), owner, one)
+    decision = decide_creation(
+        MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), owner, one, annotated=asked, ability=ABLE
+    )
+    codes = [reason.code for reason in decision.reasons]
+    assert codes == ["pinned", "unreadable", "overridden", "limits-nothing", "promised-in-part"]
+    assert "linux.resources.cpu.cpus" in decision.reasons[1].text
+    assert decision.request.memory.high_bytes == MACHINE.memory_bytes // 2
