@@ -148,20 +148,44 @@ def test_a_daemon_that_is_gone_or_slow(node: Node, form: str, runtime: str) -> N
 
 @pytest.mark.matrix
 @on_systemd(TWO_NODES)
+def test_what_podman_chooses_by_cgroup_conf_stays(node: Node) -> None:
+    """The kernel is asked what it took: keys of unified are written after the fields."""
+    node.forms.install()
+    node.bayplan.start(*PATIENT)
+    chosen = ("cpuset.cpus=3", "cpuset.mems=1", "memory.max=200M", "memory.min=100000")
+    for form in FORMS:
+        for runtime in RUNTIMES:
+            more = tuple(f"--cgroup-conf={one}" for one in chosen)
+            asked = Asked(f"{form}-{runtime}", memory="300m", cpus=1, more=more)
+            made = node.podman.run(node.forms.engine(form, runtime, "cgroupfs"), asked)
+            view = node.view(made)
+            assert (view.cpus_allowed, view.mems_allowed) == ({3}, {1}), asked.name
+            assert view.memory_max_bytes == 200 * MIB
+            entry = node.bayplan.decided(made)
+            assert (entry["cpusPinnedByOthers"], entry["memsPinnedByOthers"]) == (True, True)
+            assert entry["qosClass"] == "Burstable"
+            node.podman.remove(made)
+            node.bayplan.await_known([])
+
+
+@pytest.mark.matrix
+@on_systemd(TWO_NODES)
 def test_a_refused_placement_leaves_nothing_behind(node: Node) -> None:
     node.forms.install()
-    node.bayplan.start("--topology-manager-policy", "single-numa-node", *PATIENT)
+    # Less than half of the machine, and more than one node has for containers.
+    reserved = ("--reserved-memory", "0:memory=500Mi;1:memory=500Mi")
+    node.bayplan.start("--topology-manager-policy", "single-numa-node", *reserved, *PATIENT)
     before = cgroups(node)
     complaints = node.forms.complaints("TopologyAffinityError")
     # Of a container with a terminal conmon says nothing to podman.
     for form, words in (*((form, ()) for form in FORMS), ("hook", ("--tty",))):
         for runtime in RUNTIMES:
-            asked = Asked(f"{form}-{runtime}-too-wide", memory="1500m", cpus=0.5, more=words)
+            asked = Asked(f"{form}-{runtime}-too-wide", memory="600m", cpus=0.5, more=words)
             said = node.podman.refused(node.forms.engine(form, runtime), asked)
             complaints += 1
             assert node.forms.complaints("TopologyAffinityError") == complaints
             assert "TopologyAffinityError" in said
-            assert "asks for 1500Mi on one node under single-numa-node" in said
+            assert "asks for 600Mi on one node under single-numa-node" in said
             node.podman.remove_everything()
             node.bayplan.await_known([])
             assert cgroups(node) == before
