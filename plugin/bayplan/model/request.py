@@ -72,15 +72,15 @@ def derive_request(
     (*default_limit_bytes*, by QoS class). It takes no part in finding the class, so that a default never
     turns a Burstable container into a Guaranteed one.
     """
-    known = qos_from_cgroup_parent(pod.cgroup_parent)
-    kubelets = known is not None
+    by_tree = qos_from_cgroup_parent(pod.cgroup_parent)
+    kubelets = by_tree is not None
     present = container.resources if kubelets else limiting(container.resources, machine)
     words = _words(present, outside, kubelets=kubelets)
     scored = kubelets or outside is OutsideRequests.LIMITS
     adjustment = carried_oom_score_adj(container) if scored else None
     quota_milli = words.quota_milli
-    if known is not None:
-        qos, source = known, QosSource.CGROUP_PARENT
+    if by_tree is not None:
+        qos, source = by_tree, QosSource.CGROUP_PARENT
     else:
         qos, source = derive_qos(pod, words, adjustment, quota_milli)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
