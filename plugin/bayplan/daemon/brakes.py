@@ -143,6 +143,8 @@ class Brakes:
             for key, more_bytes in allowed.items():
                 if key in used:
                     self._bind(key, cgroups[key], used[key], more_bytes)
+                else:
+                    self._release(key, "it is gone, or not to be touched any more")
 
     def release_all(self, *, ended: bool = False) -> None:
         """Slow down nobody any more; never again if it has *ended*."""

@@ -21,7 +21,7 @@ POLL_S = 0.5
 TOUCHED = 0.9
 MEASURED_S = 32.0
 """What is held outside of containers is measured every 30 s, and more is held since the first ones run."""
-MEASURED_MIB = 8
+MEASURED_MIB = 24
 """And what it may rise by until the last container is created."""
 FILES = "/run/testbed/files"
 FILES_MIB = 450

@@ -9,6 +9,7 @@ from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.brakes import LET_GO_S, STALLED_S, Brakes
 from bayplan.host.hierarchy import Layout
 from bayplan.model.decision import QosClass
+from bayplan.placement.release import given_back
 from bayplan.quantity import GIB, MIB
 from support.racing_nodes import MarksInMemory, Racing, racing
 
@@ -93,6 +94,28 @@ async def test_nor_by_a_daemon_that_was_killed(tmp_path: Path) -> None:
         )
         later.release_left_over()
         assert (high(it, "owner"), marks.marks) == ("max", {})
+
+
+async def test_nor_who_is_given_back(tmp_path: Path) -> None:
+    async with crowded(tmp_path) as it:
+        await started(it)
+        controller = it.one.controller
+        entry = controller.ledger.entries["owner"]
+        it.one.accept(ledger=controller.ledger.with_entry(given_back(entry)))
+        await it.pass_by(1)
+        assert high(it, "owner") == "max"
+
+
+async def test_nor_who_has_ended(tmp_path: Path) -> None:
+    async with crowded(tmp_path) as it:
+        (await started(it)).cancel()
+        assert "owner" in it.watch.brakes
+        directory = it.live.node.directory(it.touchers["owner"].path)
+        for file in directory.iterdir():
+            file.unlink()
+        directory.rmdir()
+        await it.pass_by(1)
+        assert "owner" not in it.watch.brakes
 
 
 async def test_who_waits_in_vain_is_named_and_let_go(tmp_path: Path) -> None:
