@@ -82,7 +82,11 @@ class WrittenResources(Struct, frozen=True):
 
 
 class FieldValues(Struct, frozen=True):
-    """What the fields of a spec say of what a key of ``unified`` overrides."""
+    """What either the fields of a spec or keys of ``unified`` say; None: nobody said anything of it.
+
+    ``memory_limit_bytes`` and ``cpu_quota_us`` of -1 are an explicit "unlimited"; ``hugepage_limits_bytes``
+    maps page sizes.
+    """
 
     memory_limit_bytes: int | None = None
     cpu_shares: int | None = None
@@ -94,29 +98,20 @@ class FieldValues(Struct, frozen=True):
 
     @classmethod
     def of(cls, resources: "Resources") -> "FieldValues":
-        """Those in *resources*, which has no ``unified`` yet."""
+        """Those in *resources*."""
         return cls(**{name: getattr(resources, name) for name in cls.__struct_fields__})
 
 
-class Resources(Struct, frozen=True):
-    """What the cgroup has once the runtime is done; None: nobody said anything of it.
+class Resources(FieldValues, frozen=True):
+    """What the cgroup has once the runtime is done.
 
-    ``memory_limit_bytes`` and ``cpu_quota_us`` of -1 are an explicit "unlimited"; ``hugepage_limits_bytes``
-    maps page sizes. ``memory_reservation_bytes`` and ``memory_swap_bytes`` (memory and swap together) are the
-    fields of the spec; what protects and throttles beside them is in ``unified``, whose texts are all kept.
-    ``fields`` are the values of the fields where a key of ``unified`` has another one.
-    ``open_ended`` has the texts of cpusets that go up to the machine's last id. ``unreadable`` says what
-    cannot be read, by its path below ``resources``: it counts as not there, but a cpuset as one of nobody
-    knows which ids, the empty one.
+    ``memory_reservation_bytes`` and ``memory_swap_bytes`` (memory and swap together) are fields of the spec;
+    what protects and throttles beside them is in ``unified``, whose texts are all kept. ``fields`` are the
+    values of the fields where a key of ``unified`` has another one. ``open_ended`` has the texts of cpusets
+    that go up to the machine's last id. ``unreadable`` says what cannot be read, by its path below
+    ``resources``: it counts as not there, but a cpuset as one of nobody knows which ids, the empty one.
     """
 
-    memory_limit_bytes: int | None = None
-    cpu_shares: int | None = None
-    cpu_quota_us: int | None = None
-    cpu_period_us: int | None = None
-    cpuset_cpus: CpuSet | None = None
-    cpuset_mems: NodeSet | None = None
-    hugepage_limits_bytes: Mapping[int, int] = field(default_factory=dict)
     unified: Mapping[str, str] = field(default_factory=dict)
     memory_reservation_bytes: int | None = None
     memory_swap_bytes: int | None = None

@@ -18,6 +18,7 @@ from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import takes_from_pod
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.resources import pinned
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import MOST_UPDATES, cpus_updates, for_one_reply, merged
 from bayplan.placement.after_removal import with_completed_claims
@@ -94,7 +95,9 @@ def reconcile(
     if recovered:
         taken = Ledger.of(unlisted).exclusive_cpus
         known = _updated_from_containers(machine, policy, engine, known, observed, cpusets, taken)
-    compared = [_as_observed(entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()]
+    compared = [
+        _as_observed(machine, entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()
+    ]
     entries = [*unlisted, *(entry for entry, _ in compared)]
     agreed = Ledger.of(entries)
     if recovered:
@@ -258,7 +261,9 @@ def _updated_from_containers(
     return {key: result[key] for key in known}
 
 
-def _as_observed(entry: Entry, container: Container, kubelet_pins_cpus: bool) -> tuple[Entry, Update | None]:
+def _as_observed(
+    machine: Machine, entry: Entry, container: Container, kubelet_pins_cpus: bool
+) -> tuple[Entry, Update | None]:
     """*entry* with what the runtime's spec says of its cpusets, and the update that repairs a lost reply.
 
     A cpuset.mems that is empty where we set one means that our answer never arrived, and the one from before
@@ -268,26 +273,27 @@ def _as_observed(entry: Entry, container: Container, kubelet_pins_cpus: bool) ->
     *kubelet_pins_cpus* only; otherwise it can be an older shared pool of ours.
     """
     kubelets = kubelet_pins_cpus and _is_kubelets(entry)
-    resources, request, placement = container.resources, entry.decision.request, entry.decision.placement
+    request, placement = entry.decision.request, entry.decision.placement
+    cpus, mems = pinned(container.resources, machine)
     repair = None
-    if placement.mems is not None and resources.cpuset_mems != placement.mems:
-        if resources.cpuset_mems in (None, placement.previous_mems):
+    if placement.mems is not None and mems != placement.mems:
+        if mems in (None, placement.previous_mems):
             repair = Update(container.id, cpuset_mems=placement.mems)
         else:
-            request = replace(request, pinned_mems=resources.cpuset_mems)
+            request = replace(request, pinned_mems=mems)
             claim = placement.claim
-            if claim is not None and resources.cpuset_mems is not None:
-                claim = replace(claim, nodes=resources.cpuset_mems, flexible=False)
+            if claim is not None and mems is not None:
+                claim = replace(claim, nodes=mems, flexible=False)
             placement = replace(placement, mems=None, claim=claim, original_nodes=None, previous_mems=None)
     ours = None, entry.notified_cpus, entry.previous_cpus
-    overridden = entry.notified_cpus is not None and resources.cpuset_cpus not in ours
-    repinned = request.pinned_cpus is not None and resources.cpuset_cpus is not None
+    overridden = entry.notified_cpus is not None and cpus not in ours
+    repinned = request.pinned_cpus is not None and cpus is not None
     if repinned or (overridden and (placement.exclusive_cpus or kubelets)):
         later = request.pinned_by_update or not repinned
-        request = replace(request, pinned_cpus=resources.cpuset_cpus, pinned_by_update=later)
+        request = replace(request, pinned_cpus=cpus, pinned_by_update=later)
         placement = replace(placement, exclusive_cpus=CpuSet())
     decision = replace(entry.decision, request=request, placement=placement)
-    return replace(entry, decision=decision, notified_cpus=resources.cpuset_cpus, previous_cpus=None), repair
+    return replace(entry, decision=decision, notified_cpus=cpus, previous_cpus=None), repair
 
 
 def _members(pools: Collection[CpuSet], found: Collection[Entry]) -> list[Entry]:

@@ -7,7 +7,7 @@ from bayplan.model.decision import Claim, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
-from bayplan.model.resources import Resources
+from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.reconcile import Reconciliation, reconcile
@@ -145,3 +145,13 @@ def test_a_pod_that_is_not_listed_is_no_obstacle() -> None:
     assert [entry.decision.request.name for entry in against([*AS_PLACED, lost]).found] == [
         "-/gone-pod/n-name"
     ]
+
+
+def test_a_cpuset_up_to_the_last_cpu_is_that_of_the_machine() -> None:
+    """Written as ``N`` by somebody who pinned it; observed again it is the same pin."""
+    pinned = replace(SHARED, resources=read(WrittenResources(cpus="5-N", mems="all")))
+    ledger = placed(Ledger(), BURSTABLE, pinned)
+    for _ in range(2):
+        ledger = against([replace(pinned, state=ContainerState.RUNNING)], ledger).ledger
+        request = ledger.entries["s"].decision.request
+        assert (request.pinned_cpus, request.pinned_mems) == (CpuSet([5, 6, 7]), NodeSet([0, 1]))
