@@ -5,6 +5,8 @@
 import io
 import json
 
+from msgspec.structs import replace
+
 from bayplan.cli.decision_text import decision_blocks
 from bayplan.cli.render import show
 from bayplan.model import sentences
@@ -154,3 +156,24 @@ def test_the_json_has_every_number_of_the_shortage() -> None:
         "moreHolders": 3,
         "text": SHORT.sentence(),
     }
+
+
+def test_what_is_inferred_says_from_what_and_why() -> None:
+    for qos, why in (
+        (QosClass.GUARANTEED, "a memory limit and a CPU quota"),
+        (QosClass.BURSTABLE, "what it reserves, its shares or limits"),
+        (QosClass.BEST_EFFORT, "nothing that counts as a request"),
+    ):
+        inferred = replace(REQUEST, qos=qos, qos_source=QosSource.INFERRED)
+        first = sentences.asked(inferred)[0]
+        assert first == f"{qos.value}, inferred from {why}, as it is outside of kubelet's cgroup tree"
+    reserved = Interval(GIB, GIB, "memory.reservation")
+    assert sentences.memory_text(reserved) == "1Gi, known from its memory reservation"
+
+
+def test_a_memory_policy_of_the_spec_is_shown_as_such() -> None:
+    policy = MemoryPolicySetting(MemoryPolicyMode.BIND, NodeSet([1]))
+    request = replace(REQUEST, given_policy=policy, pinned_mems=NodeSet([1]), pinned_cpus=None)
+    assert "set by somebody else: memory policy bind on 1" in sentences.asked(request)
+    shown_lines = sentences.placed(Decision(request, Outcome.PLACED))
+    assert shown_lines[-1] == "memory policy: bind:1, as in its spec"
