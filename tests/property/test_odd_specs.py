@@ -33,7 +33,10 @@ POLICIES = [
 SIGNED = (0, 1, -1, 1024, 100_000, 200_000, MIB, GIB, 3 * GIB, (1 << 63) - 4096, (1 << 63) - 1, -(1 << 63))
 UNSIGNED = (0, 1, 2, 1024, 262_144, 100_000, 1 << 63, (1 << 64) - 1)
 SCORES = (-(1 << 31), -1001, -998, -997, 0, 2, 500, 999, 1000, 1001, (1 << 31) - 1)
-LISTS = ("", "0", "0-1", "99", "0-", "-1", "a", "5-3", "0-8191", "0-65536", "²", "\n", MANY_DIGITS)
+LISTS = (
+    "", "0", "0-1", "0-N", "all", "0-11:1/2", " 1 , 2,", "99", "0-", "-1", "a", "5-3", "0-8191", "0-65536",
+    "²", "\n", MANY_DIGITS,
+)  # fmt: skip
 PAGES = ("2MB", "1GB", "3MB", "0KB", "", "x", "999999999999999TB", f"{MANY_DIGITS}MB")
 UNIFIED = (
     "memory.min",
@@ -42,6 +45,11 @@ UNIFIED = (
     "memory.max",
     "memory.oom.group",
     "cpuset.mems",
+    "cpuset.cpus",
+    "cpu.max",
+    "cpu.weight",
+    "cpu.idle",
+    "hugetlb.2MB.max",
     "x",
     "",
 )
@@ -88,6 +96,8 @@ class Source:
         one_of = self.dice.choice
         fields = (
             (0.6, lambda: setattr(message.memory.limit, "value", one_of(SIGNED))),
+            (0.2, lambda: setattr(message.memory.reservation, "value", one_of(SIGNED))),
+            (0.2, lambda: setattr(message.memory.swap, "value", one_of(SIGNED))),
             (0.6, lambda: setattr(message.cpu.shares, "value", one_of(UNSIGNED))),
             (0.6, lambda: setattr(message.cpu.quota, "value", one_of(SIGNED))),
             (0.6, lambda: setattr(message.cpu.period, "value", one_of(UNSIGNED))),

@@ -102,8 +102,11 @@ def derive_request(
         known = Interval(0, limit_bytes or machine.memory_bytes, memory.source) if guessed else memory
         memory = memory if known.exact else _given(known, wishes.memory_request_bytes)
     hugepages_bytes = _hugepages(words)
+    totals = _pod_totals(pod.resources, qos)
     if not kubelets:
         qos, memory, cpu_milli, hugepages_bytes = _in_part(machine, qos, memory, cpu_milli, words)
+        if totals is not None and not _is_part(machine, totals, pod.resources.hugepage_limits_bytes):
+            totals = None
     pinned_cpus, pinned_mems = pinned(container.resources, machine)
     return Request(
         container_id=container.id,
@@ -118,7 +121,7 @@ def derive_request(
         hugepages_bytes=hugepages_bytes,
         pinned_cpus=pinned_cpus,
         pinned_mems=pinned_mems,
-        pod_totals=_pod_totals(pod.resources if kubelets else limiting(pod.resources, machine), qos),
+        pod_totals=totals,
         hints=hints,
         nodes=wishes.nodes,
         tier=wishes.tier,
@@ -204,6 +207,12 @@ def _words(present: Resources, outside: OutsideRequests, *, kubelets: bool) -> R
     if outside is OutsideRequests.NOTHING:
         return _NOTHING
     return replace(present, memory_limit_bytes=None, cpu_quota_us=None, hugepage_limits_bytes={})
+
+
+def _is_part(machine: Machine, totals: PodTotals, hugepages_bytes: Mapping[int, int]) -> bool:
+    """Whether room for a whole pod outside of kubelet's tree may be kept: half of the machine at most."""
+    pages = all(amount <= most_hugepages_bytes(machine, size) for size, amount in hugepages_bytes.items())
+    return pages and totals.memory_bytes <= most_bytes(machine) and totals.cpu_milli <= most_milli(machine)
 
 
 def _in_part(

@@ -1,6 +1,7 @@
 """What a container asks for, derived from its spec."""
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.errors import ConfigError
 from bayplan.model.decision import Interval, QosClass, QosSource
@@ -179,3 +180,17 @@ def test_all_wrong_annotations_are_named() -> None:
         "more than 0 bytes",
     ):
         assert expected in text
+
+
+def test_no_room_is_kept_for_a_whole_pod_of_more_than_half_of_the_machine() -> None:
+    for sums, kept in (
+        (Resources(CAPACITY // 2, cpu_quota_us=100_000), True),
+        (Resources(CAPACITY // 2 + 1, cpu_quota_us=100_000), False),
+        (Resources(GIB, cpu_quota_us=3_300_000), False),
+        (Resources(GIB, hugepage_limits_bytes={2 * MIB: 2 * MIB}), False),
+        (Resources(), False),
+    ):
+        for owner, inside in ((pod("plain"), False), (GUARANTEED, True)):
+            one = replace(owner, resources=sums)
+            request = derive_request(one, container("c", one, memory_bytes=MIB, milli_cpus=500), MACHINE)
+            assert (request.pod_totals is not None) is (kept or (inside and sums != Resources()))
