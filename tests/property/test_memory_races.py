@@ -32,6 +32,7 @@ class Ended:
     hogs: int
     slowed_s: dict[str, float]
     left_slowed: bool
+    starts_held: int
 
 
 def ended(it: Racing, held_s: list[float], in_the_way_bytes: int) -> Ended:
@@ -47,6 +48,7 @@ def ended(it: Racing, held_s: list[float], in_the_way_bytes: int) -> Ended:
         it.hogs,
         {name: one.slowed_s for name, one in it.touchers.items()},
         any(high != "max" for high in highs),
+        it.one.controller.counters["starts_held"],
     )
 
 
@@ -56,7 +58,7 @@ def whole(amount_bytes: float) -> int:
 
 
 async def owners_beside_burstable(
-    seed: int, directory: Path, layout: Layout = Layout.UNIFIED
+    seed: int, directory: Path, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0
 ) -> Ended | None:
     """Burstable containers within their requests lie where they came to lie; Guaranteed ones on all nodes but
     one are created and started at once, and touch nine tenths of what they are promised."""
@@ -78,6 +80,7 @@ async def owners_beside_burstable(
             if await it.create(f"owner{node}", QosClass.GUARANTEED, amount, node=node) is not Outcome.PLACED:
                 return None
         before = sum(sizes) - sum(free.values())
+        await it.pass_by(pause_s)
         rates = {node: draw.randrange(100, 900) * MIB for node in promised}
         return await raced(it, {f"owner{n}": (whole(promised[n] * 0.9), rates[n]) for n in promised}, before)
 
@@ -118,9 +121,9 @@ async def owners_beside_a_tmpfs(seed: int, directory: Path) -> Ended | None:
         return await raced(it, owners, 0)
 
 
-def run(seed: int, layout: Layout = Layout.UNIFIED) -> Ended | None:
+def run(seed: int, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0) -> Ended | None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
-        return asyncio.run(owners_beside_burstable(seed, Path(directory), layout))
+        return asyncio.run(owners_beside_burstable(seed, Path(directory), layout, pause_s))
 
 
 @given(SEEDS)
@@ -144,6 +147,14 @@ def test_nor_where_what_they_were_promised_is_taken_by_what_cannot_be_moved(seed
     assert found.killed == []
     assert found.touched
     assert not found.left_slowed
+
+
+def test_nobody_waits_or_is_slowed_down_whose_memory_is_there() -> None:
+    """Pages were moved between creation and start."""
+    for seed in range(12):
+        found = run(seed, pause_s=30.0)
+        if found is not None:
+            assert (found.starts_held, sum(found.slowed_s.values()), found.killed) == (0, 0, [])
 
 
 def test_without_the_brake_they_are_killed() -> None:
