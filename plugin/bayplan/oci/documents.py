@@ -5,7 +5,7 @@ named here are skipped, and null counts as absent, as Go's decoder has it.
 """
 
 import re
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -124,10 +124,10 @@ class Spec(Struct, frozen=True):
     mounts: list[MountPoint] | None = None
     process: Process | None = None
     linux: Linux | None = None
-    windows: msgspec.Raw | None = None
-    solaris: msgspec.Raw | None = None
-    zos: msgspec.Raw | None = None
-    freebsd: msgspec.Raw | None = None
+    windows: dict[str, Any] | None = None
+    solaris: dict[str, Any] | None = None
+    zos: dict[str, Any] | None = None
+    freebsd: dict[str, Any] | None = None
 
 
 _OTHER_SYSTEMS: Final = ("windows", "solaris", "zos", "freebsd")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.resources import Resources
 from bayplan.oci.documents import Spec, parse_spec
 from bayplan.oci.errors import OciError
@@ -248,3 +249,26 @@ def test_a_field_of_another_type_is_named(linux: dict[str, Any], path: str) -> N
         parse_spec(json.dumps({"linux": linux}).encode(), "config.json")
     assert caught.value.what == "config.json"
     assert path in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ({"mode": "MPOL_DEFAULT"}, MemoryPolicySetting(MemoryPolicyMode.DEFAULT)),
+        ({"mode": "MPOL_LOCAL", "nodes": ""}, MemoryPolicySetting(MemoryPolicyMode.LOCAL)),
+        (
+            {"mode": "MPOL_BIND", "nodes": "0", "flags": ["MPOL_F_NUMA_BALANCING", "MPOL_F_RELATIVE_NODES"]},
+            MemoryPolicySetting(MemoryPolicyMode.BIND, NodeSet([0]), ("numa_balancing", "relative_nodes")),
+        ),
+        (
+            {"mode": "MPOL_INTERLEAVE", "nodes": "2-3", "flags": ["MPOL_F_STATIC_NODES"]},
+            MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([2, 3]), ("static_nodes",)),
+        ),
+        (None, None),
+    ],
+)
+def test_memory_policies_as_the_specification_and_the_runtimes_tests_have_them(
+    written: dict[str, Any] | None, expected: MemoryPolicySetting | None
+) -> None:
+    document = json.dumps({"linux": {"memoryPolicy": written}}).encode()
+    assert container_from(parse_spec(document, "config.json"), CONTAINER).memory_policy == expected

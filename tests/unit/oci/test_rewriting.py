@@ -294,7 +294,8 @@ async def test_an_update_to_no_limit_takes_it_out_of_the_ledger(tmp_path: Path) 
     ("document", "named"),
     [
         ({"process": {}}, ["linux", "not placed"]),
-        ({"windows": {"layerFolders": []}}, ["windows"]),
+        ({"windows": {"layerFolders": []}}, ["'windows'", "Linux"]),
+        ({"freebsd": {"vnet": True}, "root": {"path": "rootfs"}}, ["'freebsd'", "Linux"]),
         (
             {"linux": {}, "annotations": {"io.container.manager": "libpod"}},
             ["linux.cgroupsPath", "--cgroups=disabled"],
