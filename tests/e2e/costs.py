@@ -23,7 +23,7 @@ from testbed.pods import guaranteed
 from testbed.supplies import disks
 from testbed.topology import FOUR_NODES
 
-VERSION = "2.1"
+VERSION = "2.3"
 IDLE_S = 5
 PODS = 3
 Result = TypeVar("Result")

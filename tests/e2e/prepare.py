@@ -35,7 +35,7 @@ class Purpose(NamedTuple):
 PURPOSES = {
     "run": Purpose(("2.1",)),
     "e2e": Purpose(DEFAULT_VERSIONS, systemd=True),
-    "cluster": Purpose(("2.1",), programs=(api_server, controller_manager, scheduler, kubelet)),
+    "cluster": Purpose(("2.3",), programs=(api_server, controller_manager, scheduler, kubelet)),
 }
 LOGS_KEPT = 20
 # What is unpacked and copied meanwhile, and the compilers' own caches, beside what is kept.

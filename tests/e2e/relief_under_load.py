@@ -111,7 +111,7 @@ def show_races(console: Console, names: Sequence[str], times: int) -> bool:
 
 
 def on_its_own_machine(load: Load, mode: str, seconds: float) -> Measured:
-    node = Node(load.topology, "2.1")
+    node = Node(load.topology, "2.3")
     try:
         return measured(node, load, mode, seconds)
     finally:

@@ -67,7 +67,7 @@ EXACT = {"mixed/helper": 11 * MIB, "mixed/main": 133 * MIB, "whole/some": 47 * M
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Node]:
-    booted = Node(TWO_NODES, "2.1", more_disks={"kubelet": kubelet_disk()})
+    booted = Node(TWO_NODES, "2.3", more_disks={"kubelet": kubelet_disk()})
     yield booted
     booted.shut_down()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conftest import Nodes
 
 MANIFESTS = Path(__file__).parents[2] / "packaging/kubernetes/bayplan.yaml"
-VERSION = "2.1"
+VERSION = "2.4"
 CTR = f"/opt/containerd-{VERSION}/bin/ctr"
 LOG = "/var/log/bayplan.log"
 SCRATCH = "/run/chart"

@@ -78,7 +78,7 @@ def plane() -> Iterator[ControlPlane]:
 def node(plane: ControlPlane) -> Iterator[Node]:
     """A node without bayplan, which has its image."""
     disks = {"kubelet": kubelet_disk(), "image": tree_disk("container-image", image(VERSION))}
-    node = Node(CLUSTER_NODE, "2.1", more_disks=disks)
+    node = Node(CLUSTER_NODE, "2.3", more_disks=disks)
     try:
         # As systemd has mounted them.
         node.guest.run("mount", "--make-rshared", "/")

@@ -40,7 +40,7 @@ def plane() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def joined(plane: ControlPlane) -> Iterator[Node]:
     """The node, joined once for all scenarios: that takes longer than any of them."""
-    node = Node(CLUSTER_NODE, "2.1", more_disks={"kubelet": kubelet_disk()})
+    node = Node(CLUSTER_NODE, "2.3", more_disks={"kubelet": kubelet_disk()})
     try:
         token = plane.make_service_account("bayplan-agent", agent_rules())
         join(node, plane, NAME, token, "--topology-manager-policy", "single-numa-node")

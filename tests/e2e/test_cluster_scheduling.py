@@ -182,7 +182,7 @@ def joined() -> Iterator[Cluster]:
         token = plane.make_service_account("bayplan-agent", agent_rules())
         nodes = {}
         for name in LOADS:
-            nodes[name] = node = Node(CLUSTER_NODE, "2.1", more_disks={"kubelet": kubelet_disk()})
+            nodes[name] = node = Node(CLUSTER_NODE, "2.3", more_disks={"kubelet": kubelet_disk()})
             running.callback(node.shut_down)
             join(node, plane, name, token, "--topology-manager-policy", "single-numa-node")
             # Of a kubelet that was not ready yet; a controller takes it away.

@@ -211,7 +211,7 @@ PART_BYTES = 4 << 20
 UNPACK_LIMIT_S = 1500
 
 
-@on_systemd(TWO_NODES, "2.1")
+@on_systemd(TWO_NODES, "2.3")
 def test_containers_keep_their_place_through_an_upgrade_and_give_it_back_on_removal(
     node: Node, nodes: "Nodes", package: Path
 ) -> None:

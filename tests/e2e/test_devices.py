@@ -72,7 +72,7 @@ def card_network(node: Node) -> Iterator[None]:
         node.guest.run("rm", CNI)
 
 
-@on(WITH_DEVICES, "2.1")
+@on(WITH_DEVICES, "2.3")
 def test_memory_goes_to_the_node_of_a_disk_and_two_disks_apart_are_refused(node: Node) -> None:
     start(node)
     near, far = disk(node, "bare-on-2"), disk(node, "bare-on-3")
@@ -92,7 +92,7 @@ def test_memory_goes_to_the_node_of_a_disk_and_two_disks_apart_are_refused(node:
 
 
 @pytest.mark.matrix
-@on(WITH_DEVICES, "2.1")
+@on(WITH_DEVICES, "2.3")
 def test_memory_goes_to_the_node_of_a_network_card_in_the_pods_network(node: Node) -> None:
     start(node)
     pod = replace(guaranteed("card", 0.5, "100Mi"), host_network=False)

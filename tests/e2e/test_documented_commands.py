@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from conftest import Nodes
 
 PROJECT = Path(__file__).parents[2]
-VERSION = "2.1"
+VERSION = "2.4"
 UNITS = "/usr/local/lib/systemd/system"
 CONTAINERD = f"""\
 [Service]

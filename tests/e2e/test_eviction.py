@@ -23,7 +23,7 @@ def await_exited(node: Node, container_id: str) -> None:
         time.sleep(POLL_S)
 
 
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_pressure_on_one_node_of_four_ends_who_is_there(node: Node) -> None:
     node.bayplan.start("--memory-pressure", "relieve")
     node.bayplan.await_synchronized()
@@ -60,7 +60,7 @@ def test_pressure_on_one_node_of_four_ends_who_is_there(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_where_nobody_evicts_the_kernel_kills_whom_eviction_would_choose(node: Node) -> None:
     """All on one node, which runs full: who is furthest above its request goes, whatever its class, and never
     who is within it."""

@@ -60,7 +60,7 @@ def eviction(node: Node, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.matrix
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_who_wrote_most_goes_and_nobody_else_while_that_is_to_be_removed(node: Node) -> None:
     threshold_mib = number(node, AVAILABLE) // MIB - WRITTEN_MIB // 2
     start(node, f"nodefs.available<{threshold_mib}Mi")
@@ -86,7 +86,7 @@ def test_who_wrote_most_goes_and_nobody_else_while_that_is_to_be_removed(node: N
 
 
 @pytest.mark.matrix
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_who_has_most_processes_goes(node: Node) -> None:
     start(node, f"pid.available<{number(node, PIDS) - FORKED // 2}")
     modest = node.launch(pod("modest"))

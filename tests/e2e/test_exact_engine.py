@@ -61,7 +61,7 @@ def test_overlapping_sets_are_promised_what_they_hold_together_and_no_more(node:
         assert here == amounts["bookedBytes"] <= amounts["allocatableBytes"]
 
 
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -82,7 +82,7 @@ def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) 
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_a_flexible_container_stays_wide_until_its_pages_have_room(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -124,7 +124,7 @@ def back_on_node_0(node: Node, flexible: Running) -> None:
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_a_resize_is_granted_on_more_nodes_or_refused_and_then_nothing_changes(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")
     node.bayplan.await_synchronized()

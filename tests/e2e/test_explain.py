@@ -10,7 +10,7 @@ from testbed.topology import TWO_NODES
 BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 
 
-@on(TWO_NODES, "2.3")
+@on(TWO_NODES, "2.4")
 def test_explain_says_what_crictl_showed_and_a_memory_policy_reaches_the_spec(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")
     node.bayplan.await_synchronized()

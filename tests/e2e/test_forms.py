@@ -18,7 +18,7 @@ from testbed.pods import MIB, Container, Pod, guaranteed
 from testbed.scenario import on_systemd
 from testbed.topology import TWO_NODES
 
-VERSION = "2.1"
+VERSION = "2.4"
 PATIENT = ("--oci-deadline", "20s")
 CRI_FORMS = ("hook", "wrapper")
 # The same containers in the words of both: a whole CPU of its own, and part of one with much memory.

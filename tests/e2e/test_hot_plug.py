@@ -12,7 +12,7 @@ LAST_CPU = "/sys/devices/system/cpu/cpu5"
 
 
 @pytest.mark.matrix
-@on(HOT_PLUG, "2.1")
+@on(HOT_PLUG, "2.3")
 def test_added_memory_is_promised_and_removed_cpus_are_missed_until_they_are_back(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "single-numa-node")
     node.bayplan.await_synchronized()

@@ -21,7 +21,7 @@ def start(node: Node, policy: str, *flags: str) -> None:
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_restricted_fills_node_after_node_and_refuses_in_kubelets_words(node: Node) -> None:
     start(node, "restricted")
     pods = [node.launch(guaranteed(f"full-{i}", 0.5, "600Mi").touching("300Mi")) for i in range(4)]
@@ -46,7 +46,7 @@ def test_restricted_fills_node_after_node_and_refuses_in_kubelets_words(node: No
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_a_group_of_nodes_takes_no_single_node_pods_and_the_refusal_says_that_there_is_room(
     node: Node,
 ) -> None:
@@ -61,7 +61,7 @@ def test_a_group_of_nodes_takes_no_single_node_pods_and_the_refusal_says_that_th
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_single_numa_node_aligns_cpus_with_memory_and_never_takes_two_nodes(node: Node) -> None:
     start(node, "single-numa-node")
     assert "TopologyAffinityError" in node.crictl.refused(guaranteed("wide", 0.5, "1200Mi"))
@@ -75,7 +75,7 @@ def test_single_numa_node_aligns_cpus_with_memory_and_never_takes_two_nodes(node
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_pod_scope_puts_all_of_a_pod_where_all_of_it_fits(node: Node) -> None:
     start(node, "single-numa-node", "--topology-manager-scope=pod")
     node.launch(guaranteed("resident", 0.5, "500Mi"))
@@ -91,7 +91,7 @@ def test_pod_scope_puts_all_of_a_pod_where_all_of_it_fits(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_huge_pages_and_memory_come_from_one_node_until_no_node_has_both(node: Node) -> None:
     start(node, "restricted")
     pages = {"2MB": 64 * MIB}
@@ -105,7 +105,7 @@ def test_huge_pages_and_memory_come_from_one_node_until_no_node_has_both(node: N
     assert node.view(node.launch(guaranteed("without", 0.5, "100Mi"))).mems_allowed == {0}
 
 
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_exclusive_cpus_are_whole_cores_and_reserved_ones_are_nobodys(node: Node) -> None:
     options = "full-pcpus-only=true,strict-cpu-reservation=true"
     start(node, "restricted", f"--cpu-manager-policy-options={options}")
@@ -135,7 +135,7 @@ def _pair(name: str, *memory: str) -> Pod:
 
 
 @pytest.mark.matrix
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_cpus_of_two_nodes_come_from_one_socket(node: Node) -> None:
     assert node.kernel.packages() == {0: {0, 1, 2, 3}, 1: {4, 5, 6, 7}}
     gate = "--feature-gates=CPUManagerPolicyAlphaOptions=true"

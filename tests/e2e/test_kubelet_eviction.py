@@ -63,7 +63,7 @@ PODS = (
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    booted = Node(FOUR_NODES, "2.1", more_disks={"kubelet": kubelet_disk()})
+    booted = Node(FOUR_NODES, "2.3", more_disks={"kubelet": kubelet_disk()})
     booted.prepare()
     yield booted
     booted.shut_down()

@@ -11,7 +11,7 @@ from testbed.topology import TWO_NODES
 PLUGIN = "/opt/nri/plugins/90-bayplan"
 
 
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_containerd_launches_the_plugin_itself(node: Node) -> None:
     # containerd gives a plugin no environment but its own three variables, and no output.
     node.guest.write(PLUGIN, f"#!/bin/sh\nexec {DAEMON} 2>/var/log/bayplan.log\n", mode=0o755)

@@ -18,11 +18,11 @@ def keeps_promises(node: Node, load: Load) -> None:
     assert found.lowest_share >= 0.99, found
 
 
-@on(EQUAL_LOAD.topology, "2.1")
+@on(EQUAL_LOAD.topology, "2.3")
 def test_nobody_is_killed_within_its_claim_on_equal_nodes(node: Node) -> None:
     keeps_promises(node, EQUAL_LOAD)
 
 
-@on(UNEQUAL_LOAD.topology, "2.1")
+@on(UNEQUAL_LOAD.topology, "2.3")
 def test_nobody_is_killed_within_its_claim_on_unequal_nodes(node: Node) -> None:
     keeps_promises(node, UNEQUAL_LOAD)

@@ -36,7 +36,7 @@ PIN_LOG = "/run/pin.log"
 # What the kernel takes together: a killed process ends only after that.
 
 
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_promised_memory_is_free_where_it_is_promised(node: Node) -> None:
     node.bayplan.start("--memory-pressure", "relieve")
     node.bayplan.await_synchronized()
@@ -52,7 +52,7 @@ def test_promised_memory_is_free_where_it_is_promised(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_without_it_the_kernel_kills_somebody_within_its_claim(node: Node) -> None:
     """The same, switched off: what the scenario above has to prevent does happen."""
     node.bayplan.start("--memory-pressure", "off")
@@ -66,7 +66,7 @@ def test_without_it_the_kernel_kills_somebody_within_its_claim(node: Node) -> No
 
 
 @pytest.mark.matrix
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_a_daemon_that_is_killed_while_it_moves_pages_goes_on_after_its_restart(node: Node) -> None:
     node.bayplan.start("--memory-pressure", "relieve", "--page-move-rate", "2Mi")
     node.bayplan.await_synchronized()
@@ -91,7 +91,7 @@ def test_a_daemon_that_is_killed_while_it_moves_pages_goes_on_after_its_restart(
 
 
 @pytest.mark.matrix
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_pages_that_somebody_keeps_in_place_count_as_gone_and_others_make_room(node: Node) -> None:
     node.bayplan.start("--memory-pressure", "relieve")
     node.bayplan.await_synchronized()

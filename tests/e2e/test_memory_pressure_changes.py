@@ -53,7 +53,7 @@ def await_that(condition: Callable[[], object], what: str, *, limit_s: float = C
         time.sleep(POLL_S)
 
 
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_processes_that_change_their_cpuset_fork_or_end_while_they_are_moved(node: Node) -> None:
     node.bayplan.start(*SLOWLY)
     node.bayplan.await_synchronized()
@@ -108,7 +108,7 @@ def relieved_bytes(node: Node) -> int:
     return int(node.bayplan.status()["counters"].get("relieved_bytes", 0))
 
 
-@on(SPLIT_SOCKETS, "2.1")
+@on(SPLIT_SOCKETS, "2.3")
 def test_promised_memory_is_free_beside_huge_pages_and_they_stay(node: Node) -> None:
     before = len(kills(node))
     with huge_pages(node, 16):
@@ -133,7 +133,7 @@ def test_promised_memory_is_free_beside_huge_pages_and_they_stay(node: Node) -> 
         assert len(kills(node)) == before
 
 
-@on(DIMM_NODE, "2.1")
+@on(DIMM_NODE, "2.3")
 def test_a_node_whose_memory_goes_while_pages_are_moved_there_and_comes_back(node: Node) -> None:
     monitor, before = node.guest.monitor, len(kills(node))
     keep_cpu_lists_small(node)

@@ -55,7 +55,7 @@ def protect(node: Node, *paths: str) -> None:
 
 
 @pytest.mark.matrix
-@on(TWO_NODES, "2.3")
+@on(TWO_NODES, "2.4")
 def test_a_protection_is_as_good_as_those_above_it(node: Node) -> None:
     node.guest.run("sh", "-c", MAKE)
     assert left_mib(node) < CACHED_MIB // 4

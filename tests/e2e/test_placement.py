@@ -44,7 +44,7 @@ def test_a_pod_larger_than_a_node_gets_the_two_nearest(node: Node) -> None:
     assert node.bayplan.decided(pod.container_id)["outcome"] == "placed"
 
 
-@on(FOUR_NODES, "1.7", "2.1", "2.3")
+@on(FOUR_NODES, "2.3", "2.4", "2.1", "1.7")
 def test_the_other_classes_share_the_cpus_and_the_pool_shrinks_and_grows(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -71,7 +71,7 @@ def test_the_other_classes_share_the_cpus_and_the_pool_shrinks_and_grows(node: N
         node.await_view(pod, lambda view: view.cpus_allowed == set(range(8)))
 
 
-@on(TWO_NODES)
+@on(TWO_NODES, "2.4", "2.3", "2.1", "1.7")
 def test_a_plain_crictl_user_is_served_like_kubelet(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -92,7 +92,7 @@ def test_a_plain_crictl_user_is_served_like_kubelet(node: Node) -> None:
         assert entry["oomScoreAdj"] == node.view(pod).oom_score_adj
 
 
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_limits_from_annotations_and_configuration(node: Node) -> None:
     node.bayplan.start(config='defaultMemoryLimit = { BestEffort = "150Mi" }\n')
     node.bayplan.await_synchronized()
@@ -105,7 +105,7 @@ def test_limits_from_annotations_and_configuration(node: Node) -> None:
     assert any("annotation bayplan.dev/memory-limit: found 'much'" in reason["text"] for reason in reasons)
 
 
-@on(TWO_NODES, "2.3")
+@on(TWO_NODES, "2.4")
 def test_memory_qos(node: Node) -> None:
     node.bayplan.start(
         "--feature-gates", "MemoryQoS=true", "--memory-reservation-policy", "TieredReservation"
@@ -119,7 +119,7 @@ def test_memory_qos(node: Node) -> None:
     assert 0 < low < high < 200 * MIB
 
 
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -132,7 +132,7 @@ def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(FAR_MEMORY, "2.1")
+@on(FAR_MEMORY, "2.3")
 def test_a_cpu_less_node_of_ordinary_memory_comes_last(node: Node) -> None:
     """Without a rating of the firmware the kernel takes it for memory like any other."""
     node.bayplan.start("--topology-manager-policy", "single-numa-node")
@@ -144,7 +144,7 @@ def test_a_cpu_less_node_of_ordinary_memory_comes_last(node: Node) -> None:
     assert "TopologyAffinityError" in node.crictl.refused(guaranteed("fourth", 0.5, "350Mi"))
 
 
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_huge_pages_and_memory_come_from_one_node(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")
     node.bayplan.await_synchronized()
@@ -154,7 +154,7 @@ def test_huge_pages_and_memory_come_from_one_node(node: Node) -> None:
     assert node.view(pods[0]).files["hugetlb.2MB.max"].strip() == str(64 * MIB)
 
 
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_huge_pages_lie_evenly_on_as_many_nodes_as_are_asked_for(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")
     node.bayplan.await_synchronized()
@@ -175,7 +175,7 @@ def test_huge_pages_lie_evenly_on_as_many_nodes_as_are_asked_for(node: Node) -> 
     assert "on 4 nodes" in refusal
 
 
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_a_resize_is_decided_again_or_refused(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "single-numa-node")
     node.bayplan.await_synchronized()

@@ -20,7 +20,7 @@ from support.console_blocks import commands
 Limits = Mapping[str, str]
 Ids = frozenset[int]
 
-CONTAINERD = "2.1"
+CONTAINERD = "2.3"
 SHOWN = commands("run by tests/e2e/test_real_kubelet.py")
 """What docs/kubelet-state.md has an operator type: to take a node over, and to give it back."""
 

@@ -60,7 +60,7 @@ def test_a_restarted_runtime_is_found_again(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_sigterm_leaves_everything_as_it_is(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -72,7 +72,7 @@ def test_sigterm_leaves_everything_as_it_is(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_a_damaged_database_never_stops_the_start(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -91,7 +91,7 @@ def test_a_damaged_database_never_stops_the_start(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_a_rollback_moves_nobody_and_keeps_what_the_later_version_wrote(node: Node) -> None:
     """A later version wrote the database, then this one is installed again."""
     node.bayplan.start()
@@ -158,7 +158,7 @@ def test_an_emptied_state_directory_is_rebuilt_from_the_containers(node: Node) -
 
 
 @pytest.mark.matrix
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_a_second_daemon_is_refused(node: Node) -> None:
     node.bayplan.start()
     ended = node.bayplan.start_refused()
@@ -166,7 +166,7 @@ def test_a_second_daemon_is_refused(node: Node) -> None:
     assert ", pid " in ended.stderr
 
 
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_a_cgroup_changed_behind_our_back_is_repaired(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -179,7 +179,7 @@ def test_a_cgroup_changed_behind_our_back_is_repaired(node: Node) -> None:
     assert node.view(pod).cpus_allowed == view.cpus_allowed
 
 
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_changed_settings_are_taken_over_on_sighup_and_wrong_ones_are_not(node: Node) -> None:
     node.bayplan.start(config='topologyManagerPolicy = "best-effort"\n')
     node.bayplan.await_synchronized()

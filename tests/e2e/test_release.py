@@ -10,7 +10,7 @@ ALL = (frozenset(range(4)), frozenset({0, 1}))
 """The CPUs and nodes of `TWO_NODES`."""
 
 
-@on(TWO_NODES, "2.1")
+@on(TWO_NODES, "2.4")
 def test_released_containers_have_their_parents_cpus_and_nodes(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()

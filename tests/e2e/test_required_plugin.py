@@ -19,7 +19,7 @@ def documented_settings() -> str:
     return found[1]
 
 
-@on(TWO_NODES, "2.3")
+@on(TWO_NODES, "2.4")
 def test_nothing_is_created_without_a_plugin_that_is_required(node: Node) -> None:
     """A daemon that was never there, then one that dies, and comes back. What runs is left alone."""
     node.containerd.end()

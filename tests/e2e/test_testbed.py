@@ -40,27 +40,27 @@ def expect_topology(node: Node) -> None:
     assert huge == {i: numa_node.hugepages_2mi for i, numa_node in enumerate(wanted.nodes)}
 
 
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_four_nodes_with_distances_and_huge_pages(node: Node) -> None:
     expect_topology(node)
 
 
 @pytest.mark.matrix
-@on(FAR_MEMORY, "2.1")
+@on(FAR_MEMORY, "2.3")
 def test_a_node_without_cpus(node: Node) -> None:
     expect_topology(node)
     assert node.kernel.cpus_of_nodes()[2] == frozenset()
 
 
 @pytest.mark.matrix
-@on(NO_MEMORY, "2.1")
+@on(NO_MEMORY, "2.3")
 def test_a_node_without_memory(node: Node) -> None:
     expect_topology(node)
     assert node.kernel.memory_of_nodes()[1] == 0
 
 
 @pytest.mark.matrix
-@on(HMAT, "2.1")
+@on(HMAT, "2.3")
 def test_latency_and_bandwidth_from_firmware_tables(node: Node) -> None:
     expect_topology(node)
     read = "/sys/devices/system/node/node{}/access0/initiators/read_{}"
@@ -105,7 +105,7 @@ def test_a_pod_starts_and_the_kernel_view_is_readable(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_huge_pages_are_charged_to_the_container(node: Node) -> None:
     pod = guaranteed("huge", cpus=1, memory="64Mi", hugepages={"2MB": 8 * MIB}).touching(
         "8Mi", hugepages="2Mi"
@@ -118,7 +118,7 @@ def test_huge_pages_are_charged_to_the_container(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1")
+@on(FOUR_NODES, "2.3")
 def test_what_crictl_refuses_is_an_error_with_its_words(node: Node) -> None:
     nonsense = Container(cpuset_mems="63")
     with pytest.raises(CommandError, match=r"cpuset|mems|range|Invalid|invalid"):
@@ -126,7 +126,7 @@ def test_what_crictl_refuses_is_an_error_with_its_words(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(FOUR_NODES, "2.1", "2.3")
+@on(FOUR_NODES, "2.3", "2.4")
 def test_containers_survive_a_restart_of_containerd(node: Node) -> None:
     running = node.launch(best_effort("survivor"))
     before = node.crictl.pid(running.container_id)

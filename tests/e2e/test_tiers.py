@@ -18,7 +18,7 @@ def problems(node: Node) -> list[str]:
     return [str(problem) for problem in node.bayplan.status()["problems"]]
 
 
-@on(TIERED, "2.1")
+@on(TIERED, "2.3")
 def test_a_slower_tier_is_for_those_who_ask_for_it(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -49,7 +49,7 @@ def test_a_slower_tier_is_for_those_who_ask_for_it(node: Node) -> None:
     assert "wrong-annotation" in [one["code"] for one in reasons]
 
 
-@on(TIERED, "2.1")
+@on(TIERED, "2.3")
 def test_cpus_and_memory_leave_and_come_back_without_a_restart(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
@@ -88,7 +88,7 @@ def test_cpus_and_memory_leave_and_come_back_without_a_restart(node: Node) -> No
     assert node.view(pinned).cpus_allowed == {2, 3}
 
 
-@on(TIERED, "2.1")
+@on(TIERED, "2.3")
 def test_what_others_hold_on_a_node_is_not_promised_there(node: Node) -> None:
     node.guest.run("sh", "-c", "mkdir -p /held && mount -t tmpfs -o size=400m,mpol=bind:1 held /held")
     node.guest.run("sh", "-c", "head -c 300M /dev/zero >/held/file")

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from bayplan.nri.events import Event, mask_of
 
-SPOKEN: Final = "v0.12.2"
+SPOKEN: Final = "v0.12.5"
 """The NRI that our messages follow, in the form in which Go modules say it. Runtimes log it."""
 
 RELEASE: Final = 1
@@ -73,6 +73,7 @@ TABLE: Final[dict[str, tuple[_Row, ...]]] = {
         _row("2.2.1", "0.11.0"),
         _row("2.3.0", "0.12.0"),
         _row("2.4.0-beta.0", "0.12.1"),
+        _row("2.4.0", "0.12.3"),
     ),
     "cri-o": (
         _row("1.26.0", "0.2.0"),

@@ -61,12 +61,13 @@ def _unstable() -> Path:
 VERSIONS: dict[str, Callable[[], Path] | None] = {
     "1.7": None,
     "2.1": _unstable,
-    "2.2": lambda: gobuild.containerd_from_source("v2.2.6"),
-    "2.3": lambda: gobuild.containerd_from_source("v2.3.4"),
-    "2.4-beta": lambda: gobuild.containerd_from_source("v2.4.0-beta.0"),
+    "2.2": lambda: gobuild.containerd_from_source("v2.2.9"),
+    "2.3": lambda: gobuild.containerd_from_source("v2.3.7"),
+    "2.4": lambda: gobuild.containerd_from_source("v2.4.2"),
 }
-# Where a scenario names none; the first is that of `make test`.
-DEFAULT_VERSIONS = tuple(os.environ.get("CONTAINERD_VERSIONS", "2.1 1.7 2.3").split())
+# Where a scenario names none; the first is that of `make test`. Nodes should have one of the first two;
+# 2.1 and 1.7 have had their last release, but nodes still have them.
+DEFAULT_VERSIONS = tuple(os.environ.get("CONTAINERD_VERSIONS", "2.3 2.4 2.1 1.7").split())
 
 
 def version_disks(*versions: str) -> dict[str, Path]:

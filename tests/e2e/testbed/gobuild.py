@@ -17,10 +17,10 @@ from testbed.progress import Step
 from testbed.shell import build_command, require
 
 GO_MINIMUM = (1, 26, 3)
-CRI_TOOLS_VERSION = "v1.36.0"
+CRI_TOOLS_VERSION = "v1.37.0"
 # crictl is built with the dependencies of this containerd where they are newer than its own: what both have
 # is then compiled once.
-SHARED_MODULE = "github.com/containerd/containerd/v2 v2.3.4"
+SHARED_MODULE = "github.com/containerd/containerd/v2 v2.3.7"
 CRIO_VERSION = "v1.36.3"
 # Whatever needs a C library beside libc is left out: seccomp, btrfs, ostree, gpgme. The last three are for
 # linking all of it statically.

@@ -1,4 +1,4 @@
-"""What a scenario says about the node it wants: `@on(FOUR_NODES, "2.1", "2.3")`, `@on_systemd(TWO_NODES)`."""
+"""What a scenario says about the node it wants: `@on(FOUR_NODES, "2.3", "2.4")`, `@on_systemd(TWO_NODES)`."""
 
 from dataclasses import dataclass
 

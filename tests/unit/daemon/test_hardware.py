@@ -264,7 +264,7 @@ class TestMeasuredReservation:
                 await one.hardware.measure_once()
             assert one.reserved(0) == 3 * GIB
             (problem,) = one.hardware.problems()
-            assert problem.startswith("node 0 has 1Gi for containers, 3Gi are held outside of containers")
+            assert problem.startswith("node 0 has 1Gi for containers, 3Gi ")
             assert "default/first/first-name" in problem
             assert caplog.messages.count("the machine has less than was promised") == 1
             assert await one.place("second", 100 * MIB) == NodeSet([1])

@@ -28,8 +28,8 @@ CONTAINERD = {
     "2.1.0": "0.8.0", "2.1.9": "0.8.0",
     "2.2.0": "0.10.0",
     "2.2.1": "0.11.0", "2.2.7": "0.11.0",
-    "2.3.0": "0.12.0", "2.3.4": "0.12.0",
-    "2.4.0-beta.0": "0.12.1",
+    "2.3.0": "0.12.0", "2.3.7": "0.12.0",
+    "2.4.0-beta.0": "0.12.1", "2.4.0": "0.12.3", "2.4.2": "0.12.3",
 }  # fmt: skip
 CRIO = {
     "1.26.0": "0.2.0", "1.26.1": "0.2.0",
@@ -141,7 +141,7 @@ class TestNewerThanTheTable:
         assert inferred("cri-o", "1.36.99", timeouts=True) == "0.11.0"
 
     def test_a_newer_minor_has_what_the_last_known_one_has(self):
-        assert inferred("containerd", "2.9.0", timeouts=True, told="(devel)") == "0.12.1"
+        assert inferred("containerd", "2.9.0", timeouts=True, told="(devel)") == "0.12.3"
 
 
 @pytest.mark.parametrize(
