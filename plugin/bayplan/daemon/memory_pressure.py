@@ -144,9 +144,12 @@ class PressureWatch:
                 due.clear()
                 try:
                     # Who is moved is looked at again at once: others go on meanwhile.
+                    begun_s = self._clock_s()
                     while (moved_bytes := await self.look()) >= CRUMB_BYTES or self.brakes.is_urgent:
                         if moved_bytes < CRUMB_BYTES:
-                            await asyncio.sleep(BRAKED_S)
+                            # On a busy machine others have half of the time at least.
+                            await asyncio.sleep(max(BRAKED_S, self._clock_s() - begun_s))
+                        begun_s = self._clock_s()
                 except Exception:
                     # Placing containers does not depend on it.
                     logger.exception("the memory of the nodes could not be compared with the promises")
