@@ -67,7 +67,8 @@ class Cpus:
         owner: dict[int, str] = {}
         for container_id, entry in ledger.entries.items():
             placement, request = entry.decision.placement, entry.decision.request
-            whose = request.pod_id if request.memory.source == "pod" else container_id
+            shares = request.pod_level and not request.exclusive_cpus
+            whose = request.pod_id if shares else container_id
             for cpu in placement.exclusive_cpus:
                 if cpu == self._reserved:
                     raise BrokenPromiseError(WRONG_CPUS, f"reserved CPU {cpu} is of {container_id}")

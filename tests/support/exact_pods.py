@@ -136,13 +136,13 @@ def _check_pod(pod_id: str, there: Mapping[str, Decision]) -> None:
     nodes = {one.placement.claim.nodes.mask for one in takers if one.placement.claim is not None}
     if len(nodes) != 1:
         raise BrokenPromiseError(WRONG_PLACE, f"{pod_id} is on several sets of nodes")
-    parts = [one.placement.exclusive_cpus for one in there.values() if not has_whole(one.request)]
+    parts = [one.placement.exclusive_cpus for one in there.values() if one.request.exclusive_cpus]
     if sum(map(len, parts)) != len({cpu for part in parts for cpu in part}):
         raise BrokenPromiseError(WRONG_CPUS, f"parts of {pod_id} share CPUs: {parts}")
     own = {cpu for part in parts for cpu in part}
     pools = [set(one.placement.exclusive_cpus) for one in takers]
     if any(pool != pools[0] or pool & own for pool in pools):
         raise BrokenPromiseError(WRONG_CPUS, f"{pod_id} runs on {pools} beside {own}")
-    most = asked.cpu_milli // 1000
+    most = asked.cpu_milli // 1000 if asked.cpu_milli % 1000 == 0 else len(own)
     if len(pools[0] | own) > most:
         raise BrokenPromiseError(WRONG_CPUS, f"{pod_id} has {pools[0] | own} of {most}")

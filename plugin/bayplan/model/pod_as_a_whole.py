@@ -3,12 +3,12 @@
 Kubernetes gives a container that asks for nothing itself the pod's own limits, so that each container of such
 a pod looks as if it asked for all of it. Here is how they are told from others, and who holds what.
 
-A container with resources of its own has its *part*: so much memory, so many CPUs to itself. The others have
-no part; they run on the rest of the pod's CPUs, and the rest of its memory is one claim, which the first of
-them holds (or the first of all, while none of them runs). What a container leaves goes to the others, what
-one comes for is taken from them, on the same nodes; so the pod's promise stays whole until its last container
-is gone. Invariants: the claims of a pod never sum to more than the pod asks for; a CPU is shared only by the
-containers of one pod that have no part.
+A container with resources of its own has its *part*: so much memory, and so many CPUs to itself if it asks
+for a whole number. The others have no part; they run on the rest of the pod's CPUs, and the rest of its
+memory is one claim, which the first of them holds (or the first of all, while none of them runs). What a
+container leaves goes to the others, what one comes for is taken from them, on the same nodes; so the pod's
+promise stays whole until its last container is gone. Invariants: the claims of a pod never sum to more than
+the pod asks for; a CPU is shared only by the containers of one pod that have no part.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,6 +52,11 @@ def shares_promise(decision: Decision) -> bool:
 def takes_from_pod(request: Request) -> bool:
     """Whether it has no part of its own."""
     return request.memory.source == BY_POD
+
+
+def shares_cpus(request: Request) -> bool:
+    """Whether it runs on the CPUs that its pod has as a whole, but for those that others have alone."""
+    return takes_from_pod(request) or not request.exclusive_cpus
 
 
 def has_part(request: Request) -> bool:
@@ -230,15 +235,20 @@ def _with_cpus(
     cpus = CpuSet()
     for one in [newest.placement] if newest is not None and _is_whole(newest) else placements:
         cpus |= held_cpus(one)
-    pool = cpus
+    parts = CpuSet()
     for each in group.values():
-        if not takes_from_pod(each.request):
-            pool -= each.placement.exclusive_cpus
+        if not shares_cpus(each.request):
+            parts |= each.placement.exclusive_cpus
+    cpus |= parts
+    totals = next(iter(group.values())).request.pod_totals
+    if totals is None or not whole_cpus(totals):
+        cpus = parts  # a pod that asks for no whole number has none to itself beside them
+    pool = cpus - parts
     affinity = Affinity(nodes, preferred=True, whole=True, mems=nodes, cpus=cpus)
     changed = dict(members)
     for key, decision in group.items():
         pinned = decision.request.pinned_cpus is not None
-        own = pool if takes_from_pod(decision.request) and not pinned else decision.placement.exclusive_cpus
+        own = pool if shares_cpus(decision.request) and not pinned else decision.placement.exclusive_cpus
         placement = replace(
             decision.placement, exclusive_cpus=own, affinity=affinity, original_nodes=None, previous_mems=None
         )

@@ -14,7 +14,7 @@ from bayplan.engines.interface import Engine, exclusive_candidates, reserved_cpu
 from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.pod_as_a_whole import held_cpus, takes_from_pod
+from bayplan.model.pod_as_a_whole import is_member, shares_cpus, whole_cpus
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources
@@ -61,10 +61,7 @@ def updated_from_container(
     resized = request != decision.request
     unavailable = taken | reserved_cpus(machine, policy)
     own = _exclusive_cpus_now(request, placement, resources.cpuset_cpus, unavailable, alone=alone)
-    cpus = resources.cpuset_cpus
-    if takes_from_pod(request) and cpus is not None and cpus <= held_cpus(placement):
-        entry = replace(entry, notified_cpus=cpus)  # what its pod had at some time
-    if own != placement.exclusive_cpus:
+    if own != placement.exclusive_cpus or (own and own == resources.cpuset_cpus):
         entry = replace(entry, notified_cpus=resources.cpuset_cpus)
         placement = replace(placement, exclusive_cpus=own)
     if resources.cpuset_mems is not None:
@@ -83,8 +80,10 @@ def _exclusive_cpus_now(
     """The exclusive CPUs of a container whose cpuset is *cpus* now: these, if it asks for as many and no
     other container can have any of them; none, if it does not ask for any; else those of the record."""
     own, wanted = placement.exclusive_cpus, request.exclusive_cpus
-    if takes_from_pod(request):
-        return own  # the ledger knows what its pod has by now
+    if is_member(request) and shares_cpus(request):
+        most = 0 if request.pod_totals is None else whole_cpus(request.pod_totals)
+        can_be = cpus is not None and len(cpus) <= most and cpus.isdisjoint(unavailable)
+        return cpus if cpus is not None and can_be else CpuSet()
     if cpus in (None, own) or request.pinned_cpus is not None:
         return own
     if wanted == len(cpus) and alone and cpus.isdisjoint(unavailable):

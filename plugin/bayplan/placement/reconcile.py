@@ -16,7 +16,7 @@ from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine
-from bayplan.model.pod_as_a_whole import takes_from_pod
+from bayplan.model.pod_as_a_whole import is_member, shares_cpus
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import pinned
 from bayplan.model.workload import Container, ContainerState, Pod, Update
@@ -245,10 +245,12 @@ def _updated_from_containers(
     for container_id in (*reversed(firm), *sorted(known.keys() - firm)):
         entry, container = known[container_id], observed[container_id]
         alone = cpusets[container.resources.cpuset_cpus] == 1
-        entry = updated_from_container(machine, policy, engine, ledger, entry, container, taken, alone=alone)
-        placement = entry.decision.placement
-        pod_id = entry.decision.request.pod_id if takes_from_pod(entry.decision.request) else ""
+        request = entry.decision.request
+        pod_id = request.pod_id if is_member(request) and shares_cpus(request) else ""
         of_pod = of_pods.get(pod_id, CpuSet())
+        free = taken - of_pod
+        entry = updated_from_container(machine, policy, engine, ledger, entry, container, free, alone=alone)
+        placement = entry.decision.placement
         if not placement.exclusive_cpus.isdisjoint(taken - of_pod):
             # They were free when the newer one was created: this one must have got others since.
             placement = replace(placement, exclusive_cpus=CpuSet())
@@ -258,7 +260,22 @@ def _updated_from_containers(
         if pod_id:
             of_pods[pod_id] = of_pod | placement.exclusive_cpus
         result[container_id] = entry
-    return {key: result[key] for key in known}
+    return {key: _with_cpus_of_pod(result[key], result.values()) for key in known}
+
+
+def _with_cpus_of_pod(entry: Entry, entries: Iterable[Entry]) -> Entry:
+    """*entry*, whose pod has the CPUs that its containers among *entries* have by now, and no others."""
+    request, placement = entry.decision.request, entry.decision.placement
+    if not is_member(request) or placement.affinity is None or not placement.affinity.whole:
+        return entry
+    cpus = CpuSet()
+    for other in entries:
+        there = other.decision.placement
+        of_pod = other.decision.request.pod_id == request.pod_id
+        if of_pod and there.affinity is not None and there.affinity.whole:
+            cpus |= there.exclusive_cpus
+    placement = replace(placement, affinity=replace(placement.affinity, cpus=cpus))
+    return replace(entry, decision=replace(entry.decision, placement=placement))
 
 
 def _as_observed(

@@ -17,6 +17,7 @@ from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Cpu, Machine, Node
 from bayplan.model.memory_kinds import tier_ranks
+from bayplan.model.pod_as_a_whole import held_cpus, is_member
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.page_placement import LivePages
@@ -89,7 +90,17 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
 def _kept_for_pods(snapshot: Snapshot) -> list[View]:
     """The room that is kept for containers which pods are still to get, or to get again."""
     if snapshot.engine != KubeletEngine.name:
-        return []
+        return [
+            {
+                "podId": pod_id,
+                "name": last.decision.request.name.rpartition("/")[0],
+                "nodes": str(claim.nodes),
+                "bytes": dict(sorted(claim.amounts_bytes.items())),
+                "cpus": str(held_cpus(last.decision.placement)),
+            }
+            for pod_id, last in sorted(snapshot.ledger.retained.items())
+            if (claim := last.decision.placement.claim) is not None and is_member(last.decision.request)
+        ]
     entries = (*snapshot.ledger.entries.values(), *snapshot.ledger.retained.values())
     requests = (entry.decision.request for entry in entries)
     names = {request.pod_id: request.name.rpartition("/")[0] for request in requests}

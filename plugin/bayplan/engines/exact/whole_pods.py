@@ -36,6 +36,7 @@ from bayplan.model.pod_as_a_whole import (
     has_part,
     held_cpus,
     part_bytes,
+    shares_cpus,
     shares_promise,
     sum_of,
     takes_from_pod,
@@ -94,13 +95,13 @@ def _asking_for_all(request: Request, others: Mapping[str, Decision]) -> Request
     parts = [one.request for one in others.values() if has_part(one.request)]
     asked = without(totals_bytes(totals), sum_of(map(part_bytes, parts)))
     memory_bytes = asked.pop(MEMORY, 0)
-    milli = max(0, totals.cpu_milli - sum(part.cpu_milli for part in parts))
+    count = max(0, whole_cpus(totals) - sum(part.exclusive_cpus for part in parts))
     return replace(
         request,
         memory=Interval(memory_bytes, memory_bytes, "limit"),
         memory_limit_bytes=memory_bytes or None,
-        cpu_milli=milli,
-        exclusive_cpus=0 if milli % MILLI_PER_CPU else milli // MILLI_PER_CPU,
+        cpu_milli=count * MILLI_PER_CPU or totals.cpu_milli,
+        exclusive_cpus=count,
         hugepages_bytes=asked,
         pod_level=False,
         pod_totals=None,
@@ -177,14 +178,14 @@ class _Joining:
         cpus, parts = CpuSet(), CpuSet()
         for one in self.group.values():
             cpus |= held_cpus(one.placement)
-            if not takes_from_pod(one.request):
-                parts |= one.placement.exclusive_cpus if has_part(one.request) else CpuSet()
+            if not shares_cpus(one.request):
+                parts |= one.placement.exclusive_cpus
         apart = sum(
-            one.request.cpu_milli
+            one.request.exclusive_cpus
             for key, one in self.others.items()
             if key not in self.group and has_part(one.request)
         )
-        wanted = max(0, whole_cpus(totals) - -(-apart // MILLI_PER_CPU))
+        wanted = max(0, whole_cpus(totals) - apart)
         if not whole_cpus(totals):
             wanted = len(parts) + request.exclusive_cpus
         free = exclusive_candidates(machine, self.flows.policy, self.ledger)
@@ -198,7 +199,7 @@ class _Joining:
             text = f"its pod asks for {wanted} CPUs to itself and has {len(cpus)}; no others are free"
             few = Reason("no-exclusive-cpus", text)
         pool = self._pool = cpus - parts
-        if not has_part(request):
+        if shares_cpus(request):
             return cpus, pool, few
         kept = had & pool
         own = kept if len(kept) <= request.exclusive_cpus else CpuSet()
