@@ -157,7 +157,7 @@ async def play(draw: random.Random, directory: Path, lost: Path) -> None:
         after = one.controller.ledger
         for key, entry in before.entries.items():
             now = after.entries[key].decision
-            # A container with a part that came before its pod was known, and is alone by now, does not say so.
+            # One with a part that came before its pod was known, and is alone by now, does not say so.
             if now.request.pod_level == entry.decision.request.pod_level:
                 assert now.placement.exclusive_cpus == entry.decision.placement.exclusive_cpus, key
 
