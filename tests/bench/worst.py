@@ -27,6 +27,7 @@ from bayplan.engines.exact.flow import crosses
 from bayplan.model.decision import (
     Claim,
     Decision,
+    DeviceHint,
     Interval,
     NodeWish,
     Outcome,
@@ -164,6 +165,22 @@ def wishing(nodes: int, count: int) -> Callable[[random.Random], Case]:
     return case
 
 
+def with_devices(nodes: int, count: int) -> Callable[[random.Random], Case]:
+    """Nodes of unequal sizes without promises, and a request with devices that are close to a few of them."""
+
+    def case(draw: random.Random) -> Case:
+        plain = machine(nodes, memory_bytes=GIB)
+        sizes = [replace(one, memory_bytes=draw.choice([GIB // 4, GIB, 3 * GIB])) for one in plain.nodes]
+        hints = tuple(
+            DeviceHint(f"device{number}", NodeSet(draw.sample(range(nodes), draw.randint(1, 4))))
+            for number in range(count)
+        )
+        request = replace(asking("wide", nodes * GIB // 3, cpus=nodes), hints=hints)
+        return Machine(tuple(sizes), plain.cpus), RESTRICTED, Ledger(), request, None
+
+    return case
+
+
 CASES: Final[dict[str, Callable[[random.Random], Case]]] = {
     "8 nodes, 100 crossing, best-effort": crossing(8, 100, 3, BEST_EFFORT),
     "8 nodes, 300 flexible, restricted": crossing(8, 300, 4, RESTRICTED, flexible=True),
@@ -178,6 +195,8 @@ CASES: Final[dict[str, Callable[[random.Random], Case]]] = {
     "64 nodes, exact cover": cover(24, 40),
     "64 nodes, empty, 3": empty(64, 3),
     "64 nodes, empty, 12": empty(64, 12),
+    "12 nodes, 12 devices, restricted": with_devices(12, 12),
+    "64 nodes, 12 devices, restricted": with_devices(64, 12),
     "64 nodes in sockets, 7": in_sockets(64, 7),
     "64 nodes, 100 crossing, best-effort": crossing(64, 100, 6, BEST_EFFORT),
     "64 nodes, 100 crossing, restricted": crossing(64, 100, 20, RESTRICTED),

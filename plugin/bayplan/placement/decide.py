@@ -101,10 +101,13 @@ def decide_creation(
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
 
 
-def _others_of_pod(ledger: Ledger, request: Request) -> list[Request]:
+def _others_of_pod(ledger: Ledger, request: Request) -> Iterator[Request]:
     last = ledger.retained.get(request.pod_id)
-    others = [one.decision.request for one in (*ledger.entries.values(), *([last] if last else []))]
-    return [one for one in others if one.pod_id == request.pod_id]
+    if last is not None:
+        yield last.decision.request
+    for entry in ledger.entries.values():
+        if entry.decision.request.pod_id == request.pod_id:
+            yield entry.decision.request
 
 
 def decide_change(
