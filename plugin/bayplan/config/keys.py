@@ -26,6 +26,7 @@ from bayplan.config.values import (
     boolean,
     cpu_list,
     duration_ms,
+    kubelet_minor,
     node_owners,
     off_or_one_of,
     one_of,
@@ -41,6 +42,7 @@ from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
 from bayplan.engines.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.options import OPTIONS
+from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,
@@ -97,6 +99,11 @@ PLACEMENT: Final = (
         "engine", "engine", "engine", "ENGINE",
         one_of(_same(EXACT, KUBELET)), syntax.text, EXACT,
         "how places are found: exact, or kubelet for the answers that kubelet's managers would give",
+    ),
+    Key(
+        "kubeletVersion", "kubelet_minor", "kubelet-version", "VERSION",
+        kubelet_minor, syntax.text, f"{NEWEST}",
+        "the version of the kubelet that reads the same file, whose defaults and rules are taken, e.g. 1.36",
     ),
     Key(
         "placementStrategy", "placement_strategy", "placement-strategy", "STRATEGY",

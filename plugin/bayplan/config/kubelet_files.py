@@ -14,6 +14,7 @@ from bayplan.config.kubelet_documents import KUBELETS_API, KUBELETS_KIND
 from bayplan.config.sources import Document, Source, Values
 from bayplan.config.values import show
 from bayplan.errors import Problem
+from bayplan.model.kubelet_version import KubeletRules
 from bayplan.placement.foreign_cpusets import PinningManager
 
 _HARD: Final = "evictionHard"
@@ -60,12 +61,13 @@ def kubelet_sources(documents: Sequence[Document]) -> list[Source]:
     ]
 
 
-def kubelet_defaults(documents: Sequence[Document]) -> list[Source]:
+def kubelet_defaults(documents: Sequence[Document], kubelet: KubeletRules) -> list[Source]:
     """What *documents*, all of kubelet's, leave to kubelet, as the first of all sources; nothing without
-    any."""
+    any. *kubelet* has what its version decides."""
     if not documents:
         return []
-    values = dict(_DEFAULTS)
+    factor = kubelet.throttling_factor
+    values = {**_DEFAULTS, "memoryThrottlingFactor": "none" if factor is None else factor}
     if not documents[0].file.drop_in:
         values[_HARD] = DEFAULT_EVICTION_HARD
     taken, managers = _taken(values)

@@ -36,8 +36,14 @@ from bayplan.engines.kubelet.memory.reservation import (
 )
 from bayplan.engines.kubelet.pod import CPU
 from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.engines.kubelet.topology.options import OptionGates, TopologyConfigError, TopologyOptions
+from bayplan.engines.kubelet.topology.options import (
+    OptionGates,
+    TopologyConfigError,
+    TopologyOptions,
+    maturity,
+)
 from bayplan.errors import Problem
+from bayplan.model.kubelet_version import rules_of
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementStrategy, TopologyPolicy
 from bayplan.quantity import MILLI_PER_CPU
@@ -304,6 +310,7 @@ def _cpu_options(settings: Settings) -> CpuOptions:
         settings.cpu_options,
         alpha=gates.get("CPUManagerPolicyAlphaOptions", False),
         beta=gates.get("CPUManagerPolicyBetaOptions", True),
+        rules=rules_of(settings.kubelet_minor),
     )
 
 
@@ -314,5 +321,6 @@ def _topology_options(settings: Settings) -> TopologyOptions:
         OptionGates(
             alpha=gates.get("TopologyManagerPolicyAlphaOptions", False),
             beta=gates.get("TopologyManagerPolicyBetaOptions", True),
+            options=maturity(rules_of(settings.kubelet_minor)),
         ),
     )

@@ -7,6 +7,7 @@ defaults below all that is said; what has no effect is remarked on.
 
 import enum
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -28,8 +29,16 @@ from bayplan.config.sources import (
     files_of,
     read_document,
 )
-from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, show, unknown_keys
+from bayplan.config.values import (
+    InvalidValueError,
+    ProblemCollector,
+    invalid,
+    kubelet_minor,
+    show,
+    unknown_keys,
+)
 from bayplan.errors import ConfigError, ParseError, Problem
+from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import MemoryReservationPolicy
 
 DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
@@ -67,7 +76,7 @@ def load_settings(
     damaged = bool(problems)
     theirs = [document for document in documents if document.of_kubelet]
     said = [*_sources_of(documents, theirs), _of_flags(flags or {})]
-    sources = [*kubelet_defaults(theirs), *said]
+    sources = [*kubelet_defaults(theirs, _kubelet_rules(said)), *said]
     engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
     if engines and engines[-1] == KUBELET:
         sources = [replace(source, values={**source.values, **source.of_managers}) for source in sources]
@@ -98,6 +107,16 @@ def load_settings(
             problems += [(_HERE, problem) for problem in more_problems(settings, unread)]
         raise _config_error(problems)
     return settings
+
+
+def _kubelet_rules(sources: Sequence[Source]) -> KubeletRules:
+    """The rules of the kubelet that the last of *sources* names which does; what cannot be read is named
+    where values are read."""
+    rules = NEWEST
+    for source in sources:
+        with suppress(KeyError, InvalidValueError):
+            rules = rules_of(kubelet_minor(*source.values["kubeletVersion"]))
+    return rules
 
 
 def _without_managers(values: Values) -> Values:

@@ -68,6 +68,7 @@ def resolve_policy(
         refuse_wrong_annotations=settings.refuse_wrong_annotations,
         outside_requests=settings.outside_requests,
         strategy=settings.placement_strategy,
+        kubelet_minor=settings.kubelet_minor,
     )
     wanted = wanted_memory_bytes(settings, machine, learned)
     if not wanted:

@@ -23,6 +23,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
 )
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import Amounts
+from bayplan.model.kubelet_version import NEWEST, rules_of
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,
@@ -77,6 +78,7 @@ class Settings(Struct, frozen=True):
     """
 
     engine: str = EXACT
+    kubelet_minor: int = NEWEST.minor
     placement_strategy: PlacementStrategy = PlacementStrategy.PACK
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
     topology_scope: TopologyScope = TopologyScope.CONTAINER
@@ -142,5 +144,6 @@ class Settings(Struct, frozen=True):
 
     @property
     def memory_qos(self) -> bool:
-        """Whether the feature gate MemoryQoS is on."""
-        return self.feature_gates.get("MemoryQoS", False)
+        """Whether the feature gate MemoryQoS is on: if kubelet's file says nothing of it, as for kubelet."""
+        default = self.of_kubelets_file and rules_of(self.kubelet_minor).memory_qos
+        return self.feature_gates.get("MemoryQoS", default)

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from bayplan.admin_protocol import MAX_SOCKET_PATH_BYTES
 from bayplan.errors import ParseError, Problem, excerpt
+from bayplan.model.kubelet_version import parse_kubelet_version
 from bayplan.sets import CpuSet, NodeSet
 
 T = TypeVar("T")
@@ -23,6 +24,8 @@ _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000}
 NOBODY: Final = "none"
 _DECIMAL_BITS: Final = 1024
+_MINOR_DIGITS: Final = 2
+"""Of the minor versions of Kubernetes that are maintained."""
 _SIMILAR: Final = 0.6
 """difflib's own default: two thirds of the letters in order."""
 
@@ -116,6 +119,17 @@ def unknown_keys(path: str, keys: Iterable[str], known: Collection[str]) -> list
         found = "an unknown key" if len(others) == 1 else f"{len(others)} unknown keys"
         guessed.append(Problem(excerpt(", ".join(others)), found, f"one of {', '.join(sorted(known))}"))
     return guessed
+
+
+def kubelet_minor(path: str, value: object) -> int:
+    """A version of Kubernetes, as its minor version. YAML and TOML read 1.37 as a number."""
+    if isinstance(value, float):
+        # 1.40 becomes 1.4, so that only what cannot be that is taken.
+        text = f"{value}"
+        if len(text.partition(".")[2]) < _MINOR_DIGITS:
+            raise invalid(path, text, "a text such as '1.40'")
+        value = text
+    return parsed(parse_kubelet_version, path, value, "a version of Kubernetes such as 1.37 or v1.36.3")
 
 
 def one_of(choices: Mapping[str, T]) -> Reader[T]:

@@ -28,7 +28,6 @@ class KubeletRules(Struct, frozen=True):
     gate, and those behind the gates for beta-level options (``policy_options.go``); the rest are alpha.
     ``memory_qos``: the default of the feature gate MemoryQoS.
     ``throttling_factor``: the default of memoryThrottlingFactor; None: no memory.high.
-    ``has_memory_reservation_policy``: the field memoryReservationPolicy exists.
     ``resets_memory_qos``: every container gets memory.min and memory.low 0 where nothing else is due, or with
     the gate off memory.high max, so that a value of an earlier kubelet does not last
     (``kuberuntime_container_linux.go``); and so does kubepods at each start
@@ -55,7 +54,6 @@ class KubeletRules(Struct, frozen=True):
     beta_options: frozenset[str]
     memory_qos: bool = False
     throttling_factor: float | None = 0.9
-    has_memory_reservation_policy: bool = False
     resets_memory_qos: bool = False
     throttles_pods: bool = False
     throttles_without_amounts: bool = False
@@ -93,7 +91,6 @@ _IN_1_36: Final = replace(
     minor=36,
     stable_options=_IN_1_35.stable_options | {"prefer-align-cpus-by-uncorecache"},
     beta_options=frozenset({"distribute-cpus-across-numa"}),
-    has_memory_reservation_policy=True,
 )
 _IN_1_37: Final = replace(
     _IN_1_36,

@@ -51,6 +51,7 @@ def test_kubelets_spelling_of_reserved_memory() -> None:
 def test_every_flag() -> None:
     settings = settings_of(
         "--engine=kubelet",
+        "--kubelet-version=1.36",
         "--placement-strategy=spread",
         "--topology-manager-policy=restricted",
         "--topology-manager-scope=pod",

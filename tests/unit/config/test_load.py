@@ -32,6 +32,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 FULL_TOML = """
 engine = "kubelet"
+kubeletVersion = "v1.35.1"
 placementStrategy = "spread"
 topologyManagerPolicy = "single-numa-node"
 topologyManagerScope = "pod"
@@ -93,6 +94,7 @@ FULL = Settings(
     memory_pressure=MemoryPressure.OFF,
     page_move_rate_bytes=512 << 20,
     engine="kubelet",
+    kubelet_minor=35,
     topology=TopologyPolicy.SINGLE_NUMA_NODE,
     topology_scope=TopologyScope.POD,
     topology_options={"prefer-closest-numa-nodes": "true", "max-allowable-numa-nodes": "16"},
@@ -162,10 +164,10 @@ def problems_of(*paths: Path, **flags: list[str]) -> list[str]:
     return [f"{one.path}: {one.found}" for one in raised.value.problems]
 
 
-def paths_of(path: Path) -> list[str]:
+def paths_of(path: Path, flags: dict[str, list[str]] | None = None) -> list[str]:
     """What is wrong with a configuration that must be wrong."""
     with pytest.raises(ConfigError) as raised:
-        load_settings([path], default_directory=Path("/nonexistent"))
+        load_settings([path], flags, default_directory=Path("/nonexistent"))
     return [one.path for one in raised.value.problems]
 
 
@@ -550,6 +552,7 @@ KUBELETS_DEFAULTS = Settings(
     cpu_manager="none",
     memory_manager=MemoryManagerPolicy.NONE,
     eviction_hard={name: read_threshold(name, text) for name, text in DEFAULT_EVICTION_HARD.items()},
+    memory_throttling_factor=None,
     of_kubelets_file=True,
 )
 """What kubelet makes of an empty file of its own."""
@@ -595,6 +598,36 @@ def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:
             [write(f"kind: KubeletConfiguration\n{content}", "k.yaml")], {"engine": ["kubelet"]}
         )
         assert replace(settings, sources=(), notices=()) == KUBELETS_DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("version", "gate", "factor"), [("1.36", False, 0.9), ("v1.35.2", False, 0.9), ("1.37", True, None)]
+)
+def test_what_kubelets_file_leaves_out_depends_on_its_version(
+    write: Write, version: str, gate: bool, factor: float | None
+) -> None:
+    file = write("kind: KubeletConfiguration\n", "k.yaml")
+    settings = load_settings([file], {"kubeletVersion": [version]})
+    assert (settings.memory_qos, settings.memory_throttling_factor) == (gate, factor)
+    # Tiered reservation takes the gate, which is on since 1.37.
+    tiered = write("kind: KubeletConfiguration\nmemoryReservationPolicy: TieredReservation\n", "k.yaml")
+    if gate:
+        assert load_settings([tiered]).memory_qos
+    else:
+        assert paths_of(tiered, {"kubeletVersion": [version]}) == ["memoryReservationPolicy"]
+    # Bayplan's own file means the same whichever kubelet there is.
+    own = load_settings([write("engine = 'exact'\n")], {"kubeletVersion": [version]})
+    assert (own.memory_qos, own.memory_throttling_factor) == (False, 0.9)
+
+
+@pytest.mark.parametrize("wrong", ["1", "37", "v2.0", "latest", "1.x"])
+def test_a_kubelet_version_that_is_none(write: Write, wrong: str) -> None:
+    assert paths_of(write(f"kubeletVersion = '{wrong}'\n")) == ["kubeletVersion"]
+
+
+def test_a_kubelet_version_may_be_a_number_with_both_digits(write: Write) -> None:
+    assert load_settings([write("kubeletVersion = 1.36\n")]).kubelet_minor == 36
+    assert paths_of(write("kubeletVersion = 1.40\n")) == ["kubeletVersion"]
 
 
 def test_kubelets_file_may_be_json_or_a_drop_in(write: Write) -> None:

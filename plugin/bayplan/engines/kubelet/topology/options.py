@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 from msgspec import Struct, field
 
 from bayplan.errors import BayplanError, excerpt
+from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 
 PREFER_CLOSEST: Final = "prefer-closest-numa-nodes"
@@ -27,8 +28,16 @@ class Maturity(enum.Enum):
     STABLE = "stable"
 
 
-OPTIONS: Final[Mapping[str, Maturity]] = {PREFER_CLOSEST: Maturity.STABLE, MAX_NODES: Maturity.STABLE}
-"""All options, as of Kubernetes 1.36."""
+def maturity(kubelet: KubeletRules) -> dict[str, Maturity]:
+    """All options, and how mature they are for that version."""
+    return {
+        name: Maturity.BETA if name in kubelet.beta_options else Maturity.STABLE
+        for name in (PREFER_CLOSEST, MAX_NODES)
+    }
+
+
+OPTIONS: Final[Mapping[str, Maturity]] = maturity(NEWEST)
+"""All options, of the newest version."""
 
 _TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
