@@ -88,7 +88,7 @@ def show_races(console: Console, names: Sequence[str], times: int) -> bool:
         "counted",
     ):
         shown.add_column(heading)
-    node = Node(TOPOLOGY, "2.1")
+    node = Node(TOPOLOGY, "2.3")
     try:
         for name in names:
             for _ in range(times):

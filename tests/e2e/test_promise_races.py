@@ -22,7 +22,7 @@ def keeps_promises(found: Raced) -> None:
     assert found.unfinished == [], found
 
 
-@on(TOPOLOGY, "2.1")
+@on(TOPOLOGY, "2.3")
 def test_nobody_is_killed_where_nine_tenths_are_promised(node: Node) -> None:
     found = RACES["nine tenths promised"](node)
     keeps_promises(found)
@@ -30,14 +30,14 @@ def test_nobody_is_killed_where_nine_tenths_are_promised(node: Node) -> None:
 
 
 @pytest.mark.matrix
-@on(TOPOLOGY, "2.1")
+@on(TOPOLOGY, "2.3")
 @pytest.mark.parametrize("name", [name for name in RACES if name != "nine tenths promised"])
 def test_nobody_is_killed_within_its_claim(node: Node, name: str) -> None:
     keeps_promises(RACES[name](node))
 
 
 @pytest.mark.matrix
-@on(TOPOLOGY, "2.1")
+@on(TOPOLOGY, "2.3")
 def test_nobody_stays_slowed_down_whichever_way_the_daemon_ends(node: Node) -> None:
     owners = in_the_way(node, "8Mi")
     before = len(kills(node))
