@@ -1,5 +1,7 @@
 """What containers really get: pods made with crictl, checked in the kernel, on each containerd."""
 
+from dataclasses import replace
+
 import pytest
 from testbed.errors import CommandError
 from testbed.node import Node
@@ -129,6 +131,29 @@ def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
     assert (view.cpus_allowed, view.mems_allowed) == ({3}, {1})
     assert node.view(exclusive).cpus_allowed == {1}
     assert node.bayplan.decided(pinned.container_id)["cpusPinnedByOthers"] is True
+
+
+@pytest.mark.matrix
+@on(TWO_NODES, "2.3")
+def test_keys_of_unified_are_read_as_the_kernel_takes_them(node: Node) -> None:
+    """From NRI 0.10 on runtimes show them."""
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    chosen = {"cpuset.cpus": "2-3:1/2,", "cpuset.mems": "1", "memory.min": "100000"}
+    pinned = node.launch(Pod("pinned", (Container(memory_limit_bytes=200 * MIB, unified=chosen),)))
+    view = node.view(pinned)
+    assert (view.cpus_allowed, view.mems_allowed) == ({2}, {1})
+    entry = node.bayplan.decided(pinned.container_id)
+    assert (entry["cpusPinnedByOthers"], entry["memsPinnedByOthers"]) == (True, True)
+    protected = guaranteed("protected", 1, "300Mi")
+    (container,) = protected.containers
+    added = replace(container, unified={"memory.min": "102400"})
+    placed = node.launch(protected.with_containers(added))
+    view = node.view(placed)
+    assert len(view.cpus_allowed) == 1
+    assert len(view.mems_allowed) == 1
+    assert view.cpus_allowed.isdisjoint({2})
+    assert view.files["memory.min"].strip() == "102400"
 
 
 @pytest.mark.matrix
