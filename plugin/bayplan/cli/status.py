@@ -174,7 +174,9 @@ def _cpus(container: dict[str, Any], *, listed: bool) -> str:
     if container["cpus"] is None:
         return "as in its spec"
     if container["cpusExclusive"]:
-        return f"{container['cpus']} alone"
+        others = len(container["cpusAlsoOf"])
+        whose = f"with {_count(others, 'other')}" if others else "alone"
+        return f"{container['cpus']} {whose}"
     return f"{container['cpus'] or 'none'} shared" if listed else "shared"
 
 

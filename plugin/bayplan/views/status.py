@@ -4,7 +4,7 @@ Pure functions of a Snapshot. The shapes are public (``apiVersion``): fields are
 are bytes as integers, sets are text in the kernel's list format, and null means "not known" or "not bound".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,6 +37,12 @@ def ping_view(snapshot: Snapshot) -> View:
     return _document("Pong", daemon=_daemon(snapshot), runtime=_runtime(snapshot.runtime))
 
 
+Sharers = Mapping[str, Sequence[tuple[str, CpuSet | None]]]
+"""Who may run on exclusive CPUs of others: name and CPUs, None for all. Under the id of a pod, its containers
+that have exclusive CPUs, of which several have the same where the pod has them as a whole; under "" those who
+are left as they are."""
+
+
 def spreads_of(snapshot: Snapshot) -> Spreads:
     """The witness of the snapshot: milliseconds where there are many nodes and containers."""
     return witness(snapshot.machine, snapshot.policy, snapshot.ledger)
@@ -50,13 +56,16 @@ def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
     entries = sorted(
         snapshot.ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
     )
+    sharers = _sharers(entries)
     return _document(
         "Status",
         daemon=_daemon(snapshot),
         runtime=_runtime(snapshot.runtime),
         policy=_policy(snapshot.policy),
         sharedCpus=str(shared),
-        containers=[_container(entry, shared, snapshot, spreads[entry.container_id]) for entry in entries],
+        containers=[
+            _container(entry, shared, snapshot, spreads[entry.container_id], sharers) for entry in entries
+        ],
         unmanaged=[{"id": one.container_id, "name": one.name} for one in snapshot.unmanaged],
         drift=[
             {"id": one.container_id, "name": one.name, "difference": one.difference} for one in snapshot.drift
@@ -161,7 +170,7 @@ def _policy(policy: PlacementPolicy) -> View:
     }
 
 
-def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread) -> View:
+def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread, sharers: Sharers) -> View:
     decision = entry.decision
     request, placement = decision.request, decision.placement
     cpus = request.pinned_cpus if (given := cpus_for(decision, shared)) is None else given
@@ -180,6 +189,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread)
         "memsPinnedByOthers": request.pinned_mems is not None,
         "cpus": None if cpus is None else str(cpus),
         "cpusExclusive": bool(placement.exclusive_cpus),
+        "cpusAlsoOf": _also_on(entry, sharers),
         "cpusPinnedByOthers": request.pinned_cpus is not None,
         "cpuMilli": request.cpu_milli,
         "memory": {
@@ -198,6 +208,26 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread)
         "oomScoreAdjWanted": wanted_score,
         "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
     }
+
+
+def _sharers(entries: Iterable[Entry]) -> Sharers:
+    found: dict[str, list[tuple[str, CpuSet | None]]] = {}
+    for entry in entries:
+        request, own = entry.decision.request, entry.decision.placement.exclusive_cpus
+        if request.pinned_cpus is not None or request.opted_out:
+            found.setdefault("", []).append((request.name, request.pinned_cpus))
+        elif own:
+            found.setdefault(request.pod_id, []).append((request.name, own))
+    return found
+
+
+def _also_on(entry: Entry, sharers: Sharers) -> list[str]:
+    """The names of the other containers whose cpusets have some of a container's exclusive CPUs."""
+    request, own = entry.decision.request, entry.decision.placement.exclusive_cpus
+    others = (*sharers.get("", ()), *sharers.get(request.pod_id, ())) if own else ()
+    return sorted(
+        {name for name, cpus in others if cpus is None or not cpus.isdisjoint(own)} - {request.name}
+    )
 
 
 def _node(

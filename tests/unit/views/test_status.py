@@ -2,10 +2,11 @@
 
 import json
 
+import pytest
 from msgspec.structs import replace
 
 from bayplan import __version__
-from bayplan.model.ledger import Ledger
+from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine, Node, Performance
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
@@ -41,6 +42,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         "memsPinnedByOthers": False,
         "cpus": "2-3",
         "cpusExclusive": True,
+        "cpusAlsoOf": [],
         "cpusPinnedByOthers": False,
         "cpuMilli": 2000,
         "memory": {
@@ -66,6 +68,28 @@ def test_oom_score_adj_is_the_kernels_beside_what_it_was_to_be(snapshot: Snapsho
     containers = {one["id"]: one for one in status_view(refused)["containers"]}
     scores = {key: (one["oomScoreAdj"], one["oomScoreAdjWanted"]) for key, one in containers.items()}
     assert (scores["aaa"], scores["bbb"]) == ((0, -997), (985, None))
+
+
+@pytest.mark.parametrize(
+    ("request_of_other", "others"),
+    [
+        ({"pinned_cpus": CpuSet([3, 4])}, ["default/other/main"]),
+        ({"pinned_cpus": CpuSet([4, 5])}, []),
+        ({"opted_out": True}, ["default/other/main"]),
+        ({}, []),
+    ],
+)
+def test_exclusive_cpus_that_somebody_elses_cpuset_has_are_not_alone(
+    snapshot: Snapshot, request_of_other: dict[str, object], others: list[str]
+) -> None:
+    (shared,) = (one for key, one in snapshot.ledger.entries.items() if key == "bbb")
+    request = replace(
+        shared.decision.request, container_id="other", name="default/other/main", **request_of_other
+    )
+    entry = Entry(replace(shared.decision, request=request))
+    beside = replace(snapshot, ledger=snapshot.ledger.with_entry(entry))
+    containers = {one["id"]: one for one in status_view(beside)["containers"]}
+    assert (containers["aaa"]["cpusAlsoOf"], containers["other"]["cpusAlsoOf"]) == (others, [])
 
 
 def test_status_of_a_shared_container_with_an_inferred_class(snapshot: Snapshot) -> None:

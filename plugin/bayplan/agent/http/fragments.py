@@ -100,7 +100,10 @@ def containers(status: View, nodes: Sequence[View]) -> str:
 
 def _row(one: View, held_bytes: int) -> tuple[tuple[str, str], ...]:
     promised_bytes = sum(row.get(_MEMORY, 0) for row in one["bookedBytes"].values())
-    cpus = one["cpus"] if one["cpusExclusive"] else "shared"
+    whose = f" (with {len(one['cpusAlsoOf'])} more)" if one["cpusAlsoOf"] else ""
+    cpus = f"{one['cpus']}{whose}" if one["cpusExclusive"] else "shared"
+    if one["cpusPinnedByOthers"]:
+        cpus = f"{one['cpus']} (set by others)"
     return (
         ("name", one["name"]),
         ("", one["qosClass"]),
