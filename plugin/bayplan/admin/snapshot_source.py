@@ -16,6 +16,7 @@ from bayplan.host import proc, shadow_mode
 from bayplan.model.decision import Outcome
 from bayplan.placement.foreign_cpusets import pin_sentences
 from bayplan.placement.page_placement import LivePages
+from bayplan.placement.shortfall import crowded_pool
 from bayplan.views.snapshot import Drifted, MemoryReservation, RuntimeState, Snapshot, Unmanaged
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,9 @@ def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]
     if controller.recorder.problem is not None:
         yield controller.recorder.problem
     yield from notices
+    crowded = crowded_pool(controller.machine, controller.policy, controller.ledger)
+    if crowded is not None:
+        yield str(crowded)
     decisions = [entry.decision for entry in controller.ledger.entries.values()]
     decided = [one.request for one in decisions if one.outcome is not Outcome.ADOPTED]
     yield from pin_sentences(decided, controller.placements.decision_log.pins.configured)

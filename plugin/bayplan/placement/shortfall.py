@@ -16,7 +16,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.sentences import verb_after
-from bayplan.quantity import format_bytes
+from bayplan.quantity import MILLI_PER_CPU, counted, format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 NOTHING_HELD: Final[Mapping[int, int]] = MappingProxyType({})
@@ -72,6 +72,38 @@ def overclaims(
         )
         for found in shortages(machine, policy, ledger)
     )
+
+
+class CrowdedPool(Struct, frozen=True):
+    """The shared pool has fewer CPUs than its *count* containers request together, by their CPU shares."""
+
+    cpus: CpuSet
+    milli: int
+    count: int
+
+    def __str__(self) -> str:
+        verb = "requests" if self.count == 1 else "request"
+        who = f"{counted(self.count, 'container')} there {verb}"
+        return (
+            f"the shared pool has {cpus_text(self.cpus)} only; {who} {self.milli / MILLI_PER_CPU:g} CPUs in "
+            "all, by their CPU shares"
+        )
+
+
+def crowded_pool(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> CrowdedPool | None:
+    """The shared pool if it is too small for what its containers request; those that are left as they are run
+    elsewhere, and those with CPUs of their own do not count."""
+    shared = ledger.shared_cpus(machine, policy.withheld_cpus)
+    there = [
+        request.cpu_milli
+        for entry in ledger.entries.values()
+        if (request := entry.decision.request).pinned_cpus is None
+        and not request.opted_out
+        and not entry.decision.placement.exclusive_cpus
+        and request.cpu_milli
+    ]
+    milli = sum(there)
+    return CrowdedPool(shared, milli, len(there)) if milli > len(shared) * MILLI_PER_CPU else None
 
 
 def lost_cpus(machine: Machine, ledger: Ledger) -> tuple[LostCpus, ...]:

@@ -16,7 +16,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine, hugepages
 from bayplan.model.policy import PlacementPolicy
-from bayplan.placement.shortfall import LostCpus, lost_cpus, overclaims
+from bayplan.placement.shortfall import CrowdedPool, LostCpus, crowded_pool, lost_cpus, overclaims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
@@ -119,3 +119,22 @@ def test_exclusive_cpus_that_went_offline():
     )
     assert str(found[0]) == "ns/p/a lost CPU 2, offline now, of its own; it runs on 1"
     assert str(found[1]).endswith("; it runs on the shared CPUs")
+
+
+def test_a_pool_with_fewer_cpus_than_its_containers_request_is_named() -> None:
+    def shares(name: str, milli: int, cpus: str = "", **changed: object) -> Entry:
+        one = entry(name, "0", {}, cpus)
+        return Entry(replace(one.decision, request=replace(one.decision.request, cpu_milli=milli, **changed)))
+
+    policy = PlacementPolicy(reserved_cpus=CpuSet([0]))
+    ledger = Ledger.of([shares("own", 6000, "1-6"), shares("a", 1500), shares("b", 500), shares("idle", 0)])
+    # CPUs 0 and 7 are left: as many as are requested.
+    assert crowded_pool(MACHINE, policy, ledger) is None
+    more = ledger.with_entry(shares("c", 1))
+    assert crowded_pool(MACHINE, policy, more) == CrowdedPool(CpuSet([0, 7]), 2001, 3)
+    # Those that are left as they are run elsewhere, whatever they request.
+    for elsewhere in (
+        shares("pinned", 4000, pinned_cpus=CpuSet([3])),
+        shares("out", 4000, opted_out=True),
+    ):
+        assert crowded_pool(MACHINE, policy, ledger.with_entry(elsewhere)) is None
