@@ -13,10 +13,14 @@ from testbed.crio import HANDLERS, RUNTIMES, WRAPPER_HANDLER, CrioNode, in_slice
 from testbed.forms import HOOKS_DIR, WRAPPER
 from testbed.kernel import Placement, parse_ids
 from testbed.pods import GUARANTEED_OOM_SCORE_ADJ, MIB, Pod, best_effort, guaranteed
+from testbed.short_lives import Short, live_shortly
 from testbed.topology import TWO_NODES
 
 # Emulated, a decision takes ten times as long.
 PATIENT = ("--oci-deadline", "20s")
+HELD_S = 360
+"""What CRI-O's OCI runtime failed to create is in no list, and CRI-O says nothing of it: it holds for so
+long."""
 ANNOTATED = {"bayplan.dev/memory-limit": "300Mi", "bayplan.dev/required-nodes": "1"}
 EVERYWHERE = (frozenset({0, 1}), frozenset(range(4)))
 
@@ -67,6 +71,28 @@ def test_nobody_else_runs_on_the_cpus_of_an_owner_with_nri(node: CrioNode) -> No
         assert not running_there, "\n".join(map(str, running_there))
         node.crictl.remove_sandbox(*(one.sandbox_id for one in running))
         node.bayplan.await_known([])
+
+
+@pytest.mark.parametrize("nri", [True, False], ids=["nri", "hook"])
+def test_nothing_is_held_by_the_dead(node: CrioNode, nri: bool) -> None:
+    if not nri:
+        node.forms.install()
+    node.crio.start(nri=nri)
+    node.bayplan.start(*PATIENT)
+    if nri:
+        node.bayplan.await_synchronized()
+    burst = (Short.EXITS, Short.FAILS, Short.STOPPED_FIRST, Short.EXITS, Short.NOT_STARTED, Short.FAILS)
+    lives = node.crictl.launch(whole_cpu("lives"))
+    for runtime in RUNTIMES:
+        pod = in_slice(guaranteed(f"short-{runtime}", 1, "50Mi"))
+        sandbox_id = node.crictl.run_sandbox(pod, handler=runtime)
+        live_shortly(node, pod, sandbox_id, burst[:3])
+        node.bayplan.kill()
+        live_shortly(node, pod, sandbox_id, (Short.EXITS,), first=3)
+        node.bayplan.start_again()
+        live_shortly(node, pod, sandbox_id, burst[3:], first=4)
+        node.bayplan.await_known([lives.container_id], limit_s=HELD_S)
+        assert exclusive_cpus(node).keys() == {lives.container_id}
 
 
 def test_the_hook_places_what_no_nri_decides_about(node: CrioNode) -> None:

@@ -77,6 +77,7 @@ async def daemon(runtime, directory, engine=None):
         write_oom_score_adj=unused,
         cpusets=NoKernel(),
         verify_soon=lambda: None,
+        has_process=unused,
         devices=search,
     )
     path = directory / "nri.sock"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.control.ended_containers import EndedContainers
 from bayplan.errors import UnavailableError
-from bayplan.oci.stale_entries import StaleEntries
+from bayplan.host.occupancy import Occupancy
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import here
@@ -23,8 +24,8 @@ LATEST_KILL_S = 0.06
 """About what the hook takes on a busy machine: kills come before, while and after the daemon works."""
 
 
-def nobody() -> dict[str, bool]:
-    raise UnavailableError("CRI-O", "is not here")
+def nobody(runtime: str) -> dict[str, bool]:
+    raise UnavailableError(runtime, "is not here")
 
 
 class Runtime:
@@ -71,11 +72,12 @@ class Runtime:
 async def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, seed: int) -> None:
     async with oci_socket(tmp_path) as one:
         controller, runtime = one.around.controller, Runtime(one, random.Random(seed))
-        stale_entries = StaleEntries(controller, one.node.hierarchy, here, one.handler.release, nobody)
+        forget = one.handler._cpusets.starts.forget
+        ended = EndedContainers(controller, Occupancy(one.node.hierarchy), here, nobody, forget)
         for number in range(STARTS):
             await runtime.start(number)
         await one.quiet()
-        await stale_entries.release_ended()
+        await ended.release_ended()
         await one.around.sync()
 
         assert set(one.entries) == set(runtime.alive)

@@ -51,7 +51,8 @@ class ShadowHost(SimulatedHost):
         """Nothing was said, and nothing changed."""
         if self.told:
             raise InvariantError(f"shadow mode said {self.told}")
-        for container_id in self.alive:
+        created = {key for key, one in self.runtime.containers.items() if not one.has_process}
+        for container_id in self.alive - created:
             path = self.path(container_id)
             files = {one.name: one.read_bytes() for one in self.kernel.directory(path).iterdir()}
             for pid in files["cgroup.procs"].decode().split():
@@ -70,7 +71,7 @@ class ShadowHost(SimulatedHost):
         decided about starts all the same, as with the hook's own --on-failure=allow."""
         self.check()
         self.compare()
-        ledger, refused = self.daemon.controller.ledger, self.daemon.controller.placements.refused_in_shadow
+        ledger, refused = self.daemon.controller.ledger, self.daemon.controller.placements.lives.refused
         recorded = ledger.entries.keys()
         if (
             recorded & refused

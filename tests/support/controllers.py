@@ -17,6 +17,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
@@ -65,6 +66,10 @@ class Controlled:
         self.compared: list[Collection[str] | None] = []
         self.cpusets: Cpusets | None = None
         self.narrowing_due = asyncio.Event()
+        self.without_process: set[str] = set()
+        """The ids of containers that have ended, as the kernel shows it."""
+        self.kernel: Hierarchy | None = None
+        """The kernel that shows it, if there is one."""
         self.controller = Controller(
             on,
             policy,
@@ -74,6 +79,7 @@ class Controlled:
             write_oom_score_adj=self.write_oom_score_adj,
             cpusets=self,
             verify_soon=self.verify_soon,
+            has_process=self.has_process,
             capacity_freed=self.narrowing_due.set,
             clock=clock,
             decide_in_thread=decide_in_thread,
@@ -110,12 +116,19 @@ class Controlled:
         """Count it."""
         self.verifications += 1
 
+    async def has_process(self, place: Place) -> bool:
+        """Every container has one, unless it is said to have ended."""
+        if self.kernel is not None:
+            return Occupancy(self.kernel).has_process(place)
+        return place.container_id not in self.without_process
+
     def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         """What the kernel should have of those containers, of every one if none are named."""
         return self.controller.expectations(container_ids)
 
     def on(self, kernel: Hierarchy, oci_socket: Path | None = None) -> Cpusets:
         """Have the cpusets of *kernel* settled from now on; the wrapper asks at *oci_socket*."""
+        self.kernel = kernel
         self.cpusets = Cpusets(kernel, self.expectations, here, Starts(oci_socket), pause_s=0)
         return self.cpusets
 

@@ -244,6 +244,29 @@ class FakeRuntime(PluginCalls):
         container = self.containers.pop(container_id)
         await self._notify_of_container(Event.REMOVE_CONTAINER, self._pod_of(container), container)
 
+    async def say(self, event: Event, pod: pb.PodSandbox, container: pb.Container) -> None:
+        """Send an event of a container in whatever order, and note nothing of it.
+
+        Raises:
+            OperationError: a plugin answered a creation or an update with an error.
+        """
+        if event is Event.CREATE_CONTAINER:
+            await self.ask_for_creation(pod, container)
+        elif event is Event.UPDATE_CONTAINER:
+            asked = pb.UpdateContainerRequest(pod=pod, container=shown(container, self.flavor))
+            async with self._lock:
+                for plugin in self._subscribers(event):
+                    await self._ask(plugin, "UpdateContainer", asked, pb.UpdateContainerResponse)
+        elif event is Event.STOP_CONTAINER:
+            stopped = pb.StopContainerRequest(pod=pod, container=container)
+            async with self._lock:
+                for plugin in self._subscribers(event):
+                    await self._ask(plugin, "StopContainer", stopped, pb.StopContainerResponse)
+        elif event in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX):
+            await self._notify_of_pod(event, pod)
+        else:
+            await self._notify_of_container(event, pod, container)
+
     async def come_and_go(self, pod: pb.PodSandbox, container: pb.Container, due: Callable[[], bool]) -> None:
         """Create and remove a container, at least once, until no updates of others are *due* any more: each
         answer has a few, and at least one."""

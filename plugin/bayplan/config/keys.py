@@ -323,7 +323,12 @@ CONNECTION: Final = (
     Key(
         "crioSocket", "crio_socket", "crio-socket", "PATH",
         absolute_path, syntax.text, "/var/run/crio/crio.sock",
-        "CRI-O's own socket, which is asked whether containers that came through hooks have ended",
+        "CRI-O's own socket, which is asked whether containers without a process have ended",
+    ),
+    Key(
+        "containerdSocket", "containerd_socket", "containerd-socket", "PATH",
+        absolute_path, syntax.text, "/run/containerd/containerd.sock",
+        "containerd's own socket, which is asked whether containers without a process have ended",
     ),
     Key(
         "requestDeadline", "request_deadline_ms", "request-deadline", "DURATION",

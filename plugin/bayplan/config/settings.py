@@ -117,6 +117,7 @@ class Settings(Struct, frozen=True):
     agent_group: str = DEFAULT_GROUP
     oci_socket: Path | None = DEFAULT_OCI_SOCKET
     crio_socket: Path = Path("/var/run/crio/crio.sock")
+    containerd_socket: Path = Path("/run/containerd/containerd.sock")
     oci_deadline_ms: int = 1500
     oci_undecided: Undecided = Undecided.CLIENT
     return_deadline_ms: int = 30_000

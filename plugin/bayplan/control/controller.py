@@ -5,25 +5,33 @@ a time, late, missed). No IO but through the recorder and the host calls given t
 """
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from msgspec.structs import replace
 
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.expectations import Expectation, expectations
 from bayplan.control.known_containers import KnownContainers
+from bayplan.control.lives import REMEMBERED, listed_as
 from bayplan.control.notified import KNOWN_SINCE, KernelCpusets, updates_over_nri
 from bayplan.control.placements import Placements
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Basis, Transaction, Transactions
 from bayplan.engines.interface import Engine
+from bayplan.errors import BayplanError
+from bayplan.host.occupancy import Place
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.life import Action, Phase, Report, Step
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources
 from bayplan.model.wishes import readable_wishes
-from bayplan.model.workload import Adjustment, Container, Pod, Update
+from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update
 from bayplan.nri import Clock, Event, Runtime
 from bayplan.placement.adjustment import wanted_for, wanted_oom_score_adj
 from bayplan.placement.reconcile import reconcile
@@ -41,6 +49,20 @@ _EVENTS = KNOWN_SINCE | {
     Event.STOP_POD_SANDBOX,
     Event.REMOVE_POD_SANDBOX,
 }
+_REPORTS: Final = {
+    Event.POST_CREATE_CONTAINER: Report.POST_CREATED,
+    Event.START_CONTAINER: Report.STARTING,
+    Event.POST_START_CONTAINER: Report.STARTED,
+    Event.UPDATE_CONTAINER: Report.UPDATE_ASKED,
+    Event.POST_UPDATE_CONTAINER: Report.UPDATED,
+    Event.STOP_CONTAINER: Report.STOPPED,
+    Event.REMOVE_CONTAINER: Report.REMOVED,
+}
+"""What the events of containers report; a creation reports nothing of a container that there is."""
+
+_CREATION_US: Final = 10_000_000
+"""So long a creation may be under way: an emulated `runc create` takes seconds, six at a time."""
+
 _REPLIES = {Event.SYNCHRONIZE, Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, Event.STOP_CONTAINER}
 """The events whose answers have updates."""
 
@@ -62,6 +84,7 @@ class Controller:
         write_oom_score_adj: Callable[[Pod, Container, int], Awaitable[None]],
         cpusets: KernelCpusets,
         verify_soon: Callable[[], None],
+        has_process: Callable[[Place], Awaitable[bool]],
         weighted_interleave: bool = True,
         devices: DeviceSearch | None = None,
         capacity_freed: Callable[[], None] = lambda: None,
@@ -92,9 +115,10 @@ class Controller:
         self._write_oom_score_adj = write_oom_score_adj
         self._cpusets = cpusets
         self._verify_soon = verify_soon
+        self._has_process = has_process
+        self._doubtful: dict[str, tuple[Report, Pod, Container]] = {}
+        """What was missed of containers that had ended as far as is known, by id."""
         self._devices = devices
-        self._missed_ends: set[str] = set()
-        """Containers whose end was missed. A late event from before their end does not enter them again."""
 
     @property
     def basis(self) -> Basis:
@@ -146,6 +170,13 @@ class Controller:
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
         await self._transactions.restore()
+        names = await self.recorder.names(REMEMBERED)
+        just_now = await self.recorder.decided(time.time_ns() // 1000 - _CREATION_US)
+        self.placements.lives.restore(
+            self.ledger.entries,
+            [container_id for _, container_id in names],
+            {decision.request.container_id for _, decision in just_now},
+        )
         self.known.add_recorded(self.ledger.entries)
 
     def take_engine(self, engine: Engine) -> None:
@@ -164,8 +195,8 @@ class Controller:
             if container_ids is None
             else [known.containers[key] for key in container_ids if key in known.containers]
         )
-        withheld, stages = basis.policy.withheld_cpus, self.placements.notifications.stages
-        return expectations(basis.machine, withheld, basis.ledger, known.pods, containers, stages)
+        withheld, starting = basis.policy.withheld_cpus, self.placements.lives.starting
+        return expectations(basis.machine, withheld, basis.ledger, known.pods, containers, starting)
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
         """The events that decisions need; each one costs the runtime a round trip per operation."""
@@ -185,18 +216,43 @@ class Controller:
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
         """Make ledger and runtime agree on what exists."""
+        by_id = {pod.id: pod for pod in pods}
         async with self.transaction() as transaction:
-            updates = self._synchronize(transaction, {pod.id: pod for pod in pods}, containers)
+            listed = [await self._as_it_is(by_id, one) for one in containers]
+            updates = self._synchronize(transaction, by_id, listed)
             await self.before_promises()
         await self.wait_written()
         return self._for_runtime(updates, {container.id for container in containers})
+
+    async def _as_it_is(self, pods: Mapping[str, Pod], container: Container) -> Container:
+        """*container* as the runtime lists it; as one that has ended if it did, and the runtime has not dealt
+        with that yet."""
+        pod = pods.get(container.pod_id, Pod(container.pod_id))
+        step = await self._step(listed_as(container), pod, container)
+        if step.action is not Action.IGNORE or step.phase is not Phase.ENDED:
+            return container
+        self.placements.ignore(listed_as(container), container.id, step)
+        return replace(container, state=ContainerState.STOPPED)
+
+    async def _step(self, report: Report, pod: Pod, container: Container) -> Step:
+        """What is to be done about *report*, in an open transaction. Where that depends on the container's
+        processes, the kernel is asked."""
+        lives = self.placements.lives
+        phase, step = lives.phase(container.id), lives.step(report, container.id)
+        if not step.depends_on_process:
+            return step
+        entry = self.ledger.entries.get(container.id)
+        place = Place.of(pod, container, None if entry is None else entry.origin)
+        ends = step.action is Action.RELEASE_IF_DEAD
+        return step.settled(phase, has_process=await self._shows_process(place, otherwise=ends))
 
     def _synchronize(
         self, transaction: Transaction, pods: Mapping[str, Pod], containers: Sequence[Container]
     ) -> Sequence[Update]:
         machine, policy, engine, ledger = transaction.basis
         recorded, known = ledger.entries, self.known
-        decided = [one for one in containers if one.id not in self.placements.refused_in_shadow]
+        refused = self.placements.lives.refused
+        decided = [one for one in containers if one.id not in refused]
         result = reconcile(
             machine,
             policy,
@@ -209,7 +265,8 @@ class Controller:
         )
         transaction.accept(ledger=result.ledger, replace_all=True)
         placements, entries = self.placements, result.ledger.entries
-        placements.notifications.synchronized(containers, result.updates)
+        placements.notifications.synchronized(result.updates)
+        placements.lives.synchronized(entries, containers)
         self.capacity_freed()
         placements.known = KnownContainers()
         for container in containers:
@@ -218,7 +275,6 @@ class Controller:
         for pod in self.known.pods.values():
             placements.kubelet_pods.expect(pod)
         placements.stopped_pods &= pods.keys()
-        self._missed_ends.clear()
         if self._devices is not None:
             self._devices.keep(pods)
         self.placements.decision_log.synchronized(result)
@@ -233,8 +289,16 @@ class Controller:
             PlacementError: a strict policy does not allow any placement that is left.
         """
         async with self.transaction() as transaction:
+            await self._release_replaced(transaction, pod, container)
             adjustment, updates = await self.placements.place(transaction, pod, container)
         return adjustment, self._for_runtime(updates)
+
+    async def _release_replaced(self, transaction: Transaction, pod: Pod, container: Container) -> None:
+        """Release those of the same name in its pod that never got a process, and never will."""
+        starting, known = self.placements.lives.starting, self.known
+        for container_id in sorted(known.ids_by_pod.get(pod.id, set()) & starting.keys() - {container.id}):
+            if known.containers[container_id].name == container.name:
+                await self.report(transaction, Report.REPLACED, container_id)
 
     async def update_container(
         self, pod: Pod, container: Container, resources: Resources
@@ -244,19 +308,24 @@ class Controller:
         Raises:
             PlacementError: a strict policy does not allow the changed request.
         """
-        self.placements.notifications.observed(Event.UPDATE_CONTAINER, container.id)
         before = self.ledger.exclusive_cpus
         async with self.transaction() as transaction:
-            updates = await self.placements.change(transaction, pod, container, resources)
+            report = _report_of(Event.UPDATE_CONTAINER, container)
+            step = await self._step(report, pod, container)
+            if step.action is Action.CHANGE:
+                self.placements.lives.go_on(container.id, step.phase)
+                updates = await self.placements.change(transaction, pod, container, resources)
+            else:
+                updates = self._take(transaction, report, step, pod, container, replied=True)
         if not self.ledger.exclusive_cpus <= before:
             # It runs already: others must have left its new exclusive CPUs before it is answered.
             await self._cpusets.sync()
         return self._for_runtime(updates, {container.id})
 
-    async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:  # noqa: ARG002 - NRI's
+    async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:
         """Release what a container held; its exclusive CPUs go back to the shared pool."""
         async with self.transaction() as transaction:
-            updates = self.placements.release(transaction, container.id, replied=True)
+            updates = await self._report(transaction, Report.STOPPED, pod, container, replied=True)
         await self.wait_written()
         return self._for_runtime(updates)
 
@@ -271,23 +340,84 @@ class Controller:
         """Every other event. Its answer has no updates; what is due is written to the kernel."""
         async with self.transaction() as transaction:
             if container is None:
-                self._pod_changed(transaction, event, pod)
-            elif event is Event.REMOVE_CONTAINER:
-                self.placements.release(transaction, container.id)
-            elif event is Event.POST_UPDATE_CONTAINER:
-                self._update_completed(transaction, container.id)
-            elif event in KNOWN_SINCE:
-                self._observed(transaction, event, pod, container)
+                await self._pod_changed(transaction, event, pod)
+            elif event in _REPORTS:
+                if event is Event.POST_UPDATE_CONTAINER:
+                    self._update_completed(transaction, container.id)
+                await self._report(transaction, _report_of(event, container), pod, container)
         await self.wait_written()
-        if container is None:
+        if container is None or container.id not in self.ledger.entries:
             return
         if event is Event.START_CONTAINER:
+            await self._see_process(pod, container)
             await self._set_oom_score_adj(pod, container)
             await self.sync_before_start(container.id)
         elif self.placements.notifications.may_differ(event, self.basis, container.id):
             await self._cpusets.sync((container.id,), mems=True)
 
-    def _pod_changed(self, transaction: Transaction, event: Event, pod: Pod) -> None:
+    async def _report(
+        self,
+        transaction: Transaction,
+        report: Report,
+        pod: Pod,
+        container: Container,
+        *,
+        replied: bool = False,
+    ) -> Sequence[Update]:
+        """Do what is to be done about *report*; *replied* as for `Placements.release`."""
+        step = await self._step(report, pod, container)
+        return self._take(transaction, report, step, pod, container, replied=replied)
+
+    async def report(self, transaction: Transaction, report: Report, container_id: str) -> Step:
+        """Do what is to be done about *report* of a container that is not described with it; what that
+        was."""
+        container = self.known.containers.get(container_id, Container(container_id, ""))
+        pod = self.known.pods.get(container.pod_id, Pod(container.pod_id))
+        step = await self._step(report, pod, container)
+        self._take(transaction, report, step, pod, container)
+        return step
+
+    def _take(
+        self,
+        transaction: Transaction,
+        report: Report,
+        step: Step,
+        pod: Pod,
+        container: Container,
+        *,
+        replied: bool = False,
+    ) -> Sequence[Update]:
+        placements = self.placements
+        match step.action:
+            case Action.RELEASE:
+                return placements.release(transaction, container.id, report, replied=replied)
+            case Action.ENTER:
+                self._verify_soon()
+                return placements.enter(transaction, pod, container, step.phase, replied=replied)
+            case Action.KEEP:
+                placements.keep(report, step, pod, container)
+            case _:
+                placements.ignore(report, container.id, step)
+        return ()
+
+    async def _see_process(self, pod: Pod, container: Container) -> None:
+        """Note that a container that is about to start has a process. Where the kernel shows it, it also
+        shows its end: whether or not the runtime reports that."""
+        life, entry = self.placements.lives.of(container.id), self.ledger.entries.get(container.id)
+        place = Place.of(pod, container, None if entry is None else entry.origin)
+        if life is not None and not life.had_process:
+            life.had_process = await self._shows_process(place, otherwise=False)
+
+    async def _shows_process(self, place: Place, *, otherwise: bool) -> bool:
+        """Whether the kernel shows a process of a container; *otherwise*: if it does not say."""
+        try:
+            return await self._has_process(place)
+        except BayplanError as error:
+            extra = {"container_id": place.container_id, "problem": str(error)}
+            logger.warning("cannot see whether a container has ended", extra=extra)
+            return otherwise
+
+    async def _pod_changed(self, transaction: Transaction, event: Event, pod: Pod) -> None:
         if event is Event.RUN_POD_SANDBOX:
             self.placements.kubelet_pods.expect(pod)
             if self._devices is not None:
@@ -295,15 +425,18 @@ class Controller:
         if event in (Event.STOP_POD_SANDBOX, Event.REMOVE_POD_SANDBOX):
             self.placements.stopped_pods.add(pod.id)
             transaction.accept(ledger=transaction.basis.ledger.without_retained(pod.id))
-        if event is not Event.REMOVE_POD_SANDBOX:
-            return
-        if self._devices is not None:
-            self._devices.pod_gone(pod.id)
+            await self._pod_ended(transaction, event, pod)
+        if event is Event.REMOVE_POD_SANDBOX:
+            if self._devices is not None:
+                self._devices.pod_gone(pod.id)
+            self.placements.stopped_pods.discard(pod.id)
+
+    async def _pod_ended(self, transaction: Transaction, event: Event, pod: Pod) -> None:
+        """Release what its containers hold: all when it is removed, and those without a process before."""
+        report = Report.REMOVED if event is Event.REMOVE_POD_SANDBOX else Report.POD_STOPPED
         entries = transaction.basis.ledger.entries
-        left = [key for key, one in entries.items() if one.decision.request.pod_id == pod.id]
-        for container_id in left:
-            self.placements.release(transaction, container_id)
-        self.placements.stopped_pods.discard(pod.id)
+        for container_id in [key for key, one in entries.items() if one.decision.request.pod_id == pod.id]:
+            await self.report(transaction, report, container_id)
 
     def _update_completed(self, transaction: Transaction, container_id: str) -> None:
         """The runtime has carried out the answer to an update of the container itself, perhaps after a later
@@ -313,14 +446,6 @@ class Controller:
         if entry is not None and entry.origin is None and (cpus is not None or not answered):
             ledger = transaction.basis.ledger.with_notified_cpus({container_id: cpus}, carried_out=answered)
             transaction.accept(ledger=ledger)
-
-    def _observed(self, transaction: Transaction, event: Event, pod: Pod, container: Container) -> None:
-        """The runtime knows a container: it was created, is about to start, or has started."""
-        self.known.add(pod, container)
-        self.placements.notifications.observed(event, container.id)
-        if container.id not in transaction.basis.ledger.entries:
-            self.placements.enter(transaction, pod, container)
-            self._verify_soon()
 
     async def _set_oom_score_adj(self, pod: Pod, container: Container) -> None:
         """Write the oom_score_adj that the runtime cannot set. A container that was found is left alone."""
@@ -366,9 +491,6 @@ class Controller:
         self.counters["missed"] += 1
         extra = {"event": event.name, "id": container_id, "why": why}
         logger.error("the runtime went on without a decision", extra=extra)
-        self.placements.notifications.observed(event, container_id)
-        if event in (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER):
-            self._missed_ends.add(container_id)
         if event in _REPLIES:
             self.schedule(lambda transaction: self._undo(transaction, event, container_id))
         elif container_id:
@@ -377,12 +499,17 @@ class Controller:
 
     def _undo(self, transaction: Transaction, event: Event, container_id: str) -> None:
         """Undo what a lost reply contained."""
-        entry = transaction.basis.ledger.entries.get(container_id)
+        entry, lives = transaction.basis.ledger.entries.get(container_id), self.placements.lives
         ended = event is Event.STOP_CONTAINER
         # Unless it was decided since, on another way.
         decided = event is Event.CREATE_CONTAINER and (entry is None or entry.origin is None)
         if ended:
             self.known.forget(container_id)
+            lives.end(container_id, Report.STOPPED)
+        elif decided:
+            lives.begin(container_id, Phase.UNDECIDED)
+        elif event is Event.UPDATE_CONTAINER and entry is not None:
+            lives.go_on(container_id, lives.step(Report.UPDATE_ASKED, container_id).phase)
         self.placements.undo(transaction, container_id, forget=ended or decided)
         # The answer may have been for others too.
         self._verify_soon()
@@ -390,14 +517,31 @@ class Controller:
     def _apply_missed(
         self, transaction: Transaction, event: Event, described: tuple[Pod, Container] | None
     ) -> None:
-        """Apply a missed event: the end of a container, or that it exists."""
-        if described is None:
+        """Apply a missed event: the end of a container, or that it exists. Where that depends on what the
+        kernel shows, it is asked with the next verification."""
+        if described is None or event not in _REPORTS:
             return
         pod, container = described
-        if event is Event.REMOVE_CONTAINER:
-            self.placements.release(transaction, container.id)
-        elif event in KNOWN_SINCE and container.id not in self._missed_ends:
-            self._observed(transaction, event, pod, container)
+        report = _report_of(event, container)
+        step = self.placements.lives.step(report, container.id)
+        if step.depends_on_process:
+            self._doubtful[container.id] = report, pod, container
+        else:
+            self._take(transaction, report, step, pod, container)
+
+    async def settle_doubts(self) -> None:
+        """Apply the missed events that depend on what the kernel shows."""
+        while self._doubtful:
+            _, (report, pod, container) = self._doubtful.popitem()
+            async with self.transaction() as transaction:
+                await self._report(transaction, report, pod, container)
+
+
+def _report_of(event: Event, container: Container) -> Report:
+    """What *event* reports. A container that is described as one that has ended has, whatever else it
+    says."""
+    ended = container.state is ContainerState.STOPPED and event is not Event.REMOVE_CONTAINER
+    return Report.STOPPED if ended else _REPORTS[event]
 
 
 async def _nothing_to_await() -> None:

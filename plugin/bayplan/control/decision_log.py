@@ -11,8 +11,10 @@ from functools import partial
 
 from bayplan.control.pin_watch import PinWatch
 from bayplan.model.decision import Decision, Move, Outcome
-from bayplan.model.sentences import move
+from bayplan.model.life import OF_THE_LIVING, Phase, Report
+from bayplan.model.sentences import FOUND, FOUND_AFTER_ITS_END, after_its_end, move
 from bayplan.placement.decide import WRONG_ANNOTATION
+from bayplan.placement.found_containers import AFTER_ITS_END
 from bayplan.placement.reconcile import Reconciliation
 
 logger = logging.getLogger(__name__)
@@ -59,10 +61,10 @@ class DecisionLog:
         fields = {"container": one.name, "container_id": one.container_id, "move": move(one)}
         _after_the_reply(partial(logger.info, "moved", extra=fields))
 
-    def released(self, name: str, container_id: str) -> None:
-        """A container holds nothing any more."""
+    def released(self, name: str, container_id: str, why: Report) -> None:
+        """A container holds nothing any more, because of what was reported."""
         self._counters["released"] += 1
-        fields = {"container": name, "container_id": container_id}
+        fields = {"container": name, "container_id": container_id, "why": why.value}
         _after_the_reply(partial(logger.info, "released", extra=fields))
 
     def synchronized(self, result: Reconciliation) -> None:
@@ -87,10 +89,19 @@ class DecisionLog:
             },
         )
 
+    def ignored(self, report: Report, before: Phase, container_id: str) -> None:
+        """A container that holds nothing gets nothing by *report*."""
+        if before is Phase.ENDED and report in OF_THE_LIVING:
+            self._counters["reported_after_end"] += 1
+            extra = {"container_id": container_id}
+            _after_the_reply(partial(logger.info, after_its_end(report), extra=extra))
+
     def found(self, decision: Decision) -> None:
         """A container exists without a decision of ours."""
         self._counters["found_containers"] += 1
-        logger.warning("container was created without a decision of bayplan", extra=_fields(decision))
+        known = any(reason.code == AFTER_ITS_END for reason in decision.reasons)
+        message = FOUND_AFTER_ITS_END if known else FOUND
+        logger.warning(message, extra=_fields(decision))
 
 
 def _after_the_reply(write: Callable[[], None]) -> None:

@@ -5,13 +5,14 @@ updates that are under way. Changed by `placements` and the controller only. The
 update: it has its cpusets from us.
 """
 
-import enum
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
+from bayplan.control.lives import Lives
 from bayplan.control.transactions import Basis
 from bayplan.model.ledger import Ledger
-from bayplan.model.workload import Container, ContainerState, Update
+from bayplan.model.life import Phase
+from bayplan.model.workload import Update
 from bayplan.nri import Event
 from bayplan.placement.adjustment import cpus_for, for_one_reply
 from bayplan.sets import CpuSet
@@ -32,48 +33,22 @@ class KernelCpusets(Protocol):
         """The CPUs of all, while the caller goes on."""
 
 
-class Stage(enum.Enum):
-    """How far a container is that came over NRI and does not run yet.
-
-    DECIDED: its creation was answered, and no event since shows that the runtime knows it. Updates of it
-    are lost: containerd knows a container once it has stored it, CRI-O once the OCI runtime has made it.
-    CREATED: the runtime knows it. CRI-O writes updates to its cgroup; containerd only to its spec, from which
-    the OCI runtime may have made the cgroup before.
-    """
-
-    DECIDED = "decided"
-    CREATED = "created"
-
-
 class Notifications:
-    """What was sent. ``stages`` are the containers that do not run yet. ``nodes_due`` are the ids of those
-    whose nodes changed since the last update: the next reply has them. ``last_reply`` are the updates in the
-    last reply; if that is lost, it is not known which of them the runtime applied."""
+    """What was sent. *lives* say which containers do not run yet. ``nodes_due`` are the ids of those whose
+    nodes changed since the last update: the next reply has them. ``last_reply`` are the updates in the last
+    reply; if that is lost, it is not known which of them the runtime applied."""
 
-    def __init__(self) -> None:
-        self.stages: dict[str, Stage] = {}
+    def __init__(self, lives: Lives) -> None:
+        self._lives = lives
         self.nodes_due: set[str] = set()
         self.last_reply: Sequence[Update] = ()
         self._updating: dict[str, CpuSet | None] = {}
 
-    def synchronized(self, containers: Iterable[Container], updates: Sequence[Update]) -> None:
-        """The runtime has listed its *containers*, and is answered with *updates*."""
-        self.stages = {one.id: Stage.CREATED for one in containers if one.state is ContainerState.CREATED}
+    def synchronized(self, updates: Sequence[Update]) -> None:
+        """The runtime has listed its containers, and is answered with *updates*."""
         self.last_reply = updates
         self.nodes_due.clear()
         self._updating.clear()
-
-    def creation_answered(self, container_id: str) -> None:
-        """The creation of a container is answered."""
-        self.stages[container_id] = Stage.DECIDED
-
-    def observed(self, event: Event, container_id: str) -> None:
-        """The runtime sent an event about a container."""
-        early = event is Event.UPDATE_CONTAINER and self.stages.get(container_id) is Stage.DECIDED
-        if early or event in (Event.POST_CREATE_CONTAINER, Event.START_CONTAINER):
-            self.stages[container_id] = Stage.CREATED
-        elif event is Event.POST_START_CONTAINER:
-            self.stages.pop(container_id, None)
 
     def may_differ(self, event: Event, basis: Basis, container_id: str) -> bool:
         """Whether the kernel can have another cpuset for a container than it should when the runtime sends
@@ -88,21 +63,21 @@ class Notifications:
 
     def forget(self, container_id: str) -> None:
         """A container has ended."""
-        self.stages.pop(container_id, None)
         self._updating.pop(container_id, None)
 
     def for_reply(self, updates: Sequence[Update], asked: str | None, most_running: int) -> Sequence[Update]:
         """Those of *updates* that go out with the reply to a request about the container *asked*: none of
         containers that the runtime does not know yet, all of those that do not run yet, of which it writes
         the cpusets itself, and *most_running* of the others."""
-        if self.stages:
-            unknown = {key for key, stage in self.stages.items() if stage is Stage.DECIDED}
+        starting = self._lives.starting
+        if starting:
+            unknown = {key for key, phase in starting.items() if phase is Phase.DECIDED}
             updates = [one for one in updates if one.container_id not in unknown]
         return for_one_reply(updates, self.first_updated(asked), most_running)
 
     def first_updated(self, asked: str | None) -> set[str]:
         """Whose updates go out with every reply, that to a request about *asked* included."""
-        return {*self.stages, *(() if asked is None else (asked,))}
+        return {*self._lives.starting, *(() if asked is None else (asked,))}
 
     def sent(self, updates: Sequence[Update] | None, nodes_due: set[str]) -> None:
         """These *updates* go out with the reply to the runtime, None without one; *nodes_due* remain."""

@@ -20,6 +20,7 @@ from bayplan.control.engine_thread import EngineThread
 from bayplan.control.known_containers import KnownContainers, without_cpus
 from bayplan.control.kubelet_pods import KubeletPods
 from bayplan.control.latency import Latency
+from bayplan.control.lives import Lives, has_had_process, phase_of
 from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import InThread
@@ -28,6 +29,7 @@ from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, l
 from bayplan.host import shadow_mode
 from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.life import Phase, Report, Step
 from bayplan.model.origin import Form, Origin
 from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.model.qos import OOM_GROUP
@@ -47,7 +49,7 @@ from bayplan.placement.adjustment import (
 )
 from bayplan.placement.after_removal import with_completed_claims
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
-from bayplan.placement.found_containers import adopt
+from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.take_over import TakeOver
 from bayplan.sets import CpuSet
@@ -60,8 +62,7 @@ class Placements:
     ``known`` are the containers as their runtimes described them, ``kubelet_pods`` the pods as kubelet
     describes them, where an agent says so, ``notifications`` what the NRI runtime was sent, ``runtime`` that
     runtime while it is connected, and ``stopped_pods`` the ids of pods that have stopped and are not removed
-    yet. ``refused_in_shadow`` are the ids of containers that run only because a refusal was not applied:
-    nothing is promised to them.
+    yet. ``lives`` are the phases of the containers.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class Placements:
         decide_in_thread: InThread | None,
     ) -> None:
         self.known = KnownContainers()
-        self.notifications = Notifications()
+        self.lives = Lives()
+        self.notifications = Notifications(self.lives)
         self.runtime: Runtime | None = None
         self.stopped_pods: set[str] = set()
-        self.refused_in_shadow: set[str] = set()
         self.counters: Counter[str] = Counter()
         self.kubelet_pods = KubeletPods(lambda: {pod.uid for pod in self.known.pods.values()}, self.counters)
         self.latency = Latency()
@@ -132,7 +133,7 @@ class Placements:
         self.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
             if shadow_mode.is_on():
-                self.refused_in_shadow.add(container.id)
+                self.lives.begin(container.id, Phase.REFUSED)
             self._refuse(decision)
         decision = self.by_live_memory(decision, ability)
         over_nri = origin is None
@@ -150,8 +151,7 @@ class Placements:
         # A start waits for this reply, and not for the end of a container or a change.
         most = 0 if over_nri else None
         updates = await self._commit(transaction, after, shared, container.id, decision.moves, most)
-        if over_nri:
-            self.notifications.creation_answered(container.id)
+        self.lives.begin(container.id, phase_of(origin), had_process=has_had_process(origin))
         self.known.add(pod, container)
         if adjustment.oom_score_adj is not None:
             self.known.oom_score_adj[container.id] = adjustment.oom_score_adj
@@ -173,9 +173,7 @@ class Placements:
             StateError: it could not be recorded.
         """
         machine, policy, engine, ledger = transaction.basis
-        entry = ledger.entries.get(container.id)
-        if entry is None:
-            return self.enter(transaction, pod, container, replied=True)
+        entry = ledger.entries[container.id]
         old, base = entry.decision, ledger.without(container.id)
         exact = partial(self.kubelet_pods.for_change, pod, container.name, machine.memory_bytes)
         decide = partial(
@@ -215,13 +213,13 @@ class Placements:
         return (*others, replace(own, cpuset_mems=mems))
 
     def release(
-        self, transaction: Transaction, container_id: str, *, replied: bool = False
+        self, transaction: Transaction, container_id: str, why: Report, *, replied: bool = False
     ) -> Sequence[Update]:
-        """Release what a container held; its exclusive CPUs go back to the shared pool. *replied*: the
-        updates go to the NRI runtime, which waits for them."""
+        """Release what a container held, which has ended for *why*; its exclusive CPUs go back to the shared
+        pool. *replied*: the updates go to the NRI runtime, which waits for them."""
         self.known.forget(container_id)
         self.notifications.forget(container_id)
-        self.refused_in_shadow.discard(container_id)
+        self.lives.end(container_id, why)
         machine, policy, engine, ledger = transaction.basis
         entry = ledger.entries.get(container_id)
         if entry is None:
@@ -232,7 +230,7 @@ class Placements:
         left = ledger.after_end_of(container_id, pod_stays=pod_id not in self.stopped_pods)
         left, _ = with_completed_claims(machine, policy, engine, left)
         updates = self._accept(transaction, left, None, MOST_UPDATES if replied else None)
-        self.decision_log.released(entry.decision.request.name, container_id)
+        self.decision_log.released(entry.decision.request.name, container_id, why)
         self._capacity_freed()
         return updates
 
@@ -241,23 +239,25 @@ class Placements:
         transaction: Transaction,
         pod: Pod,
         container: Container,
+        phase: Phase,
         origin: Origin | None = None,
         *,
         replied: bool = False,
     ) -> Sequence[Update]:
-        """Enter a container that exists without a decision of ours, as it is; not one that exists against our
-        decision. *origin* as for `place`, *replied* as for `release`."""
-        if container.id in self.refused_in_shadow:
-            self.known.add(pod, container)
-            return ()
+        """Enter a container that exists without a decision of ours, as it is, and is in *phase*. *origin* as
+        for `place`, *replied* as for `release`."""
         machine, policy, engine, ledger = transaction.basis
         chosen = self.known.without_default_cpus(container)
         entry = adopt(machine, policy, engine, ledger, pod, chosen)
         if entry.decision.request.pinned_cpus is not None and _has_decided_cpus(container):
             # What it was given while it was being created has gone to others since.
             entry = adopt(machine, policy, engine, ledger, pod, without_cpus(container))
+        if self.lives.phase(container.id) is Phase.ENDED:
+            reason = found_after_its_end(self.lives.ended_by(container.id))
+            entry = replace(entry, decision=replace(entry.decision, reasons=(reason,)))
         entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, origin=origin)
         most = MOST_UPDATES if replied else None
+        self.lives.begin(container.id, phase, had_process=has_had_process(origin))
         updates = self._accept(transaction, ledger.with_entry(entry), container.id, most)
         self.known.add(pod, container)
         self.kubelet_pods.expect(pod)
@@ -283,9 +283,22 @@ class Placements:
             self._capacity_freed()
         transaction.accept(ledger=ledger)
 
+    def keep(self, report: Report, step: Step, pod: Pod, container: Container) -> None:
+        """Note a *report* of a container that holds what it was promised."""
+        if report in (Report.POST_CREATED, Report.STARTING, Report.STARTED):
+            self.known.add(pod, container)
+        self.lives.go_on(container.id, step.phase)
+
+    def ignore(self, report: Report, container_id: str, step: Step) -> None:
+        """Note a *report* of a container that holds nothing and gets nothing."""
+        self.decision_log.ignored(report, self.lives.phase(container_id), container_id)
+        if step.phase is Phase.ENDED:
+            self.lives.end(container_id, report)
+
     def amend(self, transaction: Transaction, entry: Entry) -> None:
         """Note what became known of a container that came without NRI; its promises stay the same."""
         transaction.accept(ledger=transaction.basis.ledger.with_entry(entry))
+        self.lives.go_on(entry.container_id, phase_of(entry.origin))
         self.known.add_recorded({entry.container_id: entry})
 
     def policy_ability(self, origin: Origin | None = None) -> MemoryPolicyAbility:

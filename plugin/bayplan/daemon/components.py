@@ -32,6 +32,7 @@ from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.device_search import DeviceSearch
+from bayplan.control.ended_containers import CRIO, EndedContainers
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
@@ -61,12 +62,12 @@ from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
-from bayplan.oci.stale_entries import StaleEntries
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.views.snapshot import Observation, Snapshot
 
@@ -153,6 +154,7 @@ class Daemon:
             ),
             cpusets=self.cpusets,
             verify_soon=self._verify_now.set,
+            has_process=self._has_process,
             weighted_interleave=has_weighted_interleave(),
             devices=devices,
             capacity_freed=self.narrowing_due.set,
@@ -216,18 +218,18 @@ class Daemon:
 
     def _make_verification(self) -> None:
         """What compares the record with the kernel and the container engines."""
-        stale_entries = StaleEntries(
+        ended = EndedContainers(
             self.controller,
-            self.hierarchy,
+            Occupancy(self.hierarchy, spare_files()),
             self.host_thread.do,
-            self.oci_requests.release,
-            lambda: list_containers(self.settings.crio_socket),
+            self._list_containers,
+            self.cpusets.starts.forget,
         )
         unmanaged = UnmanagedContainers(
             self.controller, self.hierarchy, self.host_thread.do, self._verify_now.set
         )
         self.verification = Verification(
-            self.verifier, self._verify_now, stale_entries, unmanaged, self.controller.counters
+            self.verifier, self._verify_now, ended, unmanaged, self.controller.counters
         )
         if self.controller.known.containers:
             # No runtime will list the containers that came without NRI: look what became of them.
@@ -365,6 +367,14 @@ class Daemon:
 
     def _count_unset_oom_score_adj(self) -> None:
         self.controller.counters["oom_score_adj_failed"] += 1
+
+    async def _has_process(self, place: Place) -> bool:
+        return await self.cpuset_thread.do(partial(Occupancy(self.hierarchy).has_process, place))
+
+    def _list_containers(self, runtime: str) -> Mapping[str, bool]:
+        """What a runtime lists over CRI; blocks."""
+        settings = self.settings
+        return list_containers(settings.crio_socket if runtime == CRIO else settings.containerd_socket)
 
     def _expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         return self.controller.expectations(container_ids)

@@ -1,6 +1,6 @@
 """When the kernel is compared with the ledger: every ten seconds, and at once when somebody asks for it.
 
-Containers that run without a record, and records whose container has ended, are looked for at the same times.
+Containers that run without a record, and those that ended without a report, are looked for at the same times.
 How it is compared is in `bayplan.control.verify`.
 """
 
@@ -9,9 +9,9 @@ import logging
 from collections import Counter
 from typing import Final
 
+from bayplan.control.ended_containers import EndedContainers
 from bayplan.control.verify import Verifier
 from bayplan.errors import BayplanError
-from bayplan.oci.stale_entries import StaleEntries
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
 
 logger = logging.getLogger(__name__)
@@ -27,13 +27,13 @@ class Verification:
         self,
         verifier: Verifier,
         due: asyncio.Event,
-        stale_entries: StaleEntries,
+        ended: EndedContainers,
         unmanaged: UnmanagedContainers,
         counters: Counter[str],
     ) -> None:
         self._verifier = verifier
         self._due = due
-        self._stale_entries = stale_entries
+        self._ended = ended
         self._unmanaged = unmanaged
         self._counters = counters
 
@@ -63,9 +63,9 @@ class Verification:
 
     async def _find_unreported(self) -> None:
         try:
-            await self._stale_entries.release_ended()
+            await self._ended.release_ended()
             await self._unmanaged.enter_found()
         except BayplanError as error:
             logger.debug("running containers are still not recorded", extra={"problem": str(error)})
         except Exception:
-            logger.exception("stale entries and unmanaged containers could not be looked for")
+            logger.exception("ended and unmanaged containers could not be looked for")

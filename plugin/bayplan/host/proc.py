@@ -54,10 +54,23 @@ def runs(process: Process, root: Path = Path("/")) -> bool:
     """
     try:
         with _same(process, root) as directory:
-            state = directory.read(b"stat").rpartition(")")[2].split()[:1]
+            return not _ENDED.issuperset(_state(directory))
     except AbsentError:
         return False
-    return not _ENDED.issuperset(state)
+
+
+def runs_within(pid: int, names: Iterable[str], root: Path = Path("/")) -> bool:
+    """Whether process *pid* runs in a cgroup with one of *names* in its path; a zombie does not.
+
+    Raises:
+        HostError: *pid* is 1 or less, or a file cannot be read.
+    """
+    try:
+        with _open(pid, root) as directory:
+            cgroups = directory.read(b"cgroup")
+            return any(name in cgroups for name in names) and not _ENDED.issuperset(_state(directory))
+    except AbsentError:
+        return False
 
 
 def read_oom_score_adj(process: Process, root: Path = Path("/")) -> int:
@@ -164,6 +177,11 @@ def _identify_all(pids: Iterable[int], root: Path) -> Iterator[Process]:
 
 def _by_pid(process: Process) -> int:
     return process.pid
+
+
+def _state(directory: Directory) -> list[str]:
+    """The letter of the process's state, alone in a list."""
+    return directory.read(b"stat").rpartition(")")[2].split()[:1]
 
 
 def _start_ticks(directory: Directory) -> int:

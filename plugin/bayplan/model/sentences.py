@@ -24,6 +24,7 @@ from bayplan.model.decision import (
     Request,
 )
 from bayplan.model.kubelet_requests import BY_KUBELET
+from bayplan.model.life import Report
 from bayplan.model.machine import MEMORY
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
 from bayplan.model.resources import RESERVATION
@@ -46,6 +47,15 @@ _HOW_KNOWN = {
     NO_SIGNAL: "as nothing says how much",
 }
 """The sources of a memory request, as they stand after the amount."""
+
+
+FOUND = "container was created without a decision of bayplan"
+FOUND_AFTER_ITS_END = "container has a process after its end was reported"
+
+
+def after_its_end(report: Report) -> str:
+    """What is logged of a container that has ended, and of which something was reported after that."""
+    return f"container was reported as {report.value} after its end was reported"
 
 
 def refusal(decision: Decision) -> PlacementError:

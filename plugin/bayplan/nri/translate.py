@@ -80,7 +80,7 @@ def container_from(message: pb.Container) -> Container:
         id=message.id,
         pod_id=message.pod_sandbox_id,
         name=message.name,
-        state=_STATES.get(message.state, ContainerState.UNKNOWN),
+        state=_state(message),
         annotations=_mapping(message.annotations),
         labels=_mapping(message.labels),
         resources=resources_from(linux.resources, f"container {message.id}"),
@@ -116,6 +116,14 @@ def resources_from(message: pb.LinuxResources, owner: str) -> Resources:
     for path, problem in resources.unreadable.items():
         logger.warning("unreadable resources", extra={"owner": owner, "field": path, "problem": problem})
     return resources
+
+
+def _state(message: pb.Container) -> ContainerState:
+    """The state of a container. containerd describes one that has exited as unknown, with the time of
+    that."""
+    if message.finished_at > 0:
+        return ContainerState.STOPPED
+    return _STATES.get(message.state, ContainerState.UNKNOWN)
 
 
 def _network_namespace(namespaces: Iterable[pb.LinuxNamespace], pid: int) -> str:

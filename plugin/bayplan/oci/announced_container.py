@@ -8,7 +8,6 @@ import errno
 import logging
 import posixpath
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -19,7 +18,7 @@ from bayplan.host import proc
 from bayplan.host.cgroup_paths import SCOPE, container_path
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, RefusedError
+from bayplan.host.kernelfs import RefusedError
 from bayplan.model.origin import Form, Origin
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.oci.bundle import CONFIG, read_config, sibling_config
@@ -182,37 +181,6 @@ def amounts_shown(hierarchy: Hierarchy, origin: Origin) -> Mapping[str, str]:
     """
     with ContainerCgroup(hierarchy, dict(origin.cgroups)) as cgroup:
         return cgroup.texts(_AMOUNTS)
-
-
-def is_alive(hierarchy: Hierarchy, origin: Origin) -> bool:
-    """Whether the container has a process: its first one, or any in its cgroup.
-
-    Raises:
-        HostError: the kernel does not say.
-    """
-    pid = origin.container.pid
-    if pid > 1 and proc.runs(proc.Process(pid, origin.start_ticks), hierarchy.root):
-        return True
-    try:
-        with _cgroup(hierarchy, origin) as cgroup:
-            return bool(cgroup.processes())
-    except AbsentError:
-        return False
-
-
-def may_start(origin: Origin) -> bool:
-    """Whether a container without a process may still start: its bundle exists, or it has none."""
-    return not origin.bundle or Path(origin.bundle).is_dir()
-
-
-def _cgroup(hierarchy: Hierarchy, origin: Origin) -> ContainerCgroup:
-    if origin.cgroups:
-        return ContainerCgroup(hierarchy, dict(origin.cgroups))
-    container = origin.container
-    try:
-        return ContainerCgroup.find(hierarchy, container.cgroups_path, origin.pod.cgroup_parent, container.id)
-    except ParseError as error:
-        raise AbsentError(f"cgroup of {container.id}", f"is not known: {error}") from error
 
 
 def _checked(

@@ -22,6 +22,8 @@ def list_containers(socket: Path, timeout_s: float = TIMEOUT_S) -> Mapping[str, 
     Raises:
         UnavailableError: nobody answers there, or not as a CRI runtime does.
     """
+    if not socket.exists():
+        raise UnavailableError(str(socket), "cannot list containers: there is no such socket")
     import grpc  # noqa: PLC0415 - only nodes with CRI-O need it
 
     options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]

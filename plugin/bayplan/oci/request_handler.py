@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from bayplan.config.settings import Undecided
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
+from bayplan.control.lives import Life
 from bayplan.control.threads import WorkThread
 from bayplan.control.transactions import Transaction
 from bayplan.errors import BayplanError, PlacementError
@@ -26,7 +27,7 @@ from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.unix_socket import Peer
 from bayplan.model.ledger import Entry
-from bayplan.model.origin import Origin
+from bayplan.model.life import Action, Report
 from bayplan.model.workload import Adjustment, Update
 from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer
@@ -216,6 +217,8 @@ class OciRequestHandler:
         ledger's, and starts after the answer. Body: the id."""
         self._cpusets.starts.forget(container_id)
         if not self._is_of_nri(container_id):
+            async with self._controller.transaction() as transaction:
+                await self._controller.report(transaction, Report.RUNTIME_STARTS, container_id)
             await self._controller.sync_before_start(container_id)
         return _DONE
 
@@ -270,42 +273,41 @@ class OciRequestHandler:
         return Answer(Status.OK, merged(document, patch, "resources of the update") if patch else b"")
 
     async def _ended(self, container_id: str) -> Answer:
-        """Release what an ended container held; if it still has processes, once they have ended."""
-        entry = self._controller.ledger.entries.get(container_id)
-        if entry is None or entry.origin is None:
-            self._controller.placements.refused_in_shadow.discard(container_id)
-            return _DONE
-        if await self._thread.do(partial(announced_container.is_alive, self._hierarchy, entry.origin)):
+        """Release what a deleted container held; if it still has processes, once they have ended."""
+        life = self._controller.placements.lives.of(container_id)
+        if not self._is_of_nri(container_id) and not await self._has_ended(container_id):
             # The wrapper asks before it runs the OCI runtime, which then kills the processes that are left.
-            task = asyncio.get_running_loop().create_task(self._await_end(entry, entry.origin))
+            task = asyncio.get_running_loop().create_task(self._await_end(container_id, life))
             self.endings.add(task)
             task.add_done_callback(self.endings.discard)
-            return _DONE
-        await self.release(entry)
         return _DONE
 
-    async def _await_end(self, entry: Entry, origin: Origin) -> None:
-        """Release what a container holds once it has no process. After the last check the entry is left to
-        the search for stale entries."""
-        problem = "it has processes"
+    async def _has_ended(self, container_id: str) -> bool:
+        """Whether a container that is being deleted has ended; if so, it is released."""
+        async with self._controller.transaction() as transaction:
+            step = await self._controller.report(transaction, Report.DELETED, container_id)
+            if step.action is Action.RELEASE:
+                self._cpusets.starts.forget(container_id)
+        await self._controller.wait_written()
+        return step.action is not Action.KEEP
+
+    async def _await_end(self, container_id: str, life: Life | None) -> None:
+        """Release what a container holds once it has no process, unless that is another *life* by then. After
+        the last check it is left to the search for containers that have ended."""
         for pause_s in self.settings.end_pauses_s:
             await asyncio.sleep(pause_s)
-            try:
-                if not await self._thread.do(partial(announced_container.is_alive, self._hierarchy, origin)):
-                    await self.release(entry)
-                    return
-            except BayplanError as error:
-                # The files of a cgroup that is being removed can fail in other ways than being absent.
-                problem = str(error)
-        extra = {"container_id": entry.container_id, "problem": problem}
-        logger.info("a container that is to be deleted has not ended yet", extra=extra)
+            same = self._controller.placements.lives.of(container_id) is life
+            if not same or await self._has_ended(container_id):
+                return
+        extra = {"container_id": container_id}
+        logger.info("a container that is to be deleted has not ended yet: it has processes", extra=extra)
 
     async def release(self, entry: Entry) -> None:
         """Release what *entry* holds, if it is still the entry of its container."""
         async with self._controller.transaction() as transaction:
             if not is_same_start(entry, transaction.basis.ledger.entries.get(entry.container_id)):
                 return
-            self._controller.placements.release(transaction, entry.container_id)
+            self._controller.placements.release(transaction, entry.container_id, Report.NOT_APPLIED)
             self._cpusets.starts.forget(entry.container_id)
         await self._controller.wait_written()
 

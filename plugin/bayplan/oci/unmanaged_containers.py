@@ -14,17 +14,19 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.control.controller import Controller
+from bayplan.control.ended_containers import CRIO
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Transaction
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.occupancy import Occupancy, Place
+from bayplan.model.life import Action, Report
 from bayplan.model.origin import Origin
 from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.doctor import Examination
 from bayplan.oci.documents import State
 from bayplan.oci.entries import with_process
-from bayplan.oci.stale_entries import CRIO
 from bayplan.oci.storage import USERDATA, Started, read_storage, started
 from bayplan.oci.workloads import PODMAN
 
@@ -69,7 +71,7 @@ class UnmanagedContainers:
         """Look once, and enter the containers that run without a record."""
         controller = self._controller
         known = {key: entry.origin for key, entry in controller.ledger.entries.items()}
-        known |= dict.fromkeys(controller.placements.refused_in_shadow)
+        known |= dict.fromkeys(controller.placements.lives.refused)
         engines = await self._engines({one.engine for one in known.values() if one is not None})
         if not engines:
             return
@@ -84,8 +86,9 @@ class UnmanagedContainers:
         """Record it, unless somebody else dealt with it since it was found; whether it was recorded."""
         controller, container = self._controller, announced.container
         entry, before = controller.ledger.entries.get(container.id), search.known.get(container.id)
-        if entry is None and container.id not in search.known:
-            controller.placements.enter(transaction, announced.pod, container, announced.origin)
+        step = controller.placements.lives.step(Report.FOUND, container.id)
+        if step.action is Action.ENTER:
+            controller.placements.enter(transaction, announced.pod, container, step.phase, announced.origin)
             return True
         if entry is None or before is None or entry.origin is not before:
             return False
@@ -137,7 +140,10 @@ class UnmanagedContainers:
         try:
             state = State(one.container_id, str(one.bundle), int(one.pid))
             announced = announced_container.from_hook_state(self._hierarchy, state)
-            if announced is not None and not announced_container.is_alive(self._hierarchy, announced.origin):
+            place = (
+                None if announced is None else Place.of(announced.pod, announced.container, announced.origin)
+            )
+            if place is not None and not Occupancy(self._hierarchy).has_process(place):
                 return None  # a process that ended and whose parent has not asked for it yet
         except (ValueError, BayplanError) as error:
             logger.debug(

@@ -7,12 +7,14 @@ that its cpuset does not have already. Pure.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine, exclusive_candidates, reserved_cpus
 from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.life import Report
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus, whole_cpus
 from bayplan.model.policy import PlacementPolicy
@@ -21,6 +23,17 @@ from bayplan.model.resources import Resources
 from bayplan.model.wishes import readable_wishes
 from bayplan.model.workload import Container, Pod
 from bayplan.sets import CpuSet, NodeSet
+
+AFTER_ITS_END: Final = "found-after-its-end"
+"""The code of the reason of a container that was released before, and has a process all the same."""
+_WITHOUT_US: Final = Reason("created-without-us", "the runtime created it while no decision could be made")
+
+
+def found_after_its_end(reported: Report | None) -> Reason:
+    """Why a container is entered that was released before, when it was *reported* so, by an earlier daemon
+    for None."""
+    when = "by an earlier daemon" if reported is None else f"when it was reported: {reported.value}"
+    return Reason(AFTER_ITS_END, f"it has a process, although it had been released {when}")
 
 
 def has_annotated_placement(entry: Entry, container: Container) -> bool:
@@ -151,8 +164,7 @@ def adopt(
     placement = engine.adopt(machine, policy, ledger, request, mems)
     if cpus and own:
         placement = replace(placement, mems=mems, exclusive_cpus=cpus)
-    reason = Reason("created-without-us", "the runtime created it while no decision could be made")
-    return Entry(Decision(request, Outcome.ADOPTED, placement, (reason,)), notified_cpus=cpus)
+    return Entry(Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)), notified_cpus=cpus)
 
 
 def shared_pools(

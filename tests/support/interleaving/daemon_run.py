@@ -3,13 +3,15 @@
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from bayplan.config.settings import Settings
 from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
+from bayplan.control.ended_containers import EndedContainers
 from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
 from bayplan.control.recorder import Recorder
@@ -18,15 +20,14 @@ from bayplan.control.verify import Verifier
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host, Measurement
 from bayplan.engines.interface import Engine
-from bayplan.errors import UnavailableError
 from bayplan.host.evacuation import Bounds, Evacuation
+from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
 from bayplan.nri.operations import Operation
 from bayplan.nri.request_queue import RequestQueue, Timeouts
 from bayplan.nri.wire import Response
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
-from bayplan.oci.stale_entries import StaleEntries
 from bayplan.quantity import GIB
 from support.clock import ManualClock
 from support.controllers import runtime
@@ -48,10 +49,12 @@ class DaemonRun:
         settings: Settings,
         machine: Callable[[], Machine],
         engine_of: Callable[[Settings], Engine],
+        list_containers: Callable[[str], Mapping[str, bool]],
     ) -> None:
         self.alive = True
         self._machine = machine
         self._before = asyncio.all_tasks()
+        self._hierarchy = kernel.hierarchy
         self.synchronized = self.synchronization_due = False
         self.verification_due = False
         self.narrowing_due = False
@@ -72,6 +75,7 @@ class DaemonRun:
             write_oom_score_adj=_nothing,
             cpusets=self.cpusets,
             verify_soon=self.verify_soon,
+            has_process=self._has_process,
             capacity_freed=self._capacity_freed,
             clock=clock,
         )
@@ -85,7 +89,9 @@ class DaemonRun:
         self.narrowing = Narrowing(
             controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB), self._evacuated
         )
-        self.stale_entries = StaleEntries(controller, hierarchy, self.do, self.oci_requests.release, _no_crio)
+        self.ended_containers = EndedContainers(
+            controller, Occupancy(hierarchy), self.do, list_containers, self.cpusets.starts.forget, clock.time
+        )
         self.verifier = Verifier(
             hierarchy,
             self.cpusets,
@@ -167,6 +173,9 @@ class DaemonRun:
         """What may block is a step of its own."""
         return await asyncio.get_running_loop().run_in_executor(self.executor, work)
 
+    async def _has_process(self, place: Place) -> bool:
+        return await self.do(partial(Occupancy(self._hierarchy).has_process, place))
+
     @property
     def idle(self) -> bool:
         """Whether nothing is under way but to wait for requests."""
@@ -187,7 +196,3 @@ class DaemonRun:
 
 async def _nothing(_: Pod, __: Container, ___: int) -> None:
     """The score of a process is not what is tested here."""
-
-
-def _no_crio() -> dict[str, bool]:
-    raise UnavailableError("CRI-O", "is not here")

@@ -2,9 +2,12 @@
 anything can happen in between.
 
 It keeps its containers' specs and forgets nothing. The answers come from the daemon's own session code; an
-update of a container that the runtime does not know yet is lost, as in containerd.
+update of a container that the runtime does not know yet is lost, as in containerd. What becomes of a
+container is its `Fate`; the orders of events are those of tests/data/nri_orders.json, and beyond: any event
+of a container can come once more, also after its end.
 """
 
+import enum
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,21 +34,44 @@ Ask = Callable[[Operation, Callable[[Response | None], None]], None]
 """Asks the daemon; the answer, None for a lost one, comes to the callback."""
 
 
+class Fate(enum.Enum):
+    """What becomes of a container once its creation was answered. UNDONE: the creation fails, and the runtime
+    says so. LOST: the OCI runtime fails to create it, and CRI-O says nothing. NOT_STARTED: it fails to create
+    it at the start, and containerd says nothing. START_FAILS: it fails after StartContainer. EXITS: its
+    process has ended, and that was said, before its start is. STOPPED_FIRST: it is stopped before it is
+    started."""
+
+    LIVES = "lives"
+    UNDONE = "undone"
+    LOST = "lost"
+    NOT_STARTED = "not started"
+    START_FAILS = "start fails"
+    EXITS = "exits"
+    STOPPED_FIRST = "stopped first"
+
+
 @dataclass
 class Running:
-    """A container that the runtime knows."""
+    """A container that the runtime makes. ``known``: it knows it. ``has_process``: it has a cgroup with a
+    process."""
 
     pod: pb.PodSandbox
     spec: pb.Container
+    fate: Fate = Fate.LIVES
+    known: bool = False
+    has_process: bool = False
 
 
 @dataclass
 class NriRuntime:
-    """Its containers by id, and what it has yet to do: for each answer the actions in their order."""
+    """Its containers by id, and what it has yet to do: for each answer the actions in their order. ``over``
+    are those that have ended, or that failed. ``makes_cgroup_at_creation`` as in `support.flavors`."""
 
     kernel: Kernel
     ask: Ask
+    makes_cgroup_at_creation: bool = True
     containers: dict[str, Running] = field(default_factory=dict)
+    over: dict[str, Running] = field(default_factory=dict)
     busy: list[deque[Action]] = field(default_factory=list)
     refused: int = 0
 
@@ -55,10 +81,10 @@ class NriRuntime:
         listed = [container_from(one.spec) for one in self.containers.values()]
         self.ask(Synchronize(list(pods.values()), listed), self._synchronized)
 
-    def create(self, pod: pb.PodSandbox, spec: pb.Container) -> None:
+    def create(self, pod: pb.PodSandbox, spec: pb.Container, fate: Fate = Fate.LIVES) -> None:
         """Begin to create a container."""
         request = CreateContainer(pod_from(pod), container_from(spec))
-        self.ask(request, partial(self._created, Running(pod, spec)))
+        self.ask(request, partial(self._created, Running(pod, spec, fate)))
 
     def update(self, container_id: str, change: pb.LinuxResources) -> None:
         """Begin to change a container's resources."""
@@ -67,10 +93,43 @@ class NriRuntime:
         request = UpdateContainer(pod_from(one.pod), container_from(one.spec), resources)
         self.ask(request, partial(self._updated, container_id, change))
 
-    def stop(self, container_id: str) -> None:
-        """A container has ended."""
-        one = self.containers.pop(container_id)
-        self.kernel.stop(one.spec.linux.cgroups_path)
+    def stop(self, container_id: str, *, said: bool = True) -> None:
+        """A container has ended; unless it is *said*, nobody hears of it."""
+        one = self._end(container_id)
+        if said:
+            self._say_stopped(one)
+
+    def repeat(self, container_id: str, event: Event) -> None:
+        """Send an event of a container once more, or late."""
+        one = self.containers.get(container_id) or self.over[container_id]
+        if event is Event.STOP_CONTAINER:
+            self._say_stopped(one)
+        elif event is Event.UPDATE_CONTAINER:
+            resources = resources_from(pb.LinuxResources(), container_id)
+            self.ask(UpdateContainer(pod_from(one.pod), container_from(one.spec), resources), _ignore)
+        else:
+            self.ask(_state_change(event, one), _ignore)
+
+    def listed(self) -> dict[str, bool]:
+        """What it lists over CRI: who is over is there until it is removed."""
+        return {
+            **{key: False for key, one in self.over.items() if one.known},
+            **dict.fromkeys(self.containers, True),
+        }
+
+    def stop_pod(self, container_id: str, *, remove: bool) -> None:
+        """The pod of a container that is over is stopped, or removed."""
+        event = Event.REMOVE_POD_SANDBOX if remove else Event.STOP_POD_SANDBOX
+        self.ask(StateChange(event, pod_from(self.over[container_id].pod), None), _ignore)
+
+    def _end(self, container_id: str) -> Running:
+        one = self.over[container_id] = self.containers.pop(container_id)
+        if one.has_process:
+            self.kernel.stop(one.spec.linux.cgroups_path)
+            one.has_process = False
+        return one
+
+    def _say_stopped(self, one: Running) -> None:
         self.ask(StopContainer(pod_from(one.pod), container_from(one.spec)), self._stopped)
 
     def step(self, number: int) -> None:
@@ -89,22 +148,55 @@ class NriRuntime:
             return
         answer = pb.CreateContainerResponse.FromString(b"" if response is None else response.payload)
         adjust(one.spec, answer.adjust, CONTAINERD_2_3)
-        self._carry_out(answer.update, partial(self._make, one), partial(self._start, one))
+        if one.fate in (Fate.UNDONE, Fate.LOST):
+            self._carry_out(answer.update, partial(self._fail_to_create, one))
+            return
+        first = [partial(self._stop_first, one)] if one.fate is Fate.STOPPED_FIRST else []
+        self._carry_out(answer.update, partial(self._make, one), *first, partial(self._start, one))
+
+    def _fail_to_create(self, one: Running) -> None:
+        self.over[one.spec.id] = one
+        if one.fate is Fate.UNDONE:
+            self._say_stopped(one)
+            self.ask(_state_change(Event.REMOVE_CONTAINER, one), _ignore)
 
     def _make(self, one: Running) -> None:
-        path, cpu = one.spec.linux.cgroups_path, one.spec.linux.resources.cpu
         self.containers[one.spec.id] = one
-        self.kernel.start(path)
-        self.kernel.set(path, cpu.cpus, cpu.mems)
+        one.known = True
+        one.spec.state = pb.CONTAINER_CREATED
+        if self.makes_cgroup_at_creation and one.fate is not Fate.NOT_STARTED:
+            self._make_cgroup(one)
         self.ask(_state_change(Event.POST_CREATE_CONTAINER, one), _ignore)
 
-    def _start(self, one: Running) -> None:
+    def _make_cgroup(self, one: Running) -> None:
+        path, cpu = one.spec.linux.cgroups_path, one.spec.linux.resources.cpu
+        self.kernel.start(path)
+        self.kernel.set(path, cpu.cpus, cpu.mems)
+        one.has_process = True
+
+    def _stop_first(self, one: Running) -> None:
         if one.spec.id in self.containers:
-            request = _state_change(Event.START_CONTAINER, one)
-            self.ask(request, lambda _: self.busy.append(deque([partial(self._started, one)])))
+            self._say_stopped(one)
+
+    def _start(self, one: Running) -> None:
+        if one.spec.id not in self.containers:
+            return
+        if one.fate is Fate.NOT_STARTED:
+            self._end(one.spec.id)
+            return
+        if not one.has_process:
+            self._make_cgroup(one)
+        request = _state_change(Event.START_CONTAINER, one)
+        self.ask(request, lambda _: self.busy.append(deque([partial(self._started, one)])))
 
     def _started(self, one: Running) -> None:
-        if one.spec.id in self.containers:
+        if one.spec.id not in self.containers:
+            return
+        if one.fate in (Fate.START_FAILS, Fate.EXITS):
+            self._say_stopped(self._end(one.spec.id))
+        else:
+            one.spec.state = pb.CONTAINER_RUNNING
+        if one.fate is not Fate.START_FAILS:
             self.ask(_state_change(Event.POST_START_CONTAINER, one), _ignore)
 
     def _updated(self, container_id: str, change: pb.LinuxResources, response: Response | None) -> None:
@@ -136,7 +228,8 @@ class NriRuntime:
             merge(one.spec.linux.resources, update.linux.resources)
             # All that its record has, as containerd does.
             cpu = one.spec.linux.resources.cpu
-            self.kernel.set(one.spec.linux.cgroups_path, cpu.cpus, cpu.mems)
+            if one.has_process:
+                self.kernel.set(one.spec.linux.cgroups_path, cpu.cpus, cpu.mems)
 
 
 def _state_change(event: Event, one: Running) -> StateChange:

@@ -9,12 +9,15 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import KUBELET, Settings
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import TopologyPolicy
+from bayplan.nri import Event
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.interleaving.daemon_run import DEADLINE_S
+from support.interleaving.runtime import Fate
 from support.interleaving.simulated_host import MACHINE, PLAIN, InvariantError, SimulatedHost
 from support.oci_node import guaranteed
 from support.workloads import BEST_EFFORT, BURSTABLE, GUARANTEED
@@ -24,7 +27,16 @@ LENGTH: Final = 30
 
 MOST_CONTAINERS: Final = 9
 SOMETIMES: Final = 0.3
+RARELY: Final = 0.15
 HALF: Final = 0.5
+DOUBLED: Final = (
+    Event.POST_CREATE_CONTAINER,
+    Event.START_CONTAINER,
+    Event.POST_START_CONTAINER,
+    Event.UPDATE_CONTAINER,
+    Event.POST_UPDATE_CONTAINER,
+)
+LATE: Final = (*DOUBLED, Event.STOP_CONTAINER, Event.REMOVE_CONTAINER)
 RESERVED_CPUS: Final = (CpuSet([0]), CpuSet([0, 4]))
 KUBELETS_SUMS: Final[dict[str, Any]] = {
     "engine": KUBELET,
@@ -40,10 +52,14 @@ class Schedule:
         self.trace: list[str] = []
         self._choice = random.Random(seed)
         self.host = host
+        host.runtime.makes_cgroup_at_creation = self._choice.random() < HALF
         self._events: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
             (8, self.create),
             (4, self.resize),
             (5, self.stop),
+            (2, self.repeat),
+            (1, self.replace),
+            (1, self.stop_pod),
             (3, self.hook),
             (2, self.end_hooked),
             (1, self.reload),
@@ -108,6 +124,7 @@ class Schedule:
             cpus=self._choice.randint(1, 3) if kind == "cpus" else 0,
             memory_bytes=self._amount(),
             node=self._choice.choice("01") if kind == "bound" else None,
+            fate=self._fate(),
         )
 
     def resize(self) -> None:
@@ -118,10 +135,37 @@ class Schedule:
             self.host.resize(container_id, self._amount(), cpus)
 
     def stop(self) -> None:
-        """A container of NRI ends."""
+        """A container of NRI ends; now and then the runtime does not say so."""
         container_id = self._one_of(self.host.runtime.containers)
         if container_id is not None:
-            self.host.runtime.stop(container_id)
+            self.host.runtime.stop(container_id, said=self._choice.random() > RARELY)
+
+    def repeat(self) -> None:
+        """An event of a container comes once more, or late: of one that has ended, any; of one that lives,
+        one that it had."""
+        runtime = self.host.runtime
+        over = self._one_of(runtime.over)
+        if over is not None and self._choice.random() < HALF:
+            runtime.repeat(over, self._choice.choice(LATE))
+            return
+        alive = self._one_of([key for key, one in runtime.containers.items() if one.has_process])
+        if alive is not None:
+            running = runtime.containers[alive].spec.state == pb.CONTAINER_RUNNING
+            runtime.repeat(alive, self._choice.choice(DOUBLED if running else DOUBLED[:1]))
+
+    def replace(self) -> None:
+        """kubelet creates a container anew that has ended or failed."""
+        container_id = self._one_of(self.host.runtime.over)
+        if container_id is not None and len(self.host.runtime.containers) < MOST_CONTAINERS:
+            self.host.replace(container_id)
+
+    def stop_pod(self) -> None:
+        """The pod of a container that has ended is stopped or removed."""
+        pods = [one.pod.id for one in self.host.runtime.containers.values()]
+        over = [key for key, one in self.host.runtime.over.items() if one.pod.id not in pods]
+        container_id = self._one_of(over)
+        if container_id is not None:
+            self.host.runtime.stop_pod(container_id, remove=self._choice.random() < HALF)
 
     def hook(self) -> None:
         """A container comes by the hook."""
@@ -163,9 +207,10 @@ class Schedule:
         self.host.clock.advance(DEADLINE_S)
 
     def verify(self) -> None:
-        """The kernel is compared, if somebody asked for it."""
-        daemon = self.host.daemon
+        """The kernel is compared, if somebody asked for it, and those that have ended are looked for."""
+        daemon, self.host.silent = self.host.daemon, self._choice.random() < HALF
         daemon.begin(daemon.verify(at_once=daemon.verification_due))
+        daemon.begin(daemon.ended_containers.release_ended())
 
     def use_freed_memory(self) -> None:
         """Who became wider goes back, if there is room and its pages can be moved."""
@@ -181,6 +226,11 @@ class Schedule:
 
     def _one_of(self, containers: Collection[str]) -> str | None:
         return self._choice.choice(sorted(containers)) if containers else None
+
+    def _fate(self) -> Fate:
+        if self._choice.random() > SOMETIMES:
+            return Fate.LIVES
+        return self._choice.choice([fate for fate in Fate if fate is not Fate.LIVES])
 
     def _amount(self) -> int:
         return self._choice.choice([100, 300, 600, 900]) * MIB

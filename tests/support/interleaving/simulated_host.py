@@ -15,9 +15,10 @@ from pathlib import Path
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
+from bayplan.control.ended_containers import PATIENCE_S
 from bayplan.control.transactions import RETRY_S, Basis
 from bayplan.engines.interface import Engine, allocatable_bytes, reserved_cpus
-from bayplan.errors import BayplanError
+from bayplan.errors import BayplanError, UnavailableError
 from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
@@ -31,7 +32,7 @@ from support.agents import Follower
 from support.clock import ManualClock
 from support.interleaving.daemon_run import DaemonRun
 from support.interleaving.kernel import Kernel
-from support.interleaving.runtime import NriRuntime
+from support.interleaving.runtime import Fate, NriRuntime
 from support.interleaving.steps import Disk
 from support.machines import machine
 from support.oci_node import state
@@ -48,14 +49,14 @@ class InvariantError(AssertionError):
 
 
 class SimulatedHost:
-    """``stalled``: the disk does nothing. ``machine`` is what sysfs shows, ``settings`` what files say, and
-    *engine_for* makes the engine that they ask for."""
+    """``stalled``: the disk does nothing. ``silent``: the runtime does not answer over CRI. ``machine`` is
+    what sysfs shows, ``settings`` what files say, and *engine_for* makes the engine that they ask for."""
 
     def __init__(self, directory: Path, engine_for: Callable[[Settings], Engine] = engine_of) -> None:
         self._engine_for = engine_for
         self.clock, self.disk, self.kernel = ManualClock(), Disk(), Kernel(directory)
         self.machine, self.settings = MACHINE, PLAIN
-        self.stalled = False
+        self.stalled = self.silent = False
         self.runtime = NriRuntime(self.kernel, self._ask)
         self.hooked: dict[str, tuple[str, int]] = {}
         """Containers of the hook by id: their cgroups' paths and their processes."""
@@ -67,7 +68,13 @@ class SimulatedHost:
     async def begin(self) -> None:
         """Start the daemon; the runtime lists what it has."""
         self.daemon = DaemonRun(
-            self.disk, self.kernel, self.clock, self.settings, lambda: self.machine, self._engine_for
+            self.disk,
+            self.kernel,
+            self.clock,
+            self.settings,
+            lambda: self.machine,
+            self._engine_for,
+            self._list_containers,
         )
         self._checked = None
         await self.daemon.start()
@@ -85,6 +92,11 @@ class SimulatedHost:
     def _ask(self, operation: Operation, answered: Callable[[Response | None], None]) -> None:
         self.daemon.ask(operation, answered)
 
+    def _list_containers(self, runtime: str) -> dict[str, bool]:
+        if runtime != "containerd" or self.silent:
+            raise UnavailableError(runtime, "does not answer")
+        return self.runtime.listed()
+
     def create(
         self,
         name: str,
@@ -93,6 +105,7 @@ class SimulatedHost:
         cpus: int = 0,
         memory_bytes: int = 100 * MIB,
         node: str | None = None,
+        fate: Fate = Fate.LIVES,
     ) -> str:
         """Begin to create a pod of one container over NRI, bound to a *node* if one is given; its id."""
         pod = make_pod(
@@ -110,8 +123,19 @@ class SimulatedHost:
             shares, score = (2, 1000) if qos == BEST_EFFORT else (256, 900)
             spec = make_container(pod, cpu_shares=shares, oom_score_adj=score)
         spec.linux.cgroups_path = f"/kubepods/pod{name}/{spec.id}"
-        self.runtime.create(pod, spec)
+        self.runtime.create(pod, spec, fate)
         return spec.id
+
+    def replace(self, container_id: str) -> None:
+        """kubelet creates a container anew that is over: by the same name, in the same pod."""
+        before = self.runtime.over[container_id]
+        spec = pb.Container()
+        spec.CopyFrom(before.spec)
+        spec.id = self.new_id()
+        spec.linux.resources.cpu.cpus = spec.linux.resources.cpu.mems = ""
+        spec.annotations.clear()
+        spec.linux.cgroups_path = f"/kubepods/pod{before.pod.name}/{spec.id}"
+        self.runtime.create(before.pod, spec)
 
     def resize(self, container_id: str, memory_bytes: int, cpus: int = 0) -> None:
         """Begin to give a container another amount of memory, and other CPUs if it is to have some."""
@@ -199,13 +223,17 @@ class SimulatedHost:
 
     async def settle(self) -> None:
         """Let everything come to its end, with a disk that does its part."""
-        self.stalled = self.disk.full = False
+        self.stalled = self.silent = self.disk.full = False
         await self._drain()
         self.clock.advance(RETRY_S)
         await self._drain()
-        for work in (self.daemon.stale_entries.release_ended, self.daemon.use_freed_memory):
-            self.daemon.begin(work())
+        for _ in range(2):
+            # Those who failed without a word hold for so long, and not longer.
+            self.daemon.begin(self.daemon.ended_containers.release_ended())
             await self._drain()
+            self.clock.advance(PATIENCE_S)
+        self.daemon.begin(self.daemon.use_freed_memory())
+        await self._drain()
         for _ in range(2):
             self.daemon.begin(self.daemon.verify(at_once=False))
             await self._drain()

@@ -20,10 +20,12 @@ Result = TypeVar("Result")
 
 
 class Disk:
-    """What is durable: the entry of each container, by its id. ``full``: it takes no write."""
+    """What is durable: the entry of each container, by its id; ``decided``, the ids that there were.
+    ``full``: it takes no write."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
+        self.decided: dict[str, None] = {}
         self.full = False
         self.writes = 0
 
@@ -41,6 +43,7 @@ class Disk:
             entries.pop(container_id, None)
         for row in (*step.decided, *step.unlisted):
             entries[row.container_id] = decode_entry(row.document)
+            self.decided[row.container_id] = None
         self.entries = entries
 
     def shared_exclusives(self) -> CpuSet:
@@ -70,6 +73,14 @@ class DiskStore(Store):
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """There is none."""
+        return []
+
+    def names(self, limit: int) -> list[tuple[str, str]]:
+        """The ids of the containers that were decided about, the latest first."""
+        return [("", container_id) for container_id in reversed(self._disk.decided)][:limit]
+
+    def decided(self, since_us: int) -> list[HistoryItem]:
+        """Of nothing it is known when it was decided."""
         return []
 
     def checkpoint(self) -> None:

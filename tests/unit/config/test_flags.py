@@ -86,6 +86,7 @@ def test_every_flag() -> None:
         "--oci-socket=none",
         "--oci-deadline=2s",
         "--crio-socket=/run/crio.sock",
+        "--containerd-socket=/run/containerd.sock",
         "--oci-undecided=allow",
         "--return-deadline=5m",
         "--return-max-move=8Gi",

@@ -47,6 +47,11 @@ def test_ids_and_what_has_ended(tmp_path: Path) -> None:
 
 
 def test_nobody_there_and_an_answer_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnavailableError, match=r"none\.sock: cannot list containers: there is no such socket"
+    ):
+        list_containers(tmp_path / "none.sock", 30)
+    (tmp_path / "nobody.sock").touch()
     with pytest.raises(UnavailableError, match=r"nobody\.sock: cannot list containers: UNAVAILABLE"):
         list_containers(tmp_path / "nobody.sock", 30)
     path = tmp_path / "crio.sock"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.proc import identify, read_oom_score_adj
 from bayplan.host.sysfs import read_machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.oci import announced_container
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.allowed import allowed_cpus
@@ -68,7 +68,8 @@ async def test_a_created_container_is_placed_by_the_kernel_and_released_with_its
         assert int(text) == 64 * MIB
         # It lives, so that a deletion that failed takes nothing away.
         assert await one.ask("delete", ID.encode()) == ("ok", "")
-        assert announced_container.is_alive(hierarchy, entry.origin)
+        place = Place.of(entry.origin.pod, entry.origin.container, entry.origin)
+        assert Occupancy(hierarchy).has_process(place)
         os.kill(pid, 9)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - a zombie from here on
         for mount in set(hierarchy.mounts.values()):

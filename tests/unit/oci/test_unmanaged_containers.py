@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from bayplan.control.ended_containers import CRIO
 from bayplan.model.decision import Outcome
-from bayplan.oci.stale_entries import CRIO
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet

@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from bayplan.control.ended_containers import EndedContainers
+from bayplan.control.starts import Starts
 from bayplan.control.verify import compare, repair
 from bayplan.host.cgroup_paths import container_path
+from bayplan.host.occupancy import Occupancy
 from bayplan.model.decision import Outcome
-from bayplan.model.ledger import Entry
 from bayplan.model.origin import Form
 from bayplan.model.workload import Pod
-from bayplan.oci.stale_entries import StaleEntries
 from bayplan.oci.unmanaged_containers import PODMAN, UnmanagedContainers
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
@@ -106,11 +107,10 @@ async def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
         await asyncio.sleep(0)
         assert one.controller.counters["found_containers"] == one.verifications == 1
 
-        async def release(gone: Entry) -> None:
-            await one.controller.stop_container(Pod(ID), container(gone.container_id, Pod(ID)))
-
         node.end(42)
-        await StaleEntries(one.controller, node.hierarchy, here, release, dict).release_ended()
+        forget = Starts(None).forget
+        ended = EndedContainers(one.controller, Occupancy(node.hierarchy), here, lambda _: {}, forget)
+        await ended.release_ended()
         assert set(one.controller.ledger.entries) == {"x"}
         assert one.controller.ledger.unmanaged == {}
 

@@ -1,0 +1,203 @@
+"""Containers that have ended, or will never start, although nobody has said so: found, and released.
+
+A hook that was killed, a poststop that crun does not run after a failed creation, an OCI runtime that fails
+before the runtime has an event for it, an exit that a runtime did not see: no report about such a container
+will follow. So the kernel is asked, with every verification, whether it still has a process. Who had one and
+has none has ended. Who never had one is about to start, which is bounded: it keeps what it was promised as
+long as its runtime lists it over CRI, as that may start it at any time, and else for `PATIENCE_S`. One that
+is started after that is found when it starts, before its first instruction."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.control.controller import Controller
+from bayplan.control.lives import Life
+from bayplan.control.threads import InThread
+from bayplan.errors import BayplanError
+from bayplan.host.occupancy import Occupancy, Place
+from bayplan.model.ledger import Entry
+from bayplan.model.life import AWAITED, Action, Phase, Report
+from bayplan.model.origin import Origin
+from bayplan.model.workload import Pod
+
+logger = logging.getLogger(__name__)
+
+CRIO: Final = "cri-o"
+"""CRI-O's name for itself, over NRI and in its containers' annotations."""
+
+PATIENCE_S: Final = 300.0
+"""For a container to get its process: CRI-O allows a creation 240 s, and kubelet a start 120 s after that."""
+
+ASK_AFTER_S: Final = 10.0
+"""So long a container of NRI may be without a process before its runtime is asked:
+kubelet starts at once what it has created. Each time that settles nothing, the next pause is twice as long,
+up to `PATIENCE_S`."""
+
+ListContainers = Callable[[str], Mapping[str, bool]]
+"""The ids of all containers that the runtime of that name lists over CRI, False for those that have ended."""
+
+
+class _Suspect(Struct, frozen=True):
+    """A container that holds something. ``life`` and ``phase`` are those of the moment of the look."""
+
+    entry: Entry
+    life: Life
+    phase: Phase
+    place: Place
+
+    @property
+    def container_id(self) -> str:
+        """The runtime's id of the container."""
+        return self.entry.container_id
+
+
+class EndedContainers:
+    """Finds and releases them. *forget_start* is called with the ids of those that are released."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        occupancy: Occupancy,
+        in_thread: InThread,
+        list_containers: ListContainers,
+        forget_start: Callable[[str], None],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._controller = controller
+        self._occupancy = occupancy
+        self._in_thread = in_thread
+        self._list_containers = list_containers
+        self._forget_start = forget_start
+        self._clock_s = clock_s
+        self._pause_s = ASK_AFTER_S
+        self._asked_s = -PATIENCE_S
+        self._has_seen = False
+        """Whether the kernel has ever shown a process of a container: else there is nothing to conclude
+        from."""
+
+    async def release_ended(self) -> None:
+        """Look once, and release those that have ended; those that have not, against all that was heard, are
+        entered."""
+        await self._controller.settle_doubts()
+        suspects = list(self._held())
+        alive = await self._in_thread(partial(self._with_process, suspects))
+        self._has_seen = self._has_seen or bool(alive)
+        now_s, without = self._clock_s(), list[_Suspect]()
+        for one in suspects:
+            if one.container_id in alive:
+                one.life.had_process, one.life.awaited_since_s = True, None
+            else:
+                if one.life.awaited_since_s is None:
+                    one.life.awaited_since_s = now_s
+                without.append(one)
+        if not without:
+            self._pause_s = ASK_AFTER_S
+            return
+        listed = await self._in_thread(partial(self._listed, without, now_s))
+        for one in without:
+            report = self._report(one, listed, now_s)
+            if report is not None:
+                await self._release(one, report)
+
+    def _held(self) -> Iterable[_Suspect]:
+        """Those who hold something, as far as it is known where they are."""
+        controller = self._controller
+        known, lives = controller.known, controller.placements.lives
+        for container_id, entry in controller.ledger.entries.items():
+            life, container = lives.of(container_id), known.containers.get(container_id)
+            if life is None or container is None:
+                continue  # before the runtime has listed it
+            pod = known.pods.get(container.pod_id, Pod(container.pod_id))
+            yield _Suspect(entry, life, life.phase, Place.of(pod, container, entry.origin))
+
+    def _with_process(self, suspects: Collection[_Suspect]) -> set[str]:
+        """The ids of those that have a process, and of those of which the kernel does not say."""
+        found = set()
+        self._occupancy.keep({one.container_id for one in suspects})
+        for one in suspects:
+            try:
+                if self._occupancy.has_process(one.place):
+                    found.add(one.container_id)
+            except BayplanError as error:
+                extra = {"container_id": one.container_id, "problem": str(error)}
+                logger.warning("cannot see whether a container has ended", extra=extra)
+                found.add(one.container_id)
+        return found
+
+    def _listed(self, without: Collection[_Suspect], now_s: float) -> Mapping[str, Mapping[str, bool]]:
+        """What the runtimes list that know more of those *without* a process, by their names; nothing of
+        those that do not answer."""
+        engines = {one.entry.origin.engine for one in without if one.entry.origin is not None} & {CRIO}
+        runtime = self._controller.runtime
+        if runtime is not None and any(self._is_worth_asking(one, now_s) for one in without):
+            engines.add(runtime.name)
+            self._asked_s, self._pause_s = now_s, min(2 * self._pause_s, PATIENCE_S)
+        listed = dict[str, Mapping[str, bool]]()
+        for engine in sorted(engines):
+            try:
+                listed[engine] = self._list_containers(engine)
+            except BayplanError as error:
+                extra = {"runtime": engine, "problem": str(error)}
+                logger.debug("a runtime does not say which containers it has", extra=extra)
+        return listed
+
+    def _is_worth_asking(self, one: _Suspect, now_s: float) -> bool:
+        """Whether the NRI runtime is asked about a container: one of its own, of which the kernel says
+        nothing."""
+        since_s = one.life.awaited_since_s
+        waited = since_s is not None and now_s - since_s >= ASK_AFTER_S
+        due = now_s - self._asked_s >= self._pause_s
+        return one.entry.origin is None and not one.life.had_process and waited and due
+
+    def _report(self, one: _Suspect, listed: Mapping[str, Mapping[str, bool]], now_s: float) -> Report | None:
+        """What is to be reported of a container without a process; None as long as it may get one."""
+        origin, runtime = one.entry.origin, self._controller.runtime
+        of_nri = None if runtime is None else listed.get(runtime.name)
+        containers = of_nri if origin is None else listed.get(origin.engine)
+        alive = None if containers is None else containers.get(one.container_id)
+        if alive:
+            # Nobody else knows where its processes are, or when it will be started.
+            one.life.awaited_since_s = now_s
+            return None
+        # One that is being created is not listed yet.
+        unlisted = origin is None and of_nri is not None and one.phase is not Phase.DECIDED
+        if alive is False or unlisted:
+            return Report.EXITED
+        if one.life.had_process:
+            return Report.NO_PROCESS
+        since_s = one.life.awaited_since_s
+        late = since_s is not None and now_s - since_s >= PATIENCE_S
+        expected = one.phase not in AWAITED
+        if expected:
+            return Report.OVERDUE if late and self._has_seen else None
+        return Report.OVERDUE if late or not _may_start(origin) else None
+
+    async def _release(self, one: _Suspect, report: Report) -> None:
+        """Release it, unless something was reported of it since the look."""
+        controller = self._controller
+        async with controller.transaction() as transaction:
+            lives = controller.placements.lives
+            same = lives.of(one.container_id) is one.life and one.life.phase is one.phase
+            if not same or lives.step(report, one.container_id).action is not Action.RELEASE:
+                return
+            controller.placements.release(transaction, one.container_id, report)
+            self._forget_start(one.container_id)
+        await controller.wait_written()
+        extra = {
+            "container": one.entry.decision.request.name,
+            "container_id": one.container_id,
+            "why": report.value,
+        }
+        logger.info("container has ended, and nobody had reported it", extra=extra)
+        controller.counters["nri_gone" if one.entry.origin is None else "oci_gone"] += 1
+
+
+def _may_start(origin: Origin | None) -> bool:
+    """Whether a container without a process may still start: its bundle exists, or it has none."""
+    return origin is None or not origin.bundle or Path(origin.bundle).is_dir()

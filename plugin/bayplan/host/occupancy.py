@@ -1,0 +1,141 @@
+"""Which containers have a process, by their cgroups and their first processes.
+
+Looked at again and again, of hundreds of containers: the file that says so stays open, and a pread(2) of it
+takes 1 us. cgroup v2 has `populated` in cgroup.events, which counts the cgroups below; on v1 cgroup.procs is
+read, and where it is empty the cgroups below. A cgroup that is removed and made again under the same name is
+another one: before it is said that a container has no process, its path is opened anew. Blocks.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from typing import Final, Self
+
+from msgspec import Struct, field
+
+from bayplan.errors import ParseError
+from bayplan.host import proc
+from bayplan.host.cgroup_paths import CRUN_CHILD, container_paths
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.kernelfs import AbsentError, refusal
+from bayplan.model.origin import Origin
+from bayplan.model.workload import Container, Pod
+
+_POPULATED: Final = b"populated 1"
+_MOST_BYTES: Final = 4096
+
+
+class Place(Struct, frozen=True):
+    """Where a container's processes are looked for.
+
+    ``cgroups`` are the paths below the mounts, by controller, where they are known; else ``cgroups_path`` is
+    the spec's, and ``cgroup_parent`` the pod's. ``pid`` is its first process, 0 where that is not known;
+    ``start_ticks`` distinguishes it from a later one with its id. Without these it counts if its cgroup has
+    one of ``names`` in its path: in sandboxes with a kernel of their own it is the sandbox's.
+    """
+
+    container_id: str
+    cgroups_path: str = ""
+    cgroup_parent: str = ""
+    cgroups: Mapping[str, str] = field(default_factory=dict)
+    pid: int = 0
+    start_ticks: int = 0
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, pod: Pod, container: Container, origin: Origin | None = None) -> Self:
+        """The place of *container*, which came over NRI or as *origin* says."""
+        parent = pod.cgroup_parent.rpartition("/")[2]
+        return cls(
+            container.id,
+            container.cgroups_path,
+            pod.cgroup_parent,
+            {} if origin is None else origin.cgroups,
+            container.pid if origin is None else origin.container.pid,
+            0 if origin is None else origin.start_ticks,
+            tuple(name for name in (container.id, container.pod_id, parent) if name),
+        )
+
+
+class Occupancy:
+    """Keeps a file open for each of at most *most_files* containers."""
+
+    def __init__(self, hierarchy: Hierarchy, most_files: int = 0) -> None:
+        self._hierarchy = hierarchy
+        self._most_files = most_files
+        self._file = "cgroup.events" if hierarchy.unified else "cgroup.procs"
+        self._open: dict[str, int] = {}
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def keep(self, container_ids: Collection[str]) -> None:
+        """Close the files of all other containers."""
+        for container_id in self._open.keys() - container_ids:
+            os.close(self._open.pop(container_id))
+
+    def has_process(self, place: Place) -> bool:
+        """Whether the container has a process: any in its cgroup, or its first one elsewhere.
+
+        Raises:
+            HostError: the kernel does not say.
+        """
+        descriptor = self._open.get(place.container_id)
+        if descriptor is not None:
+            if self._shows_process(descriptor):
+                return True
+            os.close(self._open.pop(place.container_id))
+        return any(self._is_occupied(place, path) for path in _paths(place)) or self._first_runs(place)
+
+    def _is_occupied(self, place: Place, path: str) -> bool:
+        """Whether there is a process in the cgroup *path*, whose file is kept open then."""
+        name = f"{self._hierarchy.mounts[CPUSET]}{path}/{self._file}"
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return self._has_processes(path)
+        except OSError as error:
+            raise refusal(name, "cannot be opened", error) from error
+        occupied = self._shows_process(descriptor)
+        if occupied and len(self._open) < self._most_files:
+            self._open[place.container_id] = descriptor
+        else:
+            os.close(descriptor)
+        return occupied or (not self._hierarchy.unified and self._has_processes(path))
+
+    def _shows_process(self, descriptor: int) -> bool:
+        try:
+            text = os.pread(descriptor, _MOST_BYTES, 0)
+        except OSError:
+            return False  # the cgroup is gone
+        return _POPULATED in text if self._hierarchy.unified else bool(text.strip())
+
+    def _has_processes(self, path: str) -> bool:
+        """Whether there is a process in the cgroup *path* or below it, by lists of all."""
+        try:
+            with ContainerCgroup(self._hierarchy, dict.fromkeys((CPUSET, MEMORY), path)) as cgroup:
+                return bool(cgroup.processes())
+        except AbsentError:
+            return False
+
+    def _first_runs(self, place: Place) -> bool:
+        if place.pid <= 1:
+            return False
+        if place.start_ticks:
+            return proc.runs(proc.Process(place.pid, place.start_ticks), self._hierarchy.root)
+        return proc.runs_within(place.pid, place.names, self._hierarchy.root)
+
+
+def _paths(place: Place) -> tuple[str, ...]:
+    """The paths of the cgroup below the mount, the most certain one first."""
+    if place.cgroups:
+        return (place.cgroups[CPUSET].removesuffix(f"/{CRUN_CHILD}"),)
+    try:
+        return container_paths(place.cgroups_path, place.cgroup_parent, place.container_id)
+    except ParseError:
+        return ()

@@ -1,0 +1,262 @@
+"""Containers' events in every order, over the wire: those that runtimes were seen to send, and any others.
+
+After each event it is looked at who holds something. What the kernel shows is a directory: a process is there
+from a container's start until before its end is reported.
+"""
+
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bayplan._proto.nri import api_pb2 as pb
+from bayplan.control.ended_containers import EndedContainers
+from bayplan.control.starts import Starts
+from bayplan.errors import UnavailableError
+from bayplan.host.occupancy import Occupancy
+from bayplan.model.policy import PlacementPolicy
+from bayplan.nri import Event, UnixSocket
+from bayplan.quantity import MIB
+from support.controllers import MACHINE, Controlled, controlled, here
+from support.flavors import ALL, CONTAINERD_1_7, CONTAINERD_2_1, CONTAINERD_2_3, CRIO_1_36, Flavor
+from support.oci_node import OciNode
+from support.plugin import serving
+from support.runtime import FakeRuntime
+from support.workloads import GUARANTEED, make_container, make_pod
+
+RECORDED: Final[list[dict[str, Any]]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "nri_orders.json").read_text(encoding="utf-8")
+)["recorded"]
+FLAVORS: Final = {"1.7": CONTAINERD_1_7, "2.1": CONTAINERD_2_1, "2.3": CONTAINERD_2_3, "cri-o": CRIO_1_36}
+STATES: Final = {
+    "created": pb.CONTAINER_CREATED,
+    "running": pb.CONTAINER_RUNNING,
+    "stopped": pb.CONTAINER_STOPPED,
+    "unknown": pb.CONTAINER_UNKNOWN,
+}
+OF_CONTAINERS: Final = (
+    Event.POST_CREATE_CONTAINER,
+    Event.START_CONTAINER,
+    Event.POST_START_CONTAINER,
+    Event.UPDATE_CONTAINER,
+    Event.POST_UPDATE_CONTAINER,
+    Event.STOP_CONTAINER,
+    Event.REMOVE_CONTAINER,
+)
+ENDS: Final = (Event.STOP_CONTAINER, Event.REMOVE_CONTAINER, Event.REMOVE_POD_SANDBOX)
+PID: Final = 4242
+
+
+class One:
+    """A container: what is sent of it, and whether it has a process."""
+
+    def __init__(self, node: OciNode, name: str) -> None:
+        self.pod = make_pod(name, qos=GUARANTEED)
+        self.spec = make_container(
+            self.pod,
+            memory_limit_bytes=10 * MIB,
+            cpu_shares=1024,
+            cpu_quota_us=100_000,
+            oom_score_adj=-997,
+        )
+        self.id = self.spec.id
+        self.spec.linux.cgroups_path = f"/kubepods/pod{name}/{self.id}"
+        self.alive = False
+        self._node, self._pid = node, PID + int(name[1:])
+
+    def start(self) -> None:
+        """It gets a process."""
+        if not self.alive:
+            self._node.make_cgroup(self.spec.linux.cgroups_path)
+            self._node.make_process(self._pid, self.spec.linux.cgroups_path)
+            self.alive = True
+
+    def end(self) -> None:
+        """Its process ends."""
+        if self.alive:
+            self._node.end(self._pid)
+            self.alive = False
+
+
+class Daemon:
+    """A daemon that serves a runtime."""
+
+    def __init__(self, around: Controlled, node: OciNode) -> None:
+        self.controller = around.controller
+        occupancy = Occupancy(node.hierarchy, 16)
+        self.look = EndedContainers(
+            around.controller, occupancy, here, _silent, Starts(None).forget
+        ).release_ended
+
+    @property
+    def held(self) -> set[str]:
+        """The ids of those who hold something."""
+        held = set(self.controller.ledger.entries)
+        assert held == self.controller.placements.lives.held
+        return held
+
+
+def _silent(runtime: str) -> dict[str, bool]:
+    raise UnavailableError(runtime, "does not answer")
+
+
+@asynccontextmanager
+async def running(runtime: FakeRuntime, node: OciNode, directory: Path) -> AsyncIterator[Daemon]:
+    async with controlled(directory / "state", PlacementPolicy(), None, MACHINE) as around:
+        around.kernel = node.hierarchy
+        async with serving(around.controller, UnixSocket(str(directory / "nri.sock"))):
+            await runtime.synchronized()
+            yield Daemon(around, node)
+
+
+ORDERS: Final = [
+    pytest.param(FLAVORS[one["runtime"]], order["events"], id=f"{one['runtime']}-{number}")
+    for one in RECORDED
+    for number, order in enumerate(one["orders"])
+]
+
+
+@pytest.mark.parametrize(("flavor", "events"), ORDERS)
+async def test_the_orders_of_real_runtimes(tmp_path: Path, flavor: Flavor, events: list[str]) -> None:
+    """Held from its creation to its end, and again if it is started after a stop."""
+    runtime, node = FakeRuntime(flavor), OciNode(tmp_path / "root")
+    await runtime.listen(tmp_path / "nri.sock")
+    one = One(node, "p1")
+    async with running(runtime, node, tmp_path) as daemon:
+        held = False
+        for text in events:
+            name, _, state = text.partition(" ")
+            event = Event[name]
+            if event is Event.START_CONTAINER:
+                one.start()
+            elif event in (Event.STOP_CONTAINER, Event.STOP_POD_SANDBOX):
+                one.end()
+            one.spec.state = STATES.get(state, pb.CONTAINER_UNKNOWN)
+            one.spec.pid = PID + 1 if one.alive or state == "running" else 0
+            await runtime.say(event, one.pod, one.spec)
+            if event is Event.CREATE_CONTAINER or (event is Event.START_CONTAINER and one.alive):
+                held = True
+            elif event in (*ENDS, Event.STOP_POD_SANDBOX) or state == "stopped":
+                held = False
+            assert daemon.held == ({one.id} if held else set()), text
+        assert not held
+    await runtime.stop()
+
+
+@pytest.mark.parametrize("event", OF_CONTAINERS)
+@pytest.mark.parametrize("flavor", ALL, ids=str)
+async def test_nothing_brings_the_dead_back(tmp_path: Path, flavor: Flavor, event: Event) -> None:
+    """Not the events of before its end, on any runtime, after a new connection and a new daemon either."""
+    runtime, node = FakeRuntime(flavor), OciNode(tmp_path / "root")
+    await runtime.listen(tmp_path / "nri.sock")
+    one = One(node, "p1")
+    async with running(runtime, node, tmp_path) as daemon:
+        await runtime.say(Event.CREATE_CONTAINER, one.pod, one.spec)
+        assert daemon.controller.ledger.exclusive_cpus
+        await runtime.say(Event.STOP_CONTAINER, one.pod, one.spec)
+        await runtime.say(event, one.pod, one.spec)
+        assert daemon.held == set()
+        await runtime.stop()
+        (tmp_path / "nri.sock").unlink(missing_ok=True)
+        await runtime.listen(tmp_path / "nri.sock")
+        await runtime.synchronized()
+        await runtime.say(event, one.pod, one.spec)
+        assert daemon.held == set()
+    await runtime.abandoned()
+    async with running(runtime, node, tmp_path) as daemon:
+        await runtime.say(event, one.pod, one.spec)
+        assert daemon.held == set()
+    await runtime.stop()
+
+
+async def test_who_is_created_anew_under_its_name_takes_the_place_of_one_that_failed(tmp_path: Path) -> None:
+    """What CRI-O's OCI runtime fails to create, of which no event and no list says anything."""
+    runtime, node = FakeRuntime(CRIO_1_36), OciNode(tmp_path / "root")
+    await runtime.listen(tmp_path / "nri.sock")
+    failed, again, sidecar = (One(node, "p1") for _ in range(3))
+    again.spec.id, sidecar.spec.id = f"{failed.id}-2", f"{failed.id}-sidecar"
+    sidecar.spec.name = "sidecar"
+    async with running(runtime, node, tmp_path) as daemon:
+        for one in (failed, sidecar, again):
+            await runtime.say(Event.CREATE_CONTAINER, one.pod, one.spec)
+        assert daemon.held == {again.spec.id, sidecar.spec.id}
+    await runtime.stop()
+
+
+class AnyOrder:
+    """Events of three containers at random, and what must hold. ``over``: those whose end was reported, and
+    of which nothing was reported since with a process of theirs. ``lives``: those that were reported with a
+    process, and have not ended since."""
+
+    def __init__(self, seed: int, runtime: FakeRuntime, node: OciNode) -> None:
+        self._choice, self._runtime = random.Random(seed), runtime
+        self.containers = [One(node, f"p{number}") for number in range(3)]
+        self.over, self.lives = set[str](), set[str]()
+        self._held, self._holding = set[str](), set[str]()
+
+    def restarted(self) -> None:
+        """Another daemon: the runtime lists nothing to it, and it knows the ends of those that were ever
+        held."""
+        self.lives.clear()
+        self._holding = set()
+        self.over &= self._held
+
+    async def step(self, daemon: Daemon) -> None:
+        """Something happens."""
+        one = self._choice.choice(self.containers)
+        match self._choice.randrange(9):
+            case 0:
+                one.start()
+            case 1:
+                one.end()
+                self.lives.discard(one.id)
+            case 2:
+                await daemon.look()
+            case _:
+                events = (Event.CREATE_CONTAINER, *OF_CONTAINERS, Event.REMOVE_POD_SANDBOX)
+                event = self._choice.choice(events)
+                await self._runtime.say(event, one.pod, one.spec)
+                self._said(one, event)
+        self.check(daemon)
+
+    def _said(self, one: One, event: Event) -> None:
+        if event in ENDS:
+            # The end of a pod says nothing of containers that nobody has heard of.
+            self.over |= {one.id} & (self._holding if event is Event.REMOVE_POD_SANDBOX else {one.id})
+            self.lives.discard(one.id)
+        elif event is Event.CREATE_CONTAINER:
+            self.over.discard(one.id)
+        elif one.alive and event is not Event.POST_UPDATE_CONTAINER:
+            self.over.discard(one.id)
+            self.lives.add(one.id)
+
+    def check(self, daemon: Daemon) -> None:
+        """Who has ended holds nothing, and who lives does."""
+        self._holding = daemon.held
+        self._held |= self._holding
+        assert not daemon.held & self.over
+        assert self.lives <= daemon.held
+
+
+LONG = (pytest.param(seed, marks=pytest.mark.matrix) for seed in range(12, 200))
+
+
+@pytest.mark.parametrize("seed", [*range(12), *LONG])
+async def test_any_order(tmp_path: Path, seed: int) -> None:
+    """Late, doubled and missing; processes that come and go without a word; new daemons."""
+    runtime, node = FakeRuntime(ALL[seed % len(ALL)]), OciNode(tmp_path / "root")
+    await runtime.listen(tmp_path / "nri.sock")
+    order = AnyOrder(seed, runtime, node)
+    for _ in range(4):
+        async with running(runtime, node, tmp_path) as daemon:
+            order.restarted()
+            for _ in range(25):
+                await order.step(daemon)
+            await daemon.look()
+            order.check(daemon)
+        await runtime.abandoned()
+    await runtime.stop()
