@@ -1,5 +1,5 @@
-"""Gives every managed container back its parent's CPUs and nodes: in the running daemon, or, where none runs,
-by what the state directory says.
+"""Gives every managed container back its parent's CPUs and nodes, and the kernel its setting: in the running
+daemon, or, where none runs, by what the state directory says.
 
 The record comes first, so that no verification undoes what is written, then the cgroups. If the program is
 killed in between, the next release writes all of them again.
@@ -20,6 +20,7 @@ from bayplan.errors import BayplanError
 from bayplan.files import check_kind
 from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup, paths_by_id
+from bayplan.host.cpu_lists import SYSCTL, CpuListLimit
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.lock import DirectoryLock
@@ -35,7 +36,9 @@ GONE: Final = "gone"
 GIVEN_BACK: Final = "given back"
 
 
-def releasing(controller: Controller, hierarchy: Hierarchy, in_thread: InThread) -> Question:
+def releasing(
+    controller: Controller, hierarchy: Hierarchy, cpu_lists: CpuListLimit, in_thread: InThread
+) -> Question:
     """The question ``release``, for the running daemon; a ``dryRun`` changes nothing."""
 
     async def release(_: Snapshot, request: Mapping[str, object]) -> dict[str, Any]:
@@ -49,11 +52,12 @@ def releasing(controller: Controller, hierarchy: Hierarchy, in_thread: InThread)
                     ledger = ledger.with_entry(given_back(ledger.entries[one.container_id]))
                 transaction.accept(ledger=ledger)
         outcomes: dict[str, str] = {}
+        sysctls = await in_thread(partial(_sysctls, cpu_lists, dry_run=dry_run))
         if not dry_run:
             await controller.wait_written()
             outcomes = await in_thread(partial(give_back, hierarchy, wanted))
             logger.warning("every container was given back", extra={"containers": len(wanted)})
-        return _view(wanted, outcomes, dry_run=dry_run, running=True)
+        return _view(wanted, outcomes, sysctls, dry_run=dry_run, running=True)
 
     return release
 
@@ -68,8 +72,10 @@ def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry
     """
     check_kind(directory, stat.S_IFDIR, "the daemon's state directory")
     if not directory.is_dir():
-        return _view((), {}, dry_run=dry_run, running=False)
+        return _view((), {}, {}, dry_run=dry_run, running=False)
     with DirectoryLock(directory):
+        root = Path("/") if hierarchy is None else hierarchy.root
+        sysctls = _sysctls(CpuListLimit(directory, root), dry_run=dry_run)
         store = Store.open(directory)
         try:
             entries = {entry.container_id: entry for entry in store.entries()}
@@ -82,7 +88,7 @@ def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry
                 _speed_up(hierarchy or Hierarchy.detect())
         finally:
             store.close()
-    return _view(wanted, outcomes, dry_run=dry_run, running=False)
+    return _view(wanted, outcomes, sysctls, dry_run=dry_run, running=False)
 
 
 def _speed_up(hierarchy: Hierarchy) -> None:
@@ -115,8 +121,19 @@ def _wanted(entries: Iterable[Entry]) -> tuple[GivenBack, ...]:
     return tuple(sorted(found, key=lambda one: (one.name, one.container_id)))
 
 
+def _sysctls(cpu_lists: CpuListLimit, *, dry_run: bool) -> dict[str, int]:
+    """The kernel's settings that are set to what they were, by name."""
+    before = cpu_lists.to_restore if dry_run else cpu_lists.restore()
+    return {} if before is None else {SYSCTL: before}
+
+
 def _view(
-    wanted: Sequence[GivenBack], outcomes: Mapping[str, str], *, dry_run: bool, running: bool
+    wanted: Sequence[GivenBack],
+    outcomes: Mapping[str, str],
+    sysctls: Mapping[str, int],
+    *,
+    dry_run: bool,
+    running: bool,
 ) -> dict[str, Any]:
     failed = any(outcome not in (GONE, GIVEN_BACK) for outcome in outcomes.values())
     return {
@@ -125,6 +142,7 @@ def _view(
         "health": "error" if failed else "ok",
         "dryRun": dry_run,
         "daemonRuns": running,
+        "sysctls": dict(sysctls),
         "containers": [
             {
                 "id": one.container_id,

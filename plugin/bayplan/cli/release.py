@@ -45,8 +45,10 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people."""
     containers = view["containers"]
+    to = "would be set" if view["dryRun"] else "was set"
+    sysctls = [f"{name} {to} to {value} again." for name, value in view["sysctls"].items()]
     if not containers:
-        return ["No container is managed."]
+        return ["No container is managed.", *sysctls]
     rows = tuple(
         (
             one["name"],
@@ -55,7 +57,7 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         )
         for one in containers
     )
-    shown: list[Block] = [Table(_COLUMNS, rows)]
+    shown: list[Block] = [Table(_COLUMNS, rows), *sysctls]
     if view["dryRun"]:
         shown.append("Nothing was changed. bayplan release --yes does it.")
     elif view["daemonRuns"]:

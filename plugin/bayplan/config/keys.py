@@ -27,6 +27,7 @@ from bayplan.config.values import (
     cpu_list,
     duration_ms,
     kubelet_minor,
+    list_fraction,
     node_owners,
     off_or_one_of,
     one_of,
@@ -165,6 +166,12 @@ PLACEMENT: Final = (
         "pageMoveRate", "page_move_rate_bytes", "page-move-rate", "AMOUNT",
         positive_bytes, syntax.text, "1Gi",
         "how many bytes are moved per second at most for the sake of memory that was promised to others",
+    ),
+    Key(
+        "percpuPagelistHighFraction", "list_fraction", "percpu-pagelist-high-fraction", "N",
+        list_fraction, syntax.text, "0",
+        "what the kernel's sysctl of that name is while the daemon runs: CPUs may keep one N-th of a node's "
+        "memory on lists of their own; 0 leaves the sysctl as it is",
     ),
 )  # fmt: skip
 

@@ -124,6 +124,7 @@ class Settings(Struct, frozen=True):
     return_most_bytes: int = 64 * GIB
     memory_pressure: MemoryPressure = MemoryPressure.RELIEVE
     page_move_rate_bytes: int = GIB
+    list_fraction: int = 0
     log_level: str = "info"
     log_format: str = "auto"
     recording: Path | None = None

@@ -20,6 +20,9 @@ from bayplan.sets import CpuSet, NodeSet
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[str, object], T]
 
+_WHOLE_NUMBER: Final = re.compile("[0-9]{1,10}")
+_FRACTIONS: Final = range(8, 1 << 31)
+"""What the kernel takes for vm.percpu_pagelist_high_fraction beside 0."""
 _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000}
 NOBODY: Final = "none"
@@ -214,6 +217,14 @@ def duration_ms(low_ms: int, high_ms: int) -> Reader[int]:
         raise invalid(path, show(value), expected)
 
     return read
+
+
+def list_fraction(path: str, value: object) -> int:
+    """A value of vm.percpu_pagelist_high_fraction; flags have it as text."""
+    number = int(value) if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value) else value
+    if isinstance(number, int) and not isinstance(number, bool) and (number == 0 or number in _FRACTIONS):
+        return number
+    raise invalid(path, show(value), f"0, or a whole number from {_FRACTIONS[0]} to {_FRACTIONS[-1]}")
 
 
 def cpu_list(path: str, value: object) -> CpuSet:

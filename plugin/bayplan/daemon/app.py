@@ -66,6 +66,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             stack.enter_context(shadow_mode.shadow_mode())
             logger.warning("shadow mode: everything is decided and recorded, and nothing is applied")
         daemon = Daemon(settings)
+        stack.callback(daemon.restore_cpu_lists)
         for thread in daemon.threads:
             stack.callback(thread.abandon)
         if daemon.recording is not None:

@@ -58,6 +58,7 @@ from bayplan.daemon.promise_widening import PromiseWidening
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.verification import Verification
 from bayplan.errors import BayplanError
+from bayplan.host.cpu_lists import CpuListLimit
 from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
 from bayplan.host.eviction_signals import find_file_systems
@@ -111,6 +112,7 @@ class Daemon:
             *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files()
         )
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
+        self.cpu_lists = CpuListLimit(settings.state_directory)
         self.recording = open_recording(settings.recording)
         self._verify_now = asyncio.Event()
         self._reload_now = asyncio.Event()
@@ -133,6 +135,7 @@ class Daemon:
         await self._make_pressure()
         self._make_verification()
         self._make_session()
+        await self._limit_cpu_lists()
         for remark in self._remarks():
             logger.warning(remark)
         self._log_start()
@@ -299,12 +302,26 @@ class Daemon:
                 self.pressure.mode = settings.memory_pressure
                 self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
                 self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
+                await self._limit_cpu_lists()
                 logs.set_level(settings.log_level)
                 extra = {"engine": settings.engine, "policy": policy.topology.value}
                 logger.info("settings taken over", extra=extra)
                 if waiting := changed_at_start(self._started_with, settings):
                     logger.warning("changed settings wait for a restart", extra={"keys": waiting})
             notifier.ready()
+
+    async def _limit_cpu_lists(self) -> None:
+        try:
+            await self.host_thread.do(partial(self.cpu_lists.apply, self.settings.list_fraction))
+        except BayplanError as error:
+            logger.warning("lists of CPUs cannot be kept short", extra={"problem": str(error)})
+
+    def restore_cpu_lists(self) -> None:
+        """Have lists of CPUs as long as they were before the start."""
+        try:
+            self.cpu_lists.restore()
+        except BayplanError as error:
+            logger.warning("lists of CPUs stay short", extra={"problem": str(error)})
 
     def observe(self) -> Observation:
         """What is known beside the promises. Reads nothing of the kernel."""
@@ -355,7 +372,7 @@ class Daemon:
                 lambda: engine_of(self.settings), self.controller.placements.policy_ability
             ),
             "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
-            "release": releasing(self.controller, self.hierarchy, self.host_thread.do),
+            "release": releasing(self.controller, self.hierarchy, self.cpu_lists, self.host_thread.do),
             "import-state": importing(self.controller, self._verify_now.set),
             "export-state": exporting(
                 self.controller, lambda: static_managers(self.settings, self.hardware.machine)

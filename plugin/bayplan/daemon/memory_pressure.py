@@ -29,9 +29,10 @@ from bayplan.errors import BayplanError
 from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.live_memory import ContainerMemory, FreeMemory, Watermarks, read_nodes, read_watermarks
+from bayplan.host.live_memory import ContainerMemory, FreeMemory, read_nodes
 from bayplan.host.numa_stat import HeldPages
 from bayplan.host.reclaim import missing_abilities
+from bayplan.host.zoneinfo import NO_ZONES, NodeZones, read_zones
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -61,7 +62,7 @@ from bayplan.sets import NodeSet
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-WATERMARKS_S: Final = 300.0
+ZONES_S: Final = 300.0
 COUNT_S: Final = 30.0
 """What containers hold is counted at least as often."""
 AT_RISK_S: Final = 3.0
@@ -119,8 +120,8 @@ class PressureWatch:
         self.memory = ContainerMemory(hierarchy)
         """What containers hold, and where their cgroups are."""
         self._free = FreeMemory(hierarchy.root)
-        self._watermarks: Mapping[int, Watermarks] = {}
-        self._watermarks_at_s = -WATERMARKS_S
+        self._zones: Mapping[int, NodeZones] = {}
+        self._zones_at_s = -ZONES_S
         self._counted_at_s = -COUNT_S
         self._seen_at_s = 0.0
         self._counted_for: Look | None = None
@@ -273,7 +274,7 @@ class PressureWatch:
             plan = seen.plan
             await self._in_start_thread(partial(self.brakes.adjust, seen, dict(self.memory.cgroups)))
             self._adjusted.set()
-            if plan.moves or plan.reclaim_bytes:
+            if plan.moves or plan.reclaim_bytes or plan.risks:
                 cgroups = {**self.memory.cgroups, **{path: path for path in seen.outside}}
                 step_s = BRAKED_STEP_S if self.brakes else STEP_S
                 moved_bytes = await self._in_thread(partial(self.relief.carry_out, seen, cgroups, step_s))
@@ -310,7 +311,7 @@ class PressureWatch:
             return None
         self._problem = ""
         self._enough_bytes = {
-            node: least_bytes + self._watermarks.get(node, Watermarks()).high_bytes
+            node: least_bytes + self._zones.get(node, NO_ZONES).reserve_bytes
             for node, least_bytes in enough_free_bytes(seen, start_bytes(look.machine)).items()
         }
         self.latest, self._kept_seen_bytes = seen, kept_bytes
@@ -352,12 +353,12 @@ class PressureWatch:
             HostError: it cannot be read.
         """
         machine, now_s, root = self._controller.machine, self._clock_s(), self._hierarchy.root
-        if now_s - self._watermarks_at_s >= WATERMARKS_S:
-            self._watermarks, self._watermarks_at_s = read_watermarks(root), now_s
+        if now_s - self._zones_at_s >= ZONES_S:
+            self._zones, self._zones_at_s = read_zones(root), now_s
         pools = {
             node: sum(machine.node_by_id[node].hugepages_bytes.values()) for node in machine.memory_nodes
         }
-        return read_nodes(pools, self._watermarks, root)
+        return read_nodes(pools, self._zones, root)
 
     def _seen(
         self,

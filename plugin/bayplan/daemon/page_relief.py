@@ -1,4 +1,5 @@
-"""Carries out a plan of `page_placement`: reclaims page cache, then moves pages, for a moment.
+"""Carries out a plan of `page_placement`: gets back what lists of CPUs hold, reclaims page cache, then moves
+pages, for a moment.
 
 Then it is looked again: nothing is done by numbers older than a second. Never more than a budget of bytes per
 second, and what turns out not to move is learned and counted as gone. Everything blocks. Whoever stops it,
@@ -6,18 +7,24 @@ or kills the daemon, leaves pages on the one node or on the other, and a history
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from threading import Event
 from typing import Final, NamedTuple, Protocol
 
 from bayplan.daemon.move_records import MoveRecords
 from bayplan.errors import BayplanError, HostError
 from bayplan.host.container import ContainerCgroup
+from bayplan.host.cpu_lists import shorten_cpu_lists
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import read_held
 from bayplan.host.page_moves import Pace, PagesMoved, move_pages
-from bayplan.host.reclaim import can_reclaim_nodes, reclaim_in_cgroup, reclaim_on_node
+from bayplan.host.reclaim import (
+    can_reclaim_nodes,
+    reclaim_in_cgroup,
+    reclaim_on_node,
+)
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.page_placement import LivePages, PageMove, in_order
 from bayplan.quantity import MIB
@@ -58,12 +65,14 @@ class PageRelief:
         move: MovePages | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         stopping: Event | None = None,
+        shorten: Callable[[Collection[int], Path], int] = shorten_cpu_lists,
     ) -> None:
         self.rate_bytes = rate_bytes
         self.pace = Pace()
         self.stopping = stopping or Event()
         self._hierarchy = hierarchy
         self._move = move or self._by_kernel
+        self._shorten = shorten
         self._clock_s = clock_s
         self._stuck: dict[tuple[str, int], _Stuck] = {}
         self._records = MoveRecords(clock_s, 2 * STEP_S)
@@ -81,9 +90,15 @@ class PageRelief:
         return found
 
     def carry_out(self, seen: LivePages, cgroups: Mapping[str, str], step_s: float = STEP_S) -> int:
-        """Do what the plan of *seen* says, for *step_s*; how many bytes were moved. *cgroups* are the paths
-        of the containers' cgroups, below their mount."""
+        """Do what the plan of *seen* says, for *step_s*; how many bytes nodes got by that. *cgroups* are the
+        paths of the containers' cgroups, below their mount."""
         until_s, moved_bytes = self._clock_s() + step_s, 0
+        plan, moves = seen.plan, seen.plan.moves
+        short = {move.source for move in moves} | plan.reclaim_bytes.keys()
+        short = short.union(*(risk.nodes for risk in plan.risks))
+        listed_bytes = self._shorten(short, self._hierarchy.root)
+        if listed_bytes and listed_bytes >= sum(move.amount_bytes for move in moves):
+            return listed_bytes
         self._reclaim(seen, cgroups)
         for move in in_order(seen):
             if self._clock_s() >= until_s or self.stopping.is_set():
@@ -91,6 +106,9 @@ class PageRelief:
             cgroup = cgroups.get(move.container_id)
             if cgroup is not None:
                 moved_bytes += self._one(seen, move, cgroup, until_s)
+        if moved_bytes:
+            # What was moved away is on the list of the CPU that moved it.
+            self._shorten(short, self._hierarchy.root)
         return moved_bytes
 
     @property

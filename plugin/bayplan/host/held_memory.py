@@ -1,9 +1,10 @@
-"""The memory of each node that the kernel and processes outside of containers hold and that cannot be
-reclaimed.
+"""The memory of each node that no container can have: the kernel and processes outside of containers hold it
+and it cannot be reclaimed, or the kernel keeps it free.
 
-That is what is used, without huge pages (their pools are not ordinary memory), page cache and other memory
+Held is what is used, without huge pages (their pools are not ordinary memory), page cache and other memory
 that can be reclaimed, free pages on the lists of the CPUs, and the unreclaimable memory of the containers.
-What remains has in it also what no counter names: pages of drivers, vmalloc, per-CPU memory.
+What remains has in it also what no counter names: pages of drivers, vmalloc, per-CPU memory. What is kept
+free, `zoneinfo` says: an owner that touches it is killed.
 """
 
 import os
@@ -16,7 +17,7 @@ from typing import Final
 from bayplan.host.kernelfs import read_optional
 from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
 from bayplan.host.numa_stat import HeldPages
-from bayplan.host.zoneinfo import AT_HAND, read_zones
+from bayplan.host.zoneinfo import NO_ZONES, read_zones
 
 _NODES: Final = "sys/devices/system/node"
 _RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
@@ -28,11 +29,11 @@ _ISOLATED: Final = re.compile(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE
 def read_held_memory(
     containers: Iterable[HeldPages], hugepages_bytes: Mapping[int, int], root: Path = Path("/")
 ) -> dict[int, int]:
-    """Bytes held outside of *containers*, by node.
+    """Bytes held outside of *containers* or kept free by the kernel, by node.
 
     *hugepages_bytes* is the size of all huge page pools together, for each node that is asked for.
 
-    The files are not read at one moment: the result is good to a few MiB, and never below 0.
+    The files are not read at one moment: the result is good to a few MiB, and never below what is kept free.
 
     Raises:
         HostError: a file is missing or garbled.
@@ -46,9 +47,10 @@ def read_held_memory(
         amounts = _amounts(root, node)
         reclaimable_bytes = sum(amounts.get(name, 0) for name in FILES)
         reclaimable_bytes += next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
-        used_bytes = amounts[MEM_TOTAL] - amounts[MEM_FREE] - pools_bytes - zones[node, AT_HAND]
+        zone = zones.get(node, NO_ZONES)
+        used_bytes = amounts[MEM_TOTAL] - amounts[MEM_FREE] - pools_bytes - zone.lists.now_bytes
         used_bytes -= _isolated_bytes(root, node)
-        held[node] = max(0, used_bytes - reclaimable_bytes - inside[node])
+        held[node] = max(0, used_bytes - reclaimable_bytes - inside[node]) + zone.unusable_bytes
     return held
 
 

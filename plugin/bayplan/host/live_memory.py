@@ -9,15 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, garbage, parse_file, refusal
 from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
 from bayplan.host.numa_stat import HeldPages, parse_legacy_numa_stat, parse_numa_stat
-from bayplan.host.zoneinfo import HIGH, LOW, read_zones
+from bayplan.host.zoneinfo import NO_ZONES, NodeZones
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB
 from bayplan.sets import NodeSet
@@ -32,24 +30,11 @@ _SERVICES: Final = ("system.slice", "user.slice")
 """Not machine.slice, where systemd has containers and virtual machines, nor what somebody else made."""
 
 
-class Watermarks(Struct, frozen=True):
-    """Below ``low_bytes`` of free memory the kernel begins to reclaim, above ``high_bytes`` it ends."""
-
-    low_bytes: int = 0
-    high_bytes: int = 0
-
-
-def read_watermarks(root: Path = Path("/")) -> dict[int, Watermarks]:
-    """The watermarks of each node, which hardly ever change; none where /proc/zoneinfo is absent."""
-    zones = read_zones(root)
-    return {node: Watermarks(zones[node, LOW], zones[node, HIGH]) for node, _ in zones}
-
-
 def read_nodes(
-    pools_bytes: Mapping[int, int], watermarks: Mapping[int, Watermarks], root: Path = Path("/")
+    pools_bytes: Mapping[int, int], zones: Mapping[int, NodeZones], root: Path = Path("/")
 ) -> dict[int, NodeMemory]:
     """What the nodes of *pools_bytes* (the size of all huge page pools together, by node) have. A node that
-    is gone is left out.
+    is gone is left out. *zones* hardly ever change.
 
     Raises:
         HostError: a file is garbled.
@@ -57,7 +42,7 @@ def read_nodes(
     found = {}
     for node, pools in pools_bytes.items():
         try:
-            found[node] = _node(str(root / _NODE.format(node)), pools, watermarks.get(node, Watermarks()))
+            found[node] = _node(str(root / _NODE.format(node)), pools, zones.get(node, NO_ZONES))
         except AbsentError:
             continue
     return found
@@ -72,7 +57,7 @@ class FreeMemory:
         self._descriptors: dict[int, int] = {}
 
     def read(self, node: int) -> int:
-        """The bytes that are free on *node*, watermarks included.
+        """The bytes that are free on *node*, what nobody gets included.
 
         Raises:
             AbsentError: there is no such node (any more).
@@ -102,17 +87,17 @@ class FreeMemory:
             os.close(descriptor)
 
 
-def _node(path: str, pools_bytes: int, marks: Watermarks) -> NodeMemory:
+def _node(path: str, pools_bytes: int, zones: NodeZones) -> NodeMemory:
     amounts = read_meminfo(path, MEM_TOTAL, MEM_FREE, *FILES)
     # As the kernel estimates MemAvailable: half of the page cache at most, up to the low watermark, is needed
     # by what runs. What is to be written to a disk first cannot be had at once.
     files = sum(amounts[name] for name in FILES)
     slab = amounts.get("KReclaimable", amounts.get("SReclaimable", 0))
     clean = max(0, files - amounts.get("Dirty", 0) - amounts.get("Writeback", 0))
-    reclaimable = sum(part - min(part // 2, marks.low_bytes) for part in (clean, slab))
+    reclaimable = sum(part - min(part // 2, zones.low_bytes) for part in (clean, slab))
     free = amounts[MEM_FREE]
     used = max(0, amounts[MEM_TOTAL] - free - pools_bytes - files - slab)
-    return NodeMemory(max(0, free - marks.high_bytes), reclaimable, used, free < marks.low_bytes)
+    return NodeMemory(max(0, free - zones.reserve_bytes), reclaimable, used, free < zones.low_bytes)
 
 
 def read_held(hierarchy: Hierarchy, cgroup: str) -> HeldPages:

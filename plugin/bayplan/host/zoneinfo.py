@@ -1,35 +1,145 @@
-"""/proc/zoneinfo, summed over the zones of each node. With many CPUs it is long: not for every second."""
+"""/proc/zoneinfo by node: what of its memory no owner can touch, and what is on the lists of single CPUs.
+
+With many CPUs the file is long: not for every second.
+
+A page is taken for a process only while its zone has more free than a watermark and the zone's
+`lowmem_reserve` for user memory (``protection``; mm/page_alloc.c, `__zone_watermark_ok`). Below the min
+watermark the kernel reclaims, and kills where nothing can be reclaimed. What it calls reserved from user
+space, `totalreserve_pages`, is the high watermark and that reserve, zone by zone; so it is here.
+
+Free pages on the list of a CPU are not free to the zone, MemFree leaves them out, and somebody is killed
+beside them. Below ``high_min``, the CPU's share of the low watermark, they stay for as long as it likes; from
+Linux 6.7 on a list may grow to its share of an eighth of the zone, and falls back to that at each update of
+the CPU's statistics (`zone_highsize`, `decay_pcp_high`). Kernels up to 6.12 do not print it.
+"""
 
 import os
 import re
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from bayplan.host.kernelfs import read_optional
+from msgspec import Struct
 
-LOW: Final = "low"
-HIGH: Final = "high"
-"""The watermarks: below the low one the kernel begins to reclaim, above the high one it ends."""
-AT_HAND: Final = "count:"
-"""Free pages in the lists of single CPUs, which MemFree leaves out: since Linux 6.7 up to an eighth of a
-zone."""
+from bayplan.host.kernelfs import parse_file, parse_number, read_optional
+from bayplan.sets import CpuSet
 
-_LINE: Final = re.compile(rf"^Node (\d+), zone|^ +({LOW}|{HIGH}|{AT_HAND}) +(\d+)$", re.MULTILINE)
+PATH: Final = "proc/zoneinfo"
+FRACTION: Final = "proc/sys/vm/percpu_pagelist_high_fraction"
+"""Which part of a zone the lists of all its CPUs may have together; 0: the kernel decides. From 5.14 on."""
+
+_CPUS: Final = "sys/devices/system/node/node{}/cpulist"
+_LEAST_BATCHES: Final = 4
+"""No list is kept shorter."""
+
+_LINE: Final = re.compile(
+    r"^Node (\d+), zone"
+    r"|^ +(boost|min|low|high|managed|protection:|cpu:|count:|batch:|high_min:) +(.+)$",
+    re.MULTILINE,
+)
 
 
-def read_zones(root: Path = Path("/")) -> Counter[tuple[int, str]]:
-    """Bytes by node and `LOW`, `HIGH` or `AT_HAND`; none where the file is absent.
+class CpuLists(Struct, frozen=True):
+    """Free bytes of a node on the lists of all CPUs: ``now_bytes``, of which ``lasting_bytes`` do not go back
+    by themselves."""
+
+    now_bytes: int = 0
+    lasting_bytes: int = 0
+
+
+class NodeZones(Struct, frozen=True):
+    """The zones of a node together, ``managed_bytes`` in all. Below ``low_bytes`` of free memory the kernel
+    begins to reclaim. Of what is free nobody can be promised ``reserve_bytes``; ``unusable_bytes`` is that
+    with what lists hold and the reserve does not cover."""
+
+    low_bytes: int = 0
+    reserve_bytes: int = 0
+    unusable_bytes: int = 0
+    managed_bytes: int = 0
+    lists: CpuLists = CpuLists()
+
+
+NO_ZONES: Final = NodeZones()
+
+
+def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
+    """What is known of each node that has zones; nothing where the file is absent.
 
     Raises:
-        RefusedError: it cannot be read.
+        HostError: a file is garbled, or cannot be read.
     """
+    found: dict[int, NodeZones] = {}
+    text = read_optional(str(root / PATH))
+    if text is None:
+        return found
+    fraction = parse_file(str(root / FRACTION), parse_number, read_optional(str(root / FRACTION)) or "0")
+    for node, marks, lists in _zones(text):
+        cpus = read_optional(str(root / _CPUS.format(node)))
+        local = len(parse_file(_CPUS.format(node), CpuSet.parse, cpus)) if cpus else 0
+        zone = _zone(marks, lists, local or len(lists), fraction)
+        found[node] = zone if node not in found else _sum(found[node], zone)
+    return found
+
+
+_Row = dict[str, int]
+
+
+def _zones(text: str) -> Iterator[tuple[int, _Row, list[_Row]]]:
+    """Of each zone its node, its amounts in pages by name, and those of the list of each CPU."""
+    for header, *fields in _split(_LINE.findall(text)):
+        marks, lists = _Row(), list[_Row]()
+        for _, name, value in fields:
+            if name == "cpu:":
+                lists.append({})
+            elif name == "protection:":
+                # One for each zone that may be asked for: those for user memory are the last, and largest.
+                marks[name] = max(map(int, re.findall(r"\d+", value)), default=0)
+            elif value.isdecimal():
+                (lists[-1] if name.endswith(":") and lists else marks)[name] = int(value)
+        yield int(header[0]), marks, lists
+
+
+def _split(rows: list[tuple[str, str, str]]) -> list[list[tuple[str, str, str]]]:
+    """One group for each zone, the first of its rows being the one with the node."""
+    groups: list[list[tuple[str, str, str]]] = []
+    for row in rows:
+        if row[0]:
+            groups.append([row])
+        elif groups:
+            groups[-1].append(row)
+    return groups
+
+
+def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int) -> NodeZones:
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    sums: Counter[tuple[int, str]] = Counter()
-    node = 0
-    for zone, name, pages in _LINE.findall(read_optional(str(root / "proc/zoneinfo")) or ""):
-        if zone:
-            node = int(zone)
-        else:
-            sums[node, name] += int(pages) * page_bytes
-    return sums
+    # A boost follows on fragmentation and is over soon; kernels that do not name it have it in the marks.
+    low, high, least = (max(0, marks.get(name, 0) - marks.get("boost", 0)) for name in ("low", "high", "min"))
+    managed, protection = marks.get("managed", 0), marks.get("protection:", 0)
+    now = lasting = 0
+    for one in lists:
+        count, shortest = one.get("count:", 0), _LEAST_BATCHES * one.get("batch:", 0)
+        share = (managed // fraction if fraction else low) // sharing_cpus
+        high_min = one.get("high_min:", max(share, shortest))
+        now += count
+        lasting += min(count, high_min)
+    return NodeZones(
+        low * page_bytes,
+        min(managed, protection + high) * page_bytes,
+        # Between the high watermark and the lowest one there is room for what lists hold.
+        min(managed, protection + max(high, least + lasting)) * page_bytes,
+        managed * page_bytes,
+        CpuLists(now * page_bytes, lasting * page_bytes),
+    )
+
+
+def _sum(one: NodeZones, other: NodeZones) -> NodeZones:
+    lists = CpuLists(
+        one.lists.now_bytes + other.lists.now_bytes, one.lists.lasting_bytes + other.lists.lasting_bytes
+    )
+    return NodeZones(
+        one.low_bytes + other.low_bytes,
+        one.reserve_bytes + other.reserve_bytes,
+        one.unusable_bytes + other.unusable_bytes,
+        one.managed_bytes + other.managed_bytes,
+        lists,
+    )

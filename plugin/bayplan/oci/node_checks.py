@@ -1,5 +1,5 @@
 """What the doctor looks at beside the container engines: cgroups, the daemon's capabilities, kubelet's
-managers.
+managers, lists of CPUs.
 
 Reads files below an injectable root, and changes nothing. A file that is not there says nothing: a node
 without kubelet is as well as one with it.
@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.config.values import InvalidValueError
+from bayplan.errors import HostError
 from bayplan.files import read_text
+from bayplan.host.zoneinfo import read_zones
 from bayplan.oci.findings import DaemonState, Finding, Level
 from bayplan.oci.memory_protection import void_protections
+from bayplan.quantity import format_bytes
 
 _CGROUP: Final = "sys/fs/cgroup"
 _CONTROLLERS: Final = ("cpuset", "memory")
@@ -35,6 +38,8 @@ _STATE: Final = {
     "cpuManagerPolicy": "var/lib/kubelet/cpu_manager_state",
     "memoryManagerPolicy": "var/lib/kubelet/memory_manager_state",
 }
+_LARGE_LISTS: Final = 32
+"""Worth a word is more than this part of a node: of large ones the kernel's default is a thousandth."""
 _OFF: Final = {"cpuManagerPolicy": "none", "memoryManagerPolicy": "None"}
 _PINS: Final = {"cpuManagerPolicy": ("CPUs", "static"), "memoryManagerPolicy": ("memory", "static")}
 
@@ -45,6 +50,23 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
     if daemon is not None and daemon.pid:
         yield from _of_capabilities(root, daemon.pid)
     yield from _of_kubelet(root)
+    yield from _of_cpu_lists(root)
+
+
+def _of_cpu_lists(root: Path) -> Iterator[Finding]:
+    try:
+        zones = read_zones(root)
+    except HostError:
+        return  # The daemon needs it, and says so.
+    for node, zone in sorted(zones.items()):
+        kept_bytes = zone.lists.lasting_bytes
+        if kept_bytes * _LARGE_LISTS > zone.managed_bytes:
+            text = (
+                f"CPUs keep {format_bytes(kept_bytes)} of {format_bytes(zone.managed_bytes)} as free pages "
+                "on lists of their own: nobody else gets them, and they cannot be promised"
+            )
+            advice = "set percpuPagelistHighFraction, to 1024 for instance, if promises need that memory"
+            yield Finding(Level.WARNING, f"node {node}", text, advice)
 
 
 def _of_cgroups(root: Path) -> Iterator[Finding]:

@@ -8,8 +8,10 @@ import pytest
 from bayplan.admin.release import release_recorded, releasing
 from bayplan.cli.main import main
 from bayplan.errors import ConfigError, UnavailableError
+from bayplan.host.cpu_lists import SYSCTL, CpuListLimit
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.lock import DirectoryLock
+from bayplan.host.zoneinfo import FRACTION
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources
@@ -76,7 +78,8 @@ async def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
     async with controlled(tmp_path / "state", PlacementPolicy()) as one:
         await place(one)
         before = one.controller.ledger
-        release = releasing(one.controller, hierarchy, here)
+        cpu_lists = CpuListLimit(tmp_path / "state", hierarchy.root)
+        release = releasing(one.controller, hierarchy, cpu_lists, here)
         planned = await release(make_snapshot(), {"dryRun": True})
         assert [each["id"] for each in planned["containers"]] == [SECOND, FIRST]
         assert one.controller.ledger is before
@@ -122,6 +125,19 @@ async def test_the_state_directory_is_enough_and_a_second_time_does_the_same(
         (Path(hierarchy.mounts[CPUSET]) / CONTAINER / "cpuset.cpus").write_text("0-1\n")
     async with controlled(tmp_path / "state", PlacementPolicy()) as one:
         assert_given_back(one)
+
+
+def test_a_sysctl_is_set_back_where_no_daemon_runs(tmp_path: Path, hierarchy: Hierarchy) -> None:
+    sysctl, state = hierarchy.root / FRACTION, tmp_path / "state"
+    sysctl.parent.mkdir(parents=True)
+    sysctl.write_text("0\n")
+    Store.open(state).close()
+    CpuListLimit(state, hierarchy.root).apply(64)
+    assert release_recorded(state, hierarchy, dry_run=True)["sysctls"] == {SYSCTL: 0}
+    assert sysctl.read_text() == "64"
+    assert release_recorded(state, hierarchy, dry_run=False)["sysctls"] == {SYSCTL: 0}
+    assert sysctl.read_text() == "0"
+    assert release_recorded(state, hierarchy, dry_run=False)["sysctls"] == {}
 
 
 async def test_what_the_kernel_refuses_is_told(tmp_path: Path, hierarchy: Hierarchy) -> None:

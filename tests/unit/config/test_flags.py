@@ -92,6 +92,7 @@ def test_every_flag() -> None:
         "--return-max-move=8Gi",
         "--memory-pressure=off",
         "--page-move-rate=2Gi",
+        "--percpu-pagelist-high-fraction=64",
         "--shadow",
         "--state-dir=/var/bay",
         "--admin-socket=/run/bay.sock",

@@ -78,6 +78,7 @@ agentGroup = "watchers"
 logLevel = "debug"
 memoryPressure = "off"
 pageMoveRate = "512Mi"
+percpuPagelistHighFraction = 64
 logFormat = "json"
 recording = "/srv/bayplan/recording"
 
@@ -94,6 +95,7 @@ FULL = Settings(
     placement_strategy=PlacementStrategy.SPREAD,
     memory_pressure=MemoryPressure.OFF,
     page_move_rate_bytes=512 << 20,
+    list_fraction=64,
     engine="kubelet",
     kubelet_minor=35,
     topology=TopologyPolicy.SINGLE_NUMA_NODE,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import MemoryPressure
-from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, WATERMARKS_S, PressureWatch
+from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, ZONES_S, PressureWatch
 from bayplan.daemon.page_relief import PASSING_S, STUCK_S, PageRelief
 from bayplan.daemon.risk_log import QUIET_S
 from bayplan.host.hierarchy import Layout
@@ -266,11 +266,11 @@ async def test_a_look_is_due_while_nodes_cannot_be_read_or_the_kernel_has_little
         assert it.watch.is_look_due()
         it.live.write()
         assert not it.watch.is_look_due()
-        zones = "Node 1, zone   Normal\n        low      120000\n        high     130000\n"
+        zones = "Node 1, zone   Normal\n   low      120000\n   high     130000\n   managed  260000\n"
         (it.live.node.root / "proc/zoneinfo").write_text(zones)
         it.live.cache_bytes[1] = 600 * MIB
         it.live.write()
-        it.now_s += WATERMARKS_S
+        it.now_s += ZONES_S
         for _ in range(2):
             await it.watch.look()
             assert it.watch.is_look_due()

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from threading import Event
 
@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.daemon.page_relief import PASSING_S, PageRelief
+from bayplan.host.cpu_lists import shorten_cpu_lists
 from bayplan.host.page_moves import PagesMoved
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Plan, Risk
 from bayplan.quantity import GIB, MIB
@@ -61,12 +62,16 @@ def seen(wanted_bytes: int) -> LivePages:
 
 
 def relief(
-    root: Path, pids: list[int], stopping: Event | None = None, clock_s: Callable[[], float] = time.monotonic
+    root: Path,
+    pids: list[int],
+    stopping: Event | None = None,
+    clock_s: Callable[[], float] = time.monotonic,
+    shorten: Callable[[Collection[int], Path], int] = shorten_cpu_lists,
 ) -> tuple[PageRelief, OciNode]:
     node = OciNode(root)
     directory = node.make_cgroup(PATH)
     (directory / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
-    return PageRelief(node.hierarchy, GIB, clock_s=clock_s, stopping=stopping), node
+    return PageRelief(node.hierarchy, GIB, clock_s=clock_s, stopping=stopping, shorten=shorten), node
 
 
 class Meanwhile(Event):
@@ -197,3 +202,37 @@ def test_the_node_that_has_least_left_comes_first_also_where_another_lacks_more(
     made = PageRelief(OciNode(tmp_path).hierarchy, GIB, move)
     assert made.carry_out(look, {"batch": PATH}) == 128 * MIB
     assert asked == [1, 0]
+
+
+class Lists:
+    """Lists of CPUs that have so many bytes of any node."""
+
+    def __init__(self, *bytes_by_call: int) -> None:
+        self.left = list(bytes_by_call)
+        self.asked: list[set[int]] = []
+
+    def __call__(self, nodes: Collection[int], root: Path) -> int:
+        self.asked.append(set(nodes))
+        return self.left.pop(0) if self.left else 0
+
+
+def test_what_lists_of_cpus_give_back_is_not_moved(
+    tmp_path: Path, holders: list[subprocess.Popen[str]]
+) -> None:
+    lists = Lists(8 * MIB, 8 * MIB - 1)
+    made, _ = relief(tmp_path, [holders[0].pid], shorten=lists)
+    assert made.carry_out(seen(8 * MIB), {"batch": PATH}, step_s=60) == 8 * MIB
+    assert made.records(all_of_them=True) == ()
+    assert made.carry_out(seen(8 * MIB), {"batch": PATH}, step_s=60) == 8 * MIB
+    assert [one.moved_bytes for one in made.records(all_of_them=True)] == [8 * MIB]
+    # And once more, for what was moved.
+    assert lists.asked == [{0}, {0}, {0}]
+
+
+def test_lists_are_asked_for_what_nobody_can_make_room_for(tmp_path: Path) -> None:
+    lists = Lists(MIB)
+    made, _ = relief(tmp_path, [], shorten=lists)
+    risk = Risk(NodeSet([0, 3]), GIB, 0, GIB)
+    at_risk = LivePages(0, {}, {}, Plan(risks=(risk,), unmet_bytes=GIB, reclaim_bytes={2: MIB}))
+    assert made.carry_out(at_risk, {}) == MIB
+    assert lists.asked == [{0, 2, 3}]

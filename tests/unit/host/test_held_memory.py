@@ -23,8 +23,10 @@ ZONEINFO = """Node 0, zone   Normal
     cpu: 0
               count:    256
               high:     7000
+              high_min: 0
     cpu: 1
               count:    768
+              high_min: 0
 Node 1, zone  Movable
     cpu: 0
               count:    0
@@ -65,6 +67,16 @@ def test_what_containers_cannot_give_back_is_theirs(root):
 def test_free_pages_at_hand_of_a_cpu_are_not_held(root):
     (root / "proc/zoneinfo").write_text(ZONEINFO)
     assert held(root)[0] == PLAIN_BYTES - 1024 * 4 * KIB
+
+
+def test_what_the_kernel_keeps_free_and_what_stays_on_lists_can_nobody_have(root):
+    zones = ZONEINFO.replace(
+        "  pages free     1000\n", "        min 512\n        high 640\n        managed 99999\n"
+    )
+    (root / "proc/zoneinfo").write_text(zones)
+    assert held(root)[0] == PLAIN_BYTES - 1024 * 4 * KIB + 640 * 4 * KIB
+    (root / "proc/zoneinfo").write_text(zones.replace("high_min: 0", "high_min: 512"))
+    assert held(root)[0] == PLAIN_BYTES - 1024 * 4 * KIB + (512 + 256 + 512) * 4 * KIB
 
 
 def test_pages_that_the_kernel_is_about_to_reclaim_are_not_held(root):

@@ -8,38 +8,15 @@ from bayplan.errors import HostError
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import (
     ContainerMemory,
-    Watermarks,
     read_nodes,
-    read_watermarks,
 )
+from bayplan.host.zoneinfo import NodeZones, read_zones
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB, MIB
 from bayplan.sets import NodeSet
 from support.numa_stat import NUMA_STAT
 from support.oci_node import OciNode
 
-ZONEINFO = """Node 0, zone      DMA
-  per-node stats
-      nr_inactive_anon 7
-  pages free     2815
-        boost    0
-        min      10
-        low      20
-        high     30
-        spanned  4095
-  pagesets
-    cpu: 0
-              count:    3
-              high:     378
-              high_min: 378
-Node 0, zone   Normal
-        min      100
-        low      200
-        high     300
-Node 8, zone  Movable
-        low      1
-        high     2
-"""
 MEMINFO = """Node 0 MemTotal:       1048576 kB
 Node 0 MemFree:         524288 kB
 Node 0 Active(anon):     40960 kB
@@ -60,27 +37,17 @@ def a_node(root: Path, text: str = MEMINFO) -> Path:
     return root
 
 
-def test_watermarks_are_those_of_the_zones(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/zoneinfo").write_text(ZONEINFO)
-    assert read_watermarks(tmp_path) == {
-        0: Watermarks(220 * 4096, 330 * 4096),
-        8: Watermarks(4096, 2 * 4096),
-    }
-    assert read_watermarks(tmp_path / "none") == {}
-
-
 def test_a_node_gives_what_is_free_above_the_watermark_and_what_is_clean(tmp_path: Path) -> None:
     root = a_node(tmp_path)
-    marks = Watermarks(10 * MIB, 20 * MIB)
+    zones = NodeZones(10 * MIB, 20 * MIB)
     clean = (100 - 10 - 1) * MIB
     reclaimable = clean - 10 * MIB + 3 * MIB - 3 * MIB // 2
     used = (1024 - 512 - 64 - 100 - 3) * MIB
-    assert read_nodes({0: 64 * MIB, 5: 0}, {0: marks}, root) == {
+    assert read_nodes({0: 64 * MIB, 5: 0}, {0: zones}, root) == {
         0: NodeMemory((512 - 20) * MIB, reclaimable, used)
     }
-    assert read_nodes({0: 0}, {0: Watermarks(513 * MIB, 600 * MIB)}, root)[0].free_bytes == 0
-    assert read_nodes({0: 0}, {0: Watermarks(513 * MIB, 600 * MIB)}, root)[0].low
+    assert read_nodes({0: 0}, {0: NodeZones(513 * MIB, 600 * MIB)}, root)[0].free_bytes == 0
+    assert read_nodes({0: 0}, {0: NodeZones(513 * MIB, 600 * MIB)}, root)[0].low
 
 
 def test_an_old_kernel_has_no_line_for_all_that_is_reclaimable(tmp_path: Path) -> None:
@@ -113,8 +80,8 @@ def test_the_path_of_a_container_is_found_once_and_again_when_it_is_gone(tmp_pat
 
 def test_this_machine() -> None:
     nodes = NodeSet([0])
-    marks = read_watermarks()
-    assert 0 < marks[0].low_bytes < marks[0].high_bytes
-    found = read_nodes(dict.fromkeys(nodes, 0), marks)[0]
+    zones = read_zones()
+    assert 0 < zones[0].low_bytes < zones[0].reserve_bytes
+    found = read_nodes(dict.fromkeys(nodes, 0), zones)[0]
     assert found.used_bytes > MIB
     assert found.used_bytes % KIB == 0

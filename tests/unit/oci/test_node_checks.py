@@ -92,3 +92,13 @@ def test_a_kubelet_that_does_not_or_a_file_that_is_kubelets_business(tmp_path: P
     ):
         write(tmp_path, path, text)
     assert found(tmp_path) == []
+
+
+def test_long_lists_of_cpus_are_named(tmp_path: Path) -> None:
+    zone = "Node {}, zone Normal\n  managed 32000\n  cpu: 0\n  count: {}\n  high_min: 2000\n"
+    write(tmp_path, "proc/zoneinfo", zone.format(0, 1000) + zone.format(1, 1001))
+    (finding,) = found(tmp_path)
+    assert (finding.level, finding.subject) == (Level.WARNING, "node 1")
+    assert "percpuPagelistHighFraction" in finding.advice
+    write(tmp_path, "proc/sys/vm/percpu_pagelist_high_fraction", "garbage\n")
+    assert found(tmp_path) == []

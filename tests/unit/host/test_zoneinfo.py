@@ -1,0 +1,171 @@
+"""What no owner can touch, and what lists of CPUs hold: recorded zones, and the forms of other kernels."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bayplan.errors import HostError
+from bayplan.host.zoneinfo import CpuLists, NodeZones, read_zones
+
+RECORDED = Path(__file__).parents[2] / "data/zoneinfo"
+PAGE = 4096
+
+# Kernels before 4.8 have all statistics by zone, and the protection behind them; none has a boost.
+OLD = """Node 0, zone      DMA
+  pages free     3972
+        min      34
+        low      42
+        high     51
+        scanned  0
+        spanned  4095
+        present  3998
+        managed  3977
+    nr_free_pages 3972
+    nr_inactive_anon 0
+        protection: (0, 1383, 63848, 63848)
+  pagesets
+    cpu: 0
+              count: 0
+              high:  0
+              batch: 1
+  vm stats threshold: 12
+  all_unreclaimable: 0
+Node 0, zone   Normal
+  pages free     310887
+        min      1000
+        low      1250
+        high     1500
+        managed  16000000
+        protection: (0, 0, 0, 0)
+  pagesets
+    cpu: 0
+              count: 339
+              high:  378
+              batch: 63
+    cpu: 1
+              count: 25
+              high:  378
+              batch: 63
+"""
+BOOSTED = """Node 1, zone  Movable
+  pages free     500
+        boost    4000
+        min      5000
+        low      5250
+        high     5500
+        managed  90000
+        protection: (0, 0, 0, 0, 0)
+"""
+UNPOPULATED = """Node 0, zone   Device
+  pages free     0
+        min      32
+        low      32
+        high     32
+        managed  0
+        protection: (0, 0, 0, 0, 0)
+"""
+
+
+def zones(
+    root: Path, text: str, cpus: str | None = None, fraction: int | None = None
+) -> dict[int, NodeZones]:
+    (root / "proc/sys/vm").mkdir(parents=True, exist_ok=True)
+    (root / "proc/zoneinfo").write_text(text)
+    if fraction is not None:
+        (root / "proc/sys/vm/percpu_pagelist_high_fraction").write_text(f"{fraction}\n")
+    for node in range(6):
+        directory = root / f"sys/devices/system/node/node{node}"
+        directory.mkdir(parents=True, exist_ok=True)
+        if cpus is not None:
+            (directory / "cpulist").write_text(f"{cpus}\n")
+    return read_zones(root)
+
+
+def test_the_low_zones_keep_more_than_they_have(tmp_path: Path) -> None:
+    found = zones(tmp_path, OLD)[0]
+    assert found.low_bytes == (42 + 1250) * PAGE
+    assert found.reserve_bytes == (3977 + 1500) * PAGE
+    assert found.lists == CpuLists(364 * PAGE, 364 * PAGE)
+
+
+def test_a_boost_of_watermarks_is_over_soon_and_does_not_count(tmp_path: Path) -> None:
+    assert zones(tmp_path, BOOSTED)[1] == NodeZones(1250 * PAGE, 1500 * PAGE, 1500 * PAGE, 90000 * PAGE)
+
+
+def test_a_zone_without_memory_keeps_none(tmp_path: Path) -> None:
+    assert zones(tmp_path, UNPOPULATED)[0].unusable_bytes == 0
+
+
+def lists(*counts: int, high_min: int | None = None) -> str:
+    least = "" if high_min is None else f"              high_min: {high_min}\n"
+    return BOOSTED.replace("Node 1", "Node 0") + "".join(
+        f"    cpu: {cpu}\n     count: {count}\n     high: 9999\n     batch: 63\n{least}"
+        for cpu, count in enumerate(counts)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus", "fraction", "lasting"),
+    [
+        (lists(2000, 100, high_min=300), "0-1", 0, 400),
+        # The low watermark of 1250 pages, or a hundredth of the zone, shared by the CPUs of the node.
+        (lists(2000, 100), "0-1", 0, 725),
+        (lists(2000, 100), "0-1", 100, 550),
+        (lists(2000, 100), "0-1", None, 725),
+        # Of a node without CPUs, by all of them; never less than four batches.
+        (lists(2000, 100, 0, 0), "", 0, 412),
+        (lists(2000, 100), "0-99", 0, 352),
+        (lists(2000, 100), "0-1", 100_000, 352),
+    ],
+)
+def test_of_a_list_stays_what_the_kernel_keeps_it_at(
+    tmp_path: Path, text: str, cpus: str, fraction: int | None, lasting: int
+) -> None:
+    found = zones(tmp_path, text, cpus, fraction)[0]
+    assert found.lists.lasting_bytes == lasting * PAGE
+    assert found.lists.now_bytes >= found.lists.lasting_bytes
+
+
+def test_short_lists_fit_between_the_watermarks_and_long_ones_do_not(tmp_path: Path) -> None:
+    short, long = (zones(tmp_path, lists(count, high_min=5000))[0] for count in (500, 501))
+    assert (short.unusable_bytes, long.unusable_bytes) == (1500 * PAGE, 1501 * PAGE)
+    assert (short.reserve_bytes, long.reserve_bytes) == (1500 * PAGE, 1500 * PAGE)
+
+
+def test_six_nodes_of_which_the_kernel_killed_an_owner_above_these_numbers(tmp_path: Path) -> None:
+    """On this machine a process bound to one node was killed with so much left free there, one node after the
+    other, the DMA zone included: less than the reserve, and more than no reserve at all."""
+    left_free_kib = {0: 26_476, 1: 34_276, 2: 24_668, 3: 15_588, 4: 50_064, 5: 30_968}
+    found = zones(tmp_path, (RECORDED / "six-nodes-6.12.txt").read_text(), "0-1")
+    assert found.keys() == left_free_kib.keys()
+    for node, one in found.items():
+        assert left_free_kib[node] * 1024 < one.reserve_bytes <= one.unusable_bytes
+        assert one.low_bytes < one.reserve_bytes
+        assert 0 < one.lists.lasting_bytes <= one.lists.now_bytes
+
+
+def test_a_file_of_garbage_says_nothing_and_a_fraction_of_garbage_is_named(tmp_path: Path) -> None:
+    assert zones(tmp_path, "garbage\n  min 7\n") == {}
+    (tmp_path / "proc/sys/vm/percpu_pagelist_high_fraction").write_text("x\n")
+    with pytest.raises(HostError, match="percpu_pagelist_high_fraction"):
+        read_zones(tmp_path)
+
+
+def test_without_the_file_nothing_is_known(tmp_path: Path) -> None:
+    assert read_zones(tmp_path) == {}
+
+
+@given(st.text(alphabet="Node 0123456789,zone\nminhighlowcpu:cout()b_", max_size=400))
+def test_nothing_is_negative_whatever_is_in_the_file(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    for one in zones(tmp_path_factory.mktemp("zones"), f"Node 0, zone\n{text}").values():
+        assert 0 <= one.reserve_bytes <= one.unusable_bytes
+        assert 0 <= one.lists.lasting_bytes <= one.lists.now_bytes
+
+
+def test_this_machine() -> None:
+    found = read_zones()[0]
+    assert 0 < found.low_bytes < found.reserve_bytes <= found.unusable_bytes
