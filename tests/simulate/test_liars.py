@@ -3,8 +3,9 @@ no promise of a running container falls below what its spec proves or exceeds wh
 loses its own CPUs or nodes."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,9 @@ from bayplan.model.machine import MEMORY
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.qos import oom_score_adj, quota_from_milli, shares_from_milli
+from bayplan.model.resources import Resources
 from bayplan.model.wishes import PREFIX
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.quantity import GIB, MIB
 from support.controllers import Controlled, begun, controlled
 from support.kubelet_pods import facts, kubelet_pod
@@ -341,3 +343,40 @@ def _nodes(decision: Decision) -> object:
 async def test_whatever_is_said_what_runs_keeps_what_its_spec_proves(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + BATCH):
         await Game(seed, tmp_path / str(seed)).play()
+
+
+@pytest.mark.parametrize("scope", list(TopologyScope))
+async def test_what_a_pod_with_resources_as_a_whole_has_its_spec_says(
+    tmp_path: Path, scope: TopologyScope
+) -> None:
+    def spec(memory_bytes: int, milli: int) -> Resources:
+        return Resources(memory_bytes, shares_from_milli(milli), quota_from_milli(milli), PERIOD_US)
+
+    whole = replace(pod("whole", GUARANTEED), resources=spec(4 * GIB, 4000))
+    amounts = {"a": (4 * GIB, 4000), "b": (4 * GIB, 4000), "part": (GIB, 1000)}
+    asked = {name: Container(name, whole.id, name, resources=spec(*one)) for name, one in amounts.items()}
+    known = kubelet_pod(*(facts(name, *one[:1], one[0]) for name, one in amounts.items()), name="whole")
+    known = replace(
+        known, qos=GUARANTEED, containers=tuple(replace(c, name=c.name[:-5]) for c in known.containers)
+    )
+
+    async def played(seed: int, *, lying: bool) -> list[object]:
+        game = Game(seed, tmp_path / f"{seed} {lying}")
+        game.pods["whole"], seen = known, list[object]()
+        async with controlled(game.directory, game.policy, on=MACHINE, engine=ExactEngine(scope)) as game.one:
+            controller = game.one.controller
+            steps: list[Callable[[], Awaitable[object]]] = [
+                *(partial(begun, controller, whole, one) for one in asked.values()),
+                partial(controller.update_container, whole, asked["a"], spec(5 * GIB, 4000)),
+                partial(controller.stop_container, whole, asked["part"]),
+            ]
+            for step in steps:
+                await step()
+                for _ in range(10 if lying else 0):
+                    game._say(PodKnown(game._lie("whole")))
+                    await game.correct(AsyncExitStack())
+                seen.append([(key, one.decision.placement) for key, one in controller.ledger.entries.items()])
+        return seen
+
+    for seed in range(5):
+        assert await played(seed, lying=True) == await played(seed, lying=False)
