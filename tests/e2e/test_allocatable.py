@@ -9,8 +9,8 @@ from testbed.pods import MIB, guaranteed
 from testbed.scenario import on
 from testbed.topology import FOUR_NODES, TIERED, TWO_NODES, UNEQUAL, NumaNode, Topology
 
-PROGRAM_MIB = 4
-"""What the program itself has of a promise."""
+PROGRAM_MIB = 8
+"""What the program itself has of a promise: 3 MiB of memory, its stacks and what the kernel holds for it."""
 PAGES_OF_A_TABLE = 512
 # The first has DMA zones, the fourth lies in two zones.
 SIX = Topology("six-nodes", tuple(NumaNode(1, size) for size in (640, 448, 512, 576, 768, 1024)))
