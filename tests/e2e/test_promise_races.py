@@ -22,6 +22,7 @@ def keeps_promises(found: Raced) -> None:
     assert found.unfinished == [], found
 
 
+@pytest.mark.matrix
 @on(TOPOLOGY, "2.3")
 def test_nobody_is_killed_where_nine_tenths_are_promised(node: Node) -> None:
     found = RACES["nine tenths promised"](node)
