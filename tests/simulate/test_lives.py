@@ -187,6 +187,19 @@ async def test_who_is_created_anew_under_its_name_takes_the_place_of_one_that_fa
     await runtime.stop()
 
 
+async def test_whose_names_are_not_known_are_not_taken_for_each_others_successors(tmp_path: Path) -> None:
+    """CRI-O up to 1.36 describes containers without kubelet's labels without their names."""
+    runtime, node = FakeRuntime(CRIO_1_36), OciNode(tmp_path / "root")
+    await runtime.listen(tmp_path / "nri.sock")
+    one, other = One(node, "p1"), One(node, "p1")
+    one.spec.name, other.spec.name, other.spec.id = "", "", f"{one.id}-2"
+    async with running(runtime, node, tmp_path) as daemon:
+        for each in (one, other):
+            await runtime.say(Event.CREATE_CONTAINER, each.pod, each.spec)
+        assert daemon.held == {one.id, other.spec.id}
+    await runtime.stop()
+
+
 class AnyOrder:
     """Events of three containers at random, and what must hold. ``over``: those whose end was reported, and
     of which nothing was reported since with a process of theirs. ``lives``: those that were reported with a

@@ -297,7 +297,8 @@ class Controller:
         """Release those of the same name in its pod that never got a process, and never will."""
         starting, known = self.placements.lives.starting, self.known
         for container_id in sorted(known.ids_by_pod.get(pod.id, set()) & starting.keys() - {container.id}):
-            if known.containers[container_id].name == container.name:
+            # CRI-O up to 1.36 describes those without kubelet's labels without their names.
+            if container.name and known.containers[container_id].name == container.name:
                 await self.report(transaction, Report.REPLACED, container_id)
 
     async def update_container(
