@@ -34,7 +34,7 @@ from bayplan.engines.kubelet.memory.reservation import (
     in_words,
     of_nodes,
 )
-from bayplan.engines.kubelet.pod import CPU
+from bayplan.engines.kubelet.pod import CPU, FeatureGates
 from bayplan.engines.kubelet.topology.manager import TopologyManager
 from bayplan.engines.kubelet.topology.options import (
     OptionGates,
@@ -43,7 +43,6 @@ from bayplan.engines.kubelet.topology.options import (
     maturity,
 )
 from bayplan.errors import Problem
-from bayplan.model.kubelet_version import rules_of
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementStrategy, TopologyPolicy
 from bayplan.quantity import MILLI_PER_CPU
@@ -268,6 +267,7 @@ def _cpu_policy(settings: Settings, machine: Machine) -> StaticCpuPolicy | None:
         reserved_milli_cpus=_reserved_milli_cpus(settings),
         reserved_cpus=settings.reserved_cpus,
         topology_policy=settings.topology,
+        gates=FeatureGates(rules=settings.kubelet_rules),
     )
 
 
@@ -310,7 +310,7 @@ def _cpu_options(settings: Settings) -> CpuOptions:
         settings.cpu_options,
         alpha=gates.get("CPUManagerPolicyAlphaOptions", False),
         beta=gates.get("CPUManagerPolicyBetaOptions", True),
-        rules=rules_of(settings.kubelet_minor),
+        rules=settings.kubelet_rules,
     )
 
 
@@ -321,6 +321,6 @@ def _topology_options(settings: Settings) -> TopologyOptions:
         OptionGates(
             alpha=gates.get("TopologyManagerPolicyAlphaOptions", False),
             beta=gates.get("TopologyManagerPolicyBetaOptions", True),
-            options=maturity(rules_of(settings.kubelet_minor)),
+            options=maturity(settings.kubelet_rules),
         ),
     )

@@ -23,7 +23,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
 )
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.pod import Amounts
-from bayplan.model.kubelet_version import NEWEST, rules_of
+from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,
@@ -145,7 +145,12 @@ class Settings(Struct, frozen=True):
         return (*(kubelet_sentence(manager, file) for manager, file in managers), *self.notices)
 
     @property
+    def kubelet_rules(self) -> KubeletRules:
+        """What the node's kubelet does differently from those of other versions."""
+        return rules_of(self.kubelet_minor)
+
+    @property
     def memory_qos(self) -> bool:
         """Whether the feature gate MemoryQoS is on: if kubelet's file says nothing of it, as for kubelet."""
-        default = self.of_kubelets_file and rules_of(self.kubelet_minor).memory_qos
+        default = self.of_kubelets_file and self.kubelet_rules.memory_qos
         return self.feature_gates.get("MemoryQoS", default)

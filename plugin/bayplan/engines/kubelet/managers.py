@@ -18,7 +18,7 @@ from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.devices.manager import DeviceManager, DeviceState
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import MemoryState, Nodes, empty_nodes
-from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
+from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
 from bayplan.engines.kubelet.topology.manager import Admission, Provider, TopologyManager
 from bayplan.engines.kubelet.topology.options import TopologyOptions
@@ -117,7 +117,8 @@ class PreparedManagers(Struct, frozen=True):
         cpus = None
         if options.static_cpus:
             kept = reserved_cpus(machine, policy)
-            cpus = StaticCpuPolicy(CpuTopology.of_machine(machine), options.cpu_options, kept)
+            gates = FeatureGates(rules=policy.kubelet_rules)
+            cpus = StaticCpuPolicy(CpuTopology.of_machine(machine), options.cpu_options, kept, gates)
         empty = empty_nodes(machine, policy.reserved_bytes)
         return cls(machine, policy, options, KubeletManagers(topology, cpus), empty)
 

@@ -150,6 +150,17 @@ def test_full_cores_only() -> None:
     assert "requested 1 cpus " in odd.explanation()
 
 
+@pytest.mark.parametrize(("minor", "cpus"), [(36, "4-6,8-10"), (37, "8-10,12-14")])
+def test_cpus_are_chosen_as_by_the_kubelet_of_that_version(minor: int, cpus: str) -> None:
+    hardware = machine(4)
+    sockets = tuple(replace(cpu, socket_id=cpu.node_id // 2) for cpu in hardware.cpus)
+    hardware = replace(hardware, cpus=sockets)
+    options = CpuOptions(distribute_cpus_across_numa=True, align_by_socket=True)
+    policy = replace(RESTRICTED, topology=TopologyPolicy.NONE, kubelet_minor=minor)
+    node = Node(hardware, policy, ManagerOptions(MemoryManagerPolicy.NONE, cpu_options=options))
+    assert str(node.place("wide", GIB, 6_000).placement.exclusive_cpus) == cpus
+
+
 def test_without_managers_nothing_is_bound_or_booked() -> None:
     node = Node(machine(2), managers=ManagerOptions(memory=MemoryManagerPolicy.NONE, static_cpus=False))
     assert node.place("a", 100 * GIB, 2000).placement == Placement()

@@ -43,6 +43,7 @@ def cpu_policy(
     reserved_milli_cpus: int | None,
     reserved_cpus: CpuSet = CpuSet(),
     topology_policy: TopologyPolicy = TopologyPolicy.NONE,
+    gates: FeatureGates | None = None,
 ) -> "StaticCpuPolicy | None":
     """The policy that is configured; None for the policy ``none``, which gives no CPUs away.
 
@@ -53,6 +54,7 @@ def cpu_policy(
         reserved_milli_cpus: CPU of kubeReserved and systemReserved together, None if neither has any.
         reserved_cpus: reservedSystemCPUs.
         topology_policy: topologyManagerPolicy.
+        gates: the feature gates, with the rules of the kubelet's version.
 
     Raises:
         CpuConfigError: the name is unknown, or the policy cannot work with this machine and reservation.
@@ -71,7 +73,8 @@ def cpu_policy(
             "systemreserved.cpu + kubereserved.cpu to be greater than zero"
         )
     options.check(topology, topology_policy)
-    return StaticCpuPolicy.reserving(topology, options, -(-reserved_milli_cpus // 1000), reserved_cpus)
+    count = -(-reserved_milli_cpus // 1000)
+    return StaticCpuPolicy.reserving(topology, options, count, reserved_cpus, gates=gates)
 
 
 class StaticCpuPolicy(Struct, frozen=True, dict=True):
