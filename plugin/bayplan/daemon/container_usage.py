@@ -8,7 +8,7 @@ to do: they are remembered, so that nobody else is ended for what is to be had b
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from bayplan.control.controller import Controller
@@ -17,10 +17,12 @@ from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.engines.kubelet.eviction.ranking import DiskUse, disk_uses
 from bayplan.engines.kubelet.eviction.thresholds import INODES, PIDS, starved
 from bayplan.errors import BayplanError, HostError
+from bayplan.host.cgroup_paths import pod_path
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.disk_usage import DiskUsage, disk_usage, log_directory, writable_layer
-from bayplan.host.eviction_signals import held_by_node, thread_count, working_set_bytes
+from bayplan.host.eviction_signals import thread_count, working_set_bytes
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.live_memory import read_held
 from bayplan.model import machine
 from bayplan.model.qos import qos_from_cgroup_parent
 from bayplan.model.workload import Container
@@ -88,17 +90,15 @@ class ContainerUsage:
     def of_pods(self, running: Iterable[RunningContainer]) -> dict[str, PodMemory]:
         """What the cgroups of kubelet's pods are charged for, by the pod's id; nothing of those that have no
         cgroup of their own, or that cannot be read."""
-        paths = {}
-        for one in running:
-            pod = self._controller.known.pods.get(one.container.pod_id)
-            if pod is not None and qos_from_cgroup_parent(pod.cgroup_parent) is not None:
-                for path in self._watch.memory.cgroups_of([one.container.id]):
-                    paths[pod.id] = str(PurePosixPath(path).parent)
         found = {}
-        for pod_id, path in paths.items():
+        for pod_id in {one.container.pod_id for one in running}:
+            pod = self._controller.known.pods.get(pod_id)
+            if pod is None or qos_from_cgroup_parent(pod.cgroup_parent) is None:
+                continue
             with suppress(BayplanError):
-                used_bytes = working_set_bytes(self._hierarchy, path)
-                found[pod_id] = PodMemory(used_bytes, held_by_node(self._hierarchy, path))
+                path = pod_path(pod.cgroup_parent)
+                held_bytes = read_held(self._hierarchy, path).unreclaimable_bytes
+                found[pod_id] = PodMemory(working_set_bytes(self._hierarchy, path), held_bytes)
         return found
 
     def ended(self, pod: str, container_ids: Iterable[str]) -> None:

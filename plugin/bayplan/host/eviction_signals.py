@@ -19,7 +19,6 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, read_text
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
-from bayplan.host.numa_stat import parse_legacy_numa_stat, parse_numa_stat
 from bayplan.model.kubelet_version import KubeletRules
 
 _PIDS: Final = "pid.available"
@@ -93,17 +92,6 @@ def working_set_bytes(hierarchy: Hierarchy, cgroup: str) -> int:
     )
     used_bytes = parse_file(f"{directory}/{usage}", parse_number)
     return max(0, used_bytes - _stat(directory, inactive)[inactive])
-
-
-def held_by_node(hierarchy: Hierarchy, cgroup: str) -> dict[int, int]:
-    """What *cgroup*, a path below the mount, and those below it hold on each node that cannot be reclaimed.
-
-    Raises:
-        AbsentError: it is gone.
-        HostError: the file is garbled.
-    """
-    parse = parse_numa_stat if hierarchy.unified else parse_legacy_numa_stat
-    return parse_file(f"{hierarchy.mounts[MEMORY]}{cgroup}/memory.numa_stat", parse).unreclaimable_bytes
 
 
 def thread_count(hierarchy: Hierarchy, cgroup: str) -> int:

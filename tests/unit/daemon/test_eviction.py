@@ -267,13 +267,16 @@ async def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path
             assert expected in str(said)
 
 
-async def test_what_an_ended_container_left_in_memory_counts_for_its_pod(tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", ["small", "crio-small.scope/container"])
+async def test_what_an_ended_container_left_in_memory_counts_for_its_pod(tmp_path: Path, below: str) -> None:
     async with around(tmp_path) as it:
         await it.create(*LARGE, {0: 500 * MIB})
-        await it.create(*SMALL, {0: 100 * MIB})
+        owner, small = SMALL
+        small = replace(small, cgroups_path=f"{owner.cgroup_parent}/{below}")
+        await it.create(owner, small, {0: 100 * MIB})
         it.hold("/outside", {0: 300 * MIB})
         # The files of a container that has ended are charged to the pod.
-        it.pod_holds(SMALL[0], {0: 700 * MIB})
+        it.pod_holds(owner, {0: 700 * MIB})
         assert await it.look(6) == ["small"]
         (record,) = await it.one.controller.recorder.evictions(10, "small")
         assert record.used == 700 * MIB
