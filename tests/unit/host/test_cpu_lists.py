@@ -189,8 +189,10 @@ def test_this_machine_has_its_lists_back() -> None:
         lists = read_zones()[0].lists
         return lists.now_bytes - lists.lasting_bytes
 
-    before = listed()
-    had_back = shorten_cpu_lists([0])
-    assert 0 <= had_back <= before
-    if before >= 4 * MIB and had_back:
-        assert listed() < before
+    def is_shorter() -> bool:
+        before = listed()
+        had_back = shorten_cpu_lists([0])
+        return 0 <= had_back <= before and (before < 4 * MIB or not had_back or listed() < before)
+
+    # Whatever else runs on this machine puts pages on the lists meanwhile.
+    assert any(is_shorter() for _ in range(10))
