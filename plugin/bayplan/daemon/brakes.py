@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from typing import Final
 
+from msgspec.structs import replace
+
 from bayplan.control.controller import Controller
 from bayplan.errors import HostError
 from bayplan.host import shadow_mode
@@ -20,12 +22,11 @@ from bayplan.host.memory_high import (
     Attributes,
     Brake,
     KernelAttributes,
-    can_slow_down,
     release_all,
     used_bytes,
 )
 from bayplan.model.sentences import slowed_down
-from bayplan.placement.brakes import allowed_growth, grown, unbacked, with_nodes
+from bayplan.placement.brakes import allowed_growth, grown, unbacked
 from bayplan.placement.page_placement import LivePages, NodeMemory
 from bayplan.quantity import MIB
 
@@ -104,13 +105,15 @@ class Brakes:
 
     def is_look_due(self) -> bool:
         """Whether somebody who is slowed down waits by now."""
+        if self.is_urgent:
+            return True
         for one in list(self._slowed.values()):
             try:
                 if used_bytes(one.brake.directory) >= one.brake.bound_bytes:
                     return True
             except HostError:
                 return True
-        return self.is_urgent
+        return False
 
     @property
     def is_possible(self) -> bool:
@@ -135,7 +138,7 @@ class Brakes:
             used = {
                 key: amount for key in live.containers if (amount := self._used(key, cgroups)) is not None
             }
-            now = with_nodes(live, self._read_nodes())
+            now = replace(live, nodes=self._read_nodes())
             allowed = allowed_growth(now, took, {*self._held_back(), *starting})
             self.unbacked = unbacked(now)
             for key in self._slowed.keys() - allowed.keys():
@@ -194,10 +197,7 @@ class Brakes:
         if self._let_go_s.get(key, now_s) > now_s:
             return
         if slowed is None:
-            directory = self._directory(cgroup)
-            if not can_slow_down(directory):
-                return
-            slowed = _Slowed(Brake(directory, self._attributes), now_s)
+            slowed = _Slowed(Brake(self._directory(cgroup), self._attributes), now_s)
         if slowed.is_in_vain(used, more_bytes, now_s):
             self._let_go_s[key] = now_s + LET_GO_S
             self._controller.counters["slowed_in_vain"] += 1

@@ -16,9 +16,9 @@ class CgroupLookup(NamedTuple):
 
 
 def lookups_of(controller: Controller) -> list[CgroupLookup]:
-    """The containers that are known to run, with where the cgroup of each is looked for."""
+    """The containers that are known to run, with where the cgroup of each is looked for; in any thread."""
     known, found = controller.known, []
-    for container in known.containers.values():
+    for container in list(known.containers.values()):
         pod = known.pods.get(container.pod_id)
         entry = controller.ledger.entries.get(container.id)
         origin = None if entry is None else entry.origin

@@ -194,10 +194,10 @@ class PressureWatch:
         if not container_pages(self._controller.machine, entry, {}, {}, {}).promised_bytes:
             return
         begun_s = self._clock_s()
-        look, lookups = Look(self._controller.machine, self._controller.ledger), lookups_of(self._controller)
+        look = Look(self._controller.machine, self._controller.ledger)
         try:
             # The thread goes on with it also if the start does not wait any longer.
-            work = self._in_start_thread(partial(self._brake_new, look, lookups, container_id))
+            work = self._in_start_thread(partial(self._brake_new, look, container_id))
             await asyncio.wait_for(asyncio.shield(asyncio.ensure_future(work)), self._most_held_s)
         except TimeoutError:
             return
@@ -220,7 +220,7 @@ class PressureWatch:
         extra = {"container_id": container_id, "held_ms": held_ms, "slowed_down": container_id in self.brakes}
         logger.info("a start waited for its memory", extra=extra)
 
-    def _brake_new(self, look: Look, lookups: Sequence[CgroupLookup], container_id: str) -> None:
+    def _brake_new(self, look: Look, container_id: str) -> None:
         """Slow down a container that is about to start if what it was promised is not there. Blocks."""
         before, nodes = self.latest, self.read_nodes()
         if before is not None:
@@ -232,7 +232,7 @@ class PressureWatch:
             if container_id not in allowed_growth(live, {}, (container_id,)):
                 return
         # By what was counted up to half a minute ago it is not; some of that may have been used meanwhile.
-        counted = self._containers(look, lookups)
+        counted = self._containers(look, lookups_of(self._controller))
         plan_before = Plan() if before is None else before.plan
         live = LivePages(time.time_ns() // 1000, nodes, counted, plan_before)
         self.brakes.adjust(live, dict(self.memory.cgroups), (container_id,))
@@ -296,11 +296,11 @@ class PressureWatch:
             return None
         controller = self._controller
         try:
-            nodes = await self._in_thread(self.read_nodes)
+            nodes, waits = await self._in_thread(lambda: (self.read_nodes(), self.brakes.is_look_due()))
             look = Look(controller.machine, controller.ledger)
             if low := sum(one.low for one in nodes.values()):
                 controller.counters["looks_below_low_watermark"] += low
-            if not self._is_count_due(look, nodes):
+            if not waits and not self._is_count_due(look, nodes):
                 return None
             kept_bytes = self._kept_bytes
             seen = await self._in_thread(partial(self._seen, look, nodes, lookups_of(controller), kept_bytes))
@@ -417,7 +417,7 @@ class PressureWatch:
 
     def _is_count_due(self, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
         before = self.latest
-        if before is None or self.brakes.is_look_due() or self._is_recount_due(look, before):
+        if before is None or self._is_recount_due(look, before):
             return True
         if nodes.keys() != before.nodes.keys():
             return True

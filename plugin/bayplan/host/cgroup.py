@@ -105,6 +105,20 @@ class MemsField(Field[NodeSet], CommaDashSetFile):  # type: ignore[misc]  # the 
     sanitize_get = staticmethod(NodeSet.parse)
 
 
+class LegacyCpusField(CpusField):
+    """CPUs of a cpuset of cgroup v1, written with those of the cpusets below it."""
+
+    def __set__(self, instance: "CgroupFiles", value: CpuSet) -> None:
+        write_with_descendants(instance.directory, self.filename, value)
+
+
+class LegacyMemsField(MemsField):
+    """NUMA nodes of a cpuset of cgroup v1, written with those of the cpusets below it."""
+
+    def __set__(self, instance: "CgroupFiles", value: NodeSet) -> None:
+        write_with_descendants(instance.directory, self.filename, value)
+
+
 class LimitField(Field[int | None]):
     """A number of bytes, or None for ``max``."""
 
@@ -189,8 +203,8 @@ class UnifiedFiles(CgroupFiles):
 class LegacyCpusetFiles(CgroupFiles):
     """A cgroup of cgroup v1's cpuset hierarchy."""
 
-    cpus = CpusField("cpuset.cpus")
-    mems = MemsField("cpuset.mems")
+    cpus = LegacyCpusField("cpuset.cpus")
+    mems = LegacyMemsField("cpuset.mems")
     cpus_effective = CpusField("cpuset.effective_cpus", readonly=True)
     mems_effective = MemsField("cpuset.effective_mems", readonly=True)
 

@@ -22,12 +22,11 @@ from bayplan.host.cgroup import (
     LegacyCpusetFiles,
     LegacyMemoryFiles,
     UnifiedFiles,
-    write_with_descendants,
 )
 from bayplan.host.cgroup_paths import CRUN_CHILD, SCOPE, clean, container_paths
 from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, read_optional
+from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
 from bayplan.host.numa_stat import HeldPages
 from bayplan.host.watched_files import WatchedFiles
 from bayplan.model.workload import Update
@@ -272,20 +271,21 @@ class ContainerCgroup:
         of which the kernel takes those that the parent has. It refuses an empty cpuset while processes are
         in the cgroup (cpuset.c, validate_change())."""
         self._refuse_if_protected()
-        names = [name for name, wanted in ((b"cpuset.cpus", cpus), (b"cpuset.mems", mems)) if wanted]
         try:
             if self._hierarchy.unified:
+                names = [name for name, wanted in ((b"cpuset.cpus", cpus), (b"cpuset.mems", mems)) if wanted]
                 for name in names:
                     possible = read_optional(str(self._hierarchy.root / _POSSIBLE[name])) or _ONLY_NODE
                     for files in self._cpusets:
                         files.directory.write(name, possible)
                 return
-            own = self._cpusets[-1].directory
-            with Directory.open(posixpath.dirname(own.path)) as parent:
-                for name, kind in ((b"cpuset.cpus", CpuSet), (b"cpuset.mems", NodeSet)):
-                    if name in names:
-                        its = parse_file(parent.path_of(name), kind.parse, parent.read(name))
-                        write_with_descendants(own, name, its)
+            own = self._cpusets[-1]
+            with Directory.open(posixpath.dirname(own.directory.path)) as parent:
+                its = LegacyCpusetFiles(parent)
+                if cpus:
+                    own.cpus = its.cpus
+                if mems:
+                    own.mems = its.mems
         except AbsentError as error:
             raise self._explained(error) from error
 
@@ -334,11 +334,7 @@ class ContainerCgroup:
             )
         for files in self._cpusets:
             try:
-                if isinstance(files, LegacyCpusetFiles) and isinstance(value, IdSet):
-                    name = getattr(LegacyCpusetFiles, attribute).filename
-                    write_with_descendants(files.directory, name, value)
-                else:
-                    setattr(files, attribute, value)
+                setattr(files, attribute, value)
             except AbsentError as error:
                 raise self._explained(error) from error
 

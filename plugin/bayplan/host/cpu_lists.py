@@ -134,12 +134,9 @@ class CpuListLimit:
             raise HostError(self._sysctl, "there is no such file: the kernel has it from 5.14 on") from error
 
     def _changed(self) -> _Changed | None:
-        try:
-            text = self._record.read_text("ascii", "replace")
-        except FileNotFoundError:
+        text = read_optional(str(self._record))
+        if text is None:
             return None
-        except OSError as error:
-            raise refusal(str(self._record), "cannot be read", error) from error
         match = _RECORDED.fullmatch(text)
         if match is None:
             logger.warning("unreadable, so the sysctl is left as it is", extra={"file": str(self._record)})

@@ -9,7 +9,6 @@ which values are ours. It is gone with the cgroup. What somebody else has set me
 import errno
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from bayplan.host import shadow_mode
@@ -97,11 +96,6 @@ class Mark(NamedTuple):
 
     def __str__(self) -> str:
         return " ".join((self.before, *self.ours))
-
-
-def can_slow_down(directory: str) -> bool:
-    """Whether the kernel has this for the cgroup *directory*: with cgroup v1 it has not."""
-    return Path(directory, _HIGH).exists()
 
 
 def used_bytes(directory: str) -> int:

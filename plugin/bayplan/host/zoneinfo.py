@@ -73,10 +73,12 @@ def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
     if text is None:
         return found
     fraction = parse_file(str(root / FRACTION), parse_number, read_optional(str(root / FRACTION)) or "0")
+    cpu_counts: dict[int, int] = {}
     for node, marks, lists in _zones(text):
-        cpus = read_optional(str(root / _CPUS.format(node)))
-        local = len(parse_file(_CPUS.format(node), CpuSet.parse, cpus)) if cpus else 0
-        zone = _zone(marks, lists, local or len(lists), fraction)
+        if node not in cpu_counts:
+            cpus = read_optional(str(root / _CPUS.format(node)))
+            cpu_counts[node] = len(parse_file(_CPUS.format(node), CpuSet.parse, cpus)) if cpus else 0
+        zone = _zone(marks, lists, cpu_counts[node] or len(lists), fraction)
         found[node] = zone if node not in found else _sum(found[node], zone)
     return found
 

@@ -10,10 +10,11 @@ Invariant: on each of these nodes, what all of those together may take is at mos
 may lie on several of its nodes, and which one the kernel takes is not known: its growth counts on each. Pure.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from bayplan.placement.page_placement import LivePages, NodeMemory, short_nodes, takeable_bytes
+from bayplan.placement.page_placement import LivePages, short_nodes, takeable_bytes
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 
@@ -81,30 +82,39 @@ def allowed_growth(
             # Beyond its claim nobody was promised that it goes on.
             takers[key] = _Taker(used & short, LEAST_GROWTH_BYTES, used & at_risk - short, soon_bytes)
     takeable = _Takeable(live)
+    wanted, wanted_of_others = Counter[int](), Counter[int]()
+    for taker in takers.values():
+        wanted.update(dict.fromkeys(taker.short, taker.short_bytes))
+        wanted_of_others.update(dict.fromkeys(taker.others, taker.other_bytes))
     found = {}
     for key, taker in takers.items():
         nodes = takeable.for_nodes(live.containers[key].nodes, taker.others)
-        part = _part(live, takers, taker, nodes)
+        part = _part(live, wanted, wanted_of_others, taker, nodes)
         if part is not None:
             found[key] = part
     return found
 
 
 def _part(
-    live: LivePages, takers: Mapping[str, _Taker], one: _Taker, takeable: Mapping[int, int]
+    live: LivePages,
+    wanted: Mapping[int, int],
+    wanted_of_others: Mapping[int, int],
+    one: _Taker,
+    takeable: Mapping[int, int],
 ) -> int | None:
-    """What *one* may take; None if it is all that it wants. On each node all *takers* have the same part of
-    what they want there."""
-    shares = []
-    for node in one.short & NodeSet(live.nodes):
-        demand = sum(other.short_bytes for other in takers.values() if node in other.short)
-        shares.append((live.nodes[node].room_bytes, demand, one.short_bytes))
-    for node, has in takeable.items():
-        # Where all that is there may be taken nobody needs it.
-        if has < live.nodes[node].room_bytes:
-            demand = sum(other.other_bytes for other in takers.values() if node in other.others)
-            shares.append((has, demand, one.other_bytes))
-    parts = [wanted * has // demand for has, demand, wanted in shares if has < demand]
+    """What *one* may take; None if it is all that it wants. On each node all have the same part of what they
+    want there: *wanted* is that in all of short nodes, *wanted_of_others* of others."""
+    shares = [
+        (live.nodes[node].room_bytes, wanted[node], one.short_bytes)
+        for node in one.short & NodeSet(live.nodes)
+    ]
+    # Where all that is there may be taken nobody needs it.
+    shares += [
+        (has, wanted_of_others[node], one.other_bytes)
+        for node, has in takeable.items()
+        if has < live.nodes[node].room_bytes
+    ]
+    parts = [its * has // demand for has, demand, its in shares if has < demand]
     return max(one.least_bytes, min(parts)) if parts else None
 
 
@@ -152,8 +162,3 @@ def _arrived(before: LivePages, key: str) -> dict[int, int]:
         if move.container_id == key:
             found[move.target] = found.get(move.target, 0) + move.amount_bytes
     return found
-
-
-def with_nodes(live: LivePages, nodes: Mapping[int, NodeMemory]) -> LivePages:
-    """*live* with what *nodes* have by now, which is read far more often than who holds what."""
-    return LivePages(live.measured_us, nodes, live.containers, live.plan, live.outside, live.kept)
