@@ -33,7 +33,7 @@ from bayplan.agent_protocol import (
     encode,
 )
 from bayplan.backoff import Backoff
-from bayplan.errors import BayplanError, ParseError, UnavailableError
+from bayplan.errors import BayplanError, UnavailableError
 from bayplan.model.pod_facts import PodFacts
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ class DaemonLink:
         self._unsaid: dict[str, PodKnown | PodGone] = {}
         self._answers: deque[EvictionAnswer] = deque()
         self._to_say = asyncio.Event()
-        self._all_again = False
 
     def know(self, pod: PodFacts) -> None:
         """Send the daemon what kubelet says of *pod*, unless it has that already."""
@@ -112,6 +111,9 @@ class DaemonLink:
                 why = str(error) or type(error).__name__
                 log = logger.warning if self._mirror.connected or not self._backoff.attempts else logger.debug
                 log("the daemon is not there", extra={"socket": str(self._path), "problem": why})
+                if isinstance(error, BayplanError):
+                    # To resume would be to read the same once more.
+                    self._mirror.epoch = ""
             finally:
                 self._mirror.disconnected()
             await asyncio.sleep(self._backoff.next_s())
@@ -120,8 +122,7 @@ class DaemonLink:
         reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_DAEMON_MESSAGE_BYTES)
         try:
             mirror, evicts = self._mirror, self.evict is not None
-            epoch = "" if self._all_again else mirror.epoch
-            writer.write(encode(Subscribe(epoch=epoch, position=mirror.position, evicts=evicts)))
+            writer.write(encode(Subscribe(epoch=mirror.epoch, position=mirror.position, evicts=evicts)))
             self._answers.clear()
             self._unsaid = {uid: PodKnown(pod) for uid, pod in self._pods.items()}
             self._to_say.set()
@@ -141,17 +142,12 @@ class DaemonLink:
                     line = await reader.readuntil(b"\n")
                 message = decode_from_daemon(line)
             except asyncio.LimitOverrunError as error:
-                self._all_again = True
                 problem = f"a message of more than {MAX_DAEMON_MESSAGE_BYTES} bytes"
                 raise UnavailableError(str(self._path), problem) from error
-            except ParseError:
-                self._all_again = True
-                raise
             self._mirror.take(message)
             match message:
                 case UpToDate():
                     self._backoff.reset()
-                    self._all_again = False
                     logger.info("following the daemon", extra={"position": self._mirror.position})
                     self.connected()
                 case PodWanted():
@@ -163,7 +159,6 @@ class DaemonLink:
                     fields = {"pod_uid": uid, "container": container, "problem": problem}
                     logger.warning("the daemon does not use what kubelet says", extra=fields)
                 case Failed(text):
-                    self._all_again = True
                     raise UnavailableError(str(self._path), text)
 
     def _say(self, uid: str, message: PodKnown | PodGone) -> None:
