@@ -146,11 +146,16 @@ def describes_pods(manifest: object) -> bool:
     """Whether *manifest* is not plainly something else, such as the Service in the file of a Deployment."""
     if not isinstance(manifest, Mapping) or isinstance(manifest.get("items"), list):
         return True
-    kind, spec = manifest.get("kind"), manifest.get("spec")
+    kind = manifest.get("kind")
     if not isinstance(kind, str) or kind == "Pod" or kind in _WORKLOADS:
         return True
-    has_containers = isinstance(spec, Mapping) and "containers" in spec
-    return has_containers or bool(_templates(manifest))
+    return _has_containers(manifest) or bool(_templates(manifest))
+
+
+def _has_containers(value: object) -> bool:
+    """Whether *value* has containers in its ``spec``, as pods and their templates do."""
+    spec = value.get("spec") if isinstance(value, Mapping) else None
+    return isinstance(spec, Mapping) and "containers" in spec
 
 
 def _templates(manifest: Mapping[Any, Any]) -> list[_Template]:
@@ -179,8 +184,7 @@ def _templates_below(
     }
     for key, item in value.items():
         here = f"{path}.{key}" if path else str(key)
-        spec = item.get("spec") if isinstance(item, Mapping) else None
-        if str(key).lower().endswith("template") and isinstance(spec, Mapping) and "containers" in spec:
+        if str(key).lower().endswith("template") and _has_containers(item):
             yield _Template(here, item, own or path.rpartition(".")[2].lower(), counts)
         elif key not in ("metadata", "status"):
             yield from _templates_below(here, item, own, counts)
@@ -280,13 +284,11 @@ class _Reader:
         """The pods of an object, each with how many of it there are; None where that is not asked or said."""
         top = self._table("manifest", manifest)
         metadata = self._table("metadata", top.get("metadata", {}))
-        spec = top.get("spec")
-        own = isinstance(spec, Mapping) and "containers" in spec
-        templates = [] if own else _templates(top)
+        templates = [] if _has_containers(top) else _templates(top)
         if not templates:
-            self._table("spec", spec)
-            templates = [_Template("", top)]
+            templates = [_Template("", {**top, "metadata": metadata})]
         self.name = self._text("metadata.name", names.name(metadata))
+        namespace = self._text("metadata.namespace", metadata.get("namespace") or "default")
         found = []
         labels: Counter[str] = Counter()
         for template in templates:
@@ -294,14 +296,13 @@ class _Reader:
             again = f"-{labels[template.label]}" if labels[template.label] > 1 else ""
             name = f"{self.name}-{template.label}{again}" if len(templates) > 1 else self.name
             count = None if most_replicas is None else self._count(template.counts, most_replicas)
-            found.append((self._pod(name, metadata, template), count))
+            found.append((self._pod(name, namespace, template), count))
         return found
 
-    def _pod(self, name: str, metadata: Mapping[Any, Any], template: _Template) -> PodSpec:
+    def _pod(self, name: str, namespace: str, template: _Template) -> PodSpec:
         within = f"{template.path}." if template.path else ""
         spec = self._table(f"{within}spec", template.pod.get("spec"))
         inner = self._table(f"{within}metadata", template.pod.get("metadata"))
-        namespace = self._text("metadata.namespace", metadata.get("namespace") or "default")
         containers = tuple(self._containers(f"{within}spec.containers", spec.get("containers")))
         if not containers:
             self._wrong(f"{within}spec.containers", "none", "at least one container")

@@ -18,7 +18,6 @@ from bayplan.engines.kubelet.resources import has_pod_level, most_exclusive_cpus
 from bayplan.model.decision import Decision, Move, Outcome, Placement, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.pod_as_a_whole import as_member
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources, changed_resources
 from bayplan.model.workload import Container, Pod
@@ -55,13 +54,14 @@ class Rehearsal(Struct):
 
         After a refusal no further container of the pod is tried, and those before it are released.
         """
+        known = _known_of(planned.spec)
         decisions: list[Decision] = []
         kept: list[str] = []
         ended: str | None = None
         for one in planned.containers:
             if ended is not None:
                 self.release(ended, pod_stays=True)
-            decision = self.create(planned.pod, one.container, _known_of(planned.spec))
+            decision = self.create(planned.pod, one.container, known)
             decisions.append(decision)
             if decision.outcome is Outcome.REFUSED:
                 for container_id in kept:
@@ -140,9 +140,11 @@ def _known_of(spec: PodSpec) -> ExactRequest:
 
     def known(request: Request) -> tuple[Request, tuple[Reason, ...]]:
         totals = request.pod_totals
-        if totals is not None and request.qos is QosClass.GUARANTEED and not level:
+        if level:
+            request = replace(request, pod_level=True)
+        elif totals is not None and request.qos is QosClass.GUARANTEED:
             request = replace(request, pod_totals=replace(totals, exclusive_cpus=count))
-        return as_member(request) if level else request, ()
+        return request, ()
 
     return known
 
@@ -168,6 +170,8 @@ class KubeletRehearsal(Rehearsal):
             decisions = super().admit(planned)
         finally:
             self.engine = engine
+        if decisions[-1].outcome is Outcome.REFUSED:
+            return decisions  # not by kubelet's managers, but for its annotations
         for one, decision in zip(planned.containers, decisions, strict=True):
             if one.ends and (kept := admission.kept(decision)) is not None:
                 self.ledger = self.ledger.with_entry(Entry(kept))

@@ -168,8 +168,12 @@ def pod_with_init(name: str, init_cpus: int, cpus: int, **annotations: str) -> d
 HARDWARE = machine(2, 16, 64 * GIB)
 
 
-def simulation_of(topology: TopologyPolicy) -> Simulation:
-    policy = PlacementPolicy(topology, reserved_cpus=CpuSet.parse("0-2"))
+def simulation_of(topology: TopologyPolicy, *, refuse_wrong_annotations: bool = False) -> Simulation:
+    policy = PlacementPolicy(
+        topology,
+        reserved_cpus=CpuSet.parse("0-2"),
+        refuse_wrong_annotations=refuse_wrong_annotations,
+    )
     return Simulation(HARDWARE, policy, KubeletEngine())
 
 
@@ -207,3 +211,11 @@ def test_a_pod_that_is_left_alone_is_not_kubelets_to_admit() -> None:
     (step,) = simulation.play(arrivals(pod_with_init("alone", 1, 14, **{"opt-out": "true"})))
     assert [one.outcome for one in step.decisions] == [Outcome.PLACED, Outcome.PLACED]
     assert all(one.request.opted_out for one in step.decisions)
+
+
+def test_a_pod_that_is_refused_for_an_annotation_keeps_nothing() -> None:
+    simulation = simulation_of(TopologyPolicy.NONE, refuse_wrong_annotations=True)
+    (step,) = simulation.play(arrivals(pod_with_init("wrong", 4, 2, nodes="nonsense")))
+    assert [one.outcome for one in step.decisions] == [Outcome.REFUSED]
+    assert simulation.running == 0
+    assert not simulation.rehearsal.ledger.entries

@@ -103,6 +103,24 @@ def test_what_is_no_manifest_is_said_to_be_none(manifest: object, path: str) -> 
     assert path in [problem.path for problem in caught.value.problems]
 
 
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"kind": "Pod", "metadata": {"name": "p"}},
+        {"kind": "Pod", "metadata": "x", "spec": {"containers": []}},
+        {
+            "kind": "JobSet",
+            "metadata": {"name": "p", "namespace": 3},
+            "spec": [{"template": {"spec": {"containers": [{"name": "c"}]}}} for _ in range(2)],
+        },
+    ],
+)
+def test_no_mistake_is_named_twice(manifest: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_manifest(manifest, MACHINE)
+    assert len(set(caught.value.problems)) == len(caught.value.problems)
+
+
 def test_what_has_no_pods_is_passed_over_in_a_list_and_named_alone() -> None:
     service = {"kind": "Service", "metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}}
     pod = {"kind": "Pod", **sizes_manifest("web", memory="1Gi")}
