@@ -4,7 +4,7 @@ itself, huge pages evenly, or all of it in proportion to the devices there.
 Invariant: the parts of a claim sum to it, to the byte. Everybody who counts claims counts parts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from bayplan.model.machine import MEMORY
@@ -17,6 +17,15 @@ Parts = tuple[tuple[NodeSet, Amounts], ...]
 """Sets of nodes with what is promised on each as a whole, single nodes first."""
 
 _NOTHING: Final[Amounts] = {}
+
+
+def sum_of(rows: Iterable[Amounts]) -> dict[str, int]:
+    """The sums of *rows* by resource."""
+    total: dict[str, int] = {}
+    for row in rows:
+        for resource, amount in row.items():
+            total[resource] = total.get(resource, 0) + amount
+    return total
 
 
 def hugepages_of(amounts_bytes: Amounts) -> Amounts:

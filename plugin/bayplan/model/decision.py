@@ -9,7 +9,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from bayplan.model.claim_parts import Parts, divided, hugepages_of, in_proportion
+from bayplan.model.claim_parts import Amounts, Parts, divided, hugepages_of, in_proportion
+from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementStrategy
 from bayplan.quantity import format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet, nodes_text
@@ -71,6 +72,11 @@ class PodTotals(Struct, frozen=True):
     cpu_milli: int = 0
     hugepages_bytes: Mapping[str, int] = field(default_factory=dict)
     exclusive_cpus: int | None = None
+
+    @property
+    def amounts_bytes(self) -> Amounts:
+        """What it asks for by resource."""
+        return {MEMORY: self.memory_bytes, **self.hugepages_bytes}
 
 
 class DeviceHint(Struct, frozen=True):
@@ -264,6 +270,11 @@ class Placement(Struct, frozen=True):
     memory_policy: MemoryPolicySetting | None = None
     original_nodes: NodeSet | None = field(default=None, name="home")
     previous_mems: NodeSet | None = field(default=None, name="left")
+
+    @property
+    def is_with_whole_pod(self) -> bool:
+        """Whether room was found for all of its pod."""
+        return self.affinity is not None and self.affinity.whole
 
 
 class Move(Struct, frozen=True):

@@ -6,7 +6,7 @@ unless their pod has it as a whole (`bayplan.model.pod_as_a_whole`).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -165,12 +165,20 @@ class Ledger(Struct, frozen=True):
         entry, left = self.entries.get(container_id), self.without(container_id)
         if entry is None or entry.origin is not None or not pod_stays:
             return left
-        request, affinity = entry.decision.request, entry.decision.placement.affinity
-        if affinity is None or not affinity.whole or request.pod_totals is None:
+        request = entry.decision.request
+        if not entry.decision.placement.is_with_whole_pod or request.pod_totals is None:
             return left
         if any(other.decision.request.pod_id == request.pod_id for other in left.entries.values()):
             return left
         return left.with_entry(replace(entry, ended=True))
+
+    def of_pod(self, pod_id: str) -> Iterator[Entry]:
+        """What that pod retains, and its containers."""
+        if (last := self.retained.get(pod_id)) is not None:
+            yield last
+        for entry in self.entries.values():
+            if entry.decision.request.pod_id == pod_id:
+                yield entry
 
     def without_retained(self, pod_id: str) -> "Ledger":
         """A ledger that retains nothing for that pod."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.model.claim_parts import Amounts
+from bayplan.model.claim_parts import Amounts, sum_of
 from bayplan.model.decision import (
     Affinity,
     Decision,
@@ -27,7 +27,7 @@ from bayplan.model.decision import (
     QosSource,
     Request,
 )
-from bayplan.model.machine import MEMORY
+from bayplan.model.machine import MEMORY, union
 from bayplan.model.qos import exclusive_cpu_count
 from bayplan.quantity import MILLI_PER_CPU
 from bayplan.sets import CpuSet, NodeSet
@@ -138,11 +138,6 @@ def part_bytes(request: Request) -> dict[str, int]:
     return {MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
 
 
-def totals_bytes(totals: PodTotals) -> dict[str, int]:
-    """What a pod asks for as a whole, by resource."""
-    return {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
-
-
 def whole_cpus(totals: PodTotals) -> int:
     """How many CPUs a pod has to itself: all, if they are a whole number, else none, as for containers."""
     return 0 if totals.cpu_milli % MILLI_PER_CPU else totals.cpu_milli // MILLI_PER_CPU
@@ -155,13 +150,14 @@ def held_cpus(placement: Placement) -> CpuSet:
     return placement.exclusive_cpus | affinity.cpus if of_pod and affinity else placement.exclusive_cpus
 
 
-def sum_of(rows: Iterable[Amounts]) -> dict[str, int]:
-    """The sums of *rows* by resource."""
-    total: dict[str, int] = {}
-    for row in rows:
-        for resource, amount in row.items():
-            total[resource] = total.get(resource, 0) + amount
-    return total
+def cpus_of_parts(group: Mapping[str, Decision]) -> CpuSet:
+    """The CPUs of those in *group* that have some to themselves."""
+    return union(one.placement.exclusive_cpus for one in group.values() if not shares_cpus(one.request))
+
+
+def whole_affinity(nodes: NodeSet, cpus: CpuSet) -> Affinity:
+    """That of the containers of a pod that has its promise on *nodes*, and *cpus* as a whole."""
+    return Affinity(nodes, preferred=True, whole=True, mems=nodes, cpus=cpus)
 
 
 def group_of(decisions: Mapping[str, Decision]) -> tuple[NodeSet, dict[str, Decision]]:
@@ -171,16 +167,11 @@ def group_of(decisions: Mapping[str, Decision]) -> tuple[NodeSet, dict[str, Deci
     nodes = {key: claim.nodes for key, claim in claims.items() if claim is not None}
     first = next((key for key in nodes if takes_from_pod(decisions[key].request)), None)
     if first is None:
-        first = next((key for key in nodes if _is_whole(decisions[key])), None)
+        first = next((key for key in nodes if decisions[key].placement.is_with_whole_pod), None)
     if first is None:
         return NodeSet(), {}
     where = nodes[first]
     return where, {key: decisions[key] for key, there in nodes.items() if there == where}
-
-
-def _is_whole(decision: Decision) -> bool:
-    affinity = decision.placement.affinity
-    return affinity is not None and affinity.whole
 
 
 def settled(
@@ -200,13 +191,12 @@ def settled(
     nodes, group = group_of(members)
     if totals is None or not group:
         return dict(decisions)
-    gone = leaving if leaving is not None and leaving.placement.claim is not None else None
-    if gone is not None and gone.placement.claim is not None and gone.placement.claim.nodes != nodes:
-        gone = None
-    changed = _with_cpus(members, group, nodes, newest, gone)
+    claim = None if leaving is None else leaving.placement.claim
+    gone = leaving if claim is not None and claim.nodes == nodes else None
+    changed = {**members, **_with_cpus(group, totals, nodes, newest, gone)}
     apart = {key: _with_part_only(one) for key, one in changed.items() if key not in group}
     parts = sum_of(part_bytes(one.request) for one in apart.values())
-    return {**changed, **apart, **_with_claims(changed, totals, parts, gone)}
+    return {**changed, **apart, **_with_claims({key: changed[key] for key in group}, totals, parts, gone)}
 
 
 def _with_part_only(decision: Decision) -> Decision:
@@ -223,29 +213,23 @@ def _with_part_only(decision: Decision) -> Decision:
 
 
 def _with_cpus(
-    members: Mapping[str, Decision],
     group: Mapping[str, Decision],
+    totals: PodTotals,
     nodes: NodeSet,
     newest: Decision | None,
     gone: Decision | None,
 ) -> dict[str, Decision]:
-    """*members*, the CPUs of the pod being those that the *newest* of them says, else all that they and the
-    one that is *gone* hold."""
+    """*group*, the CPUs of the pod being those that the *newest* of it says, else all that they and the one
+    that is *gone* hold."""
     placements = [one.placement for one in (*group.values(), *([gone] if gone is not None else []))]
-    cpus = CpuSet()
-    for one in [newest.placement] if newest is not None and _is_whole(newest) else placements:
-        cpus |= held_cpus(one)
-    parts = CpuSet()
-    for each in group.values():
-        if not shares_cpus(each.request):
-            parts |= each.placement.exclusive_cpus
-    cpus |= parts
-    totals = next(iter(group.values())).request.pod_totals
-    if totals is None or not whole_cpus(totals):
-        cpus = parts  # a pod that asks for no whole number has none to itself beside them
+    if newest is not None and newest.placement.is_with_whole_pod:
+        placements = [newest.placement]
+    parts = cpus_of_parts(group)
+    # A pod that asks for no whole number has none to itself beside them.
+    cpus = parts | union(map(held_cpus, placements)) if whole_cpus(totals) else parts
     pool = cpus - parts
-    affinity = Affinity(nodes, preferred=True, whole=True, mems=nodes, cpus=cpus)
-    changed = dict(members)
+    affinity = whole_affinity(nodes, cpus)
+    changed = {}
     for key, decision in group.items():
         pinned = decision.request.pinned_cpus is not None
         own = pool if shares_cpus(decision.request) and not pinned else decision.placement.exclusive_cpus
@@ -253,20 +237,19 @@ def _with_cpus(
             decision.placement, exclusive_cpus=own, affinity=affinity, original_nodes=None, previous_mems=None
         )
         changed[key] = replace(decision, placement=placement)
-    return {key: changed[key] for key in members}
+    return changed
 
 
 def _with_claims(
-    members: Mapping[str, Decision], totals: PodTotals, apart: Amounts, gone: Decision | None
+    group: Mapping[str, Decision], totals: PodTotals, apart: Amounts, gone: Decision | None
 ) -> dict[str, Decision]:
-    """*members* with what each of them claims of *totals*; what those have that are elsewhere, *apart*, is
-    not the group's."""
-    _, group = group_of(members)
+    """*group* with what each of it claims of *totals*; what those have that are elsewhere, *apart*, is not
+    the group's."""
     claims = {key: one.placement.claim for key, one in group.items()}
     rows = [claim.amounts_bytes for claim in claims.values() if claim is not None]
     if gone is not None and gone.placement.claim is not None:
         rows.append(gone.placement.claim.amounts_bytes)
-    had, whole = sum_of(rows), totals_bytes(totals)
+    had, whole = sum_of(rows), totals.amounts_bytes
     target = {resource: max(0, amount - apart.get(resource, 0)) for resource, amount in whole.items()}
     left = {resource: min(amount, had.get(resource, 0)) for resource, amount in target.items()}
     short = {
@@ -286,8 +269,8 @@ def _with_claims(
         claimed = {resource: amount for resource, amount in amounts[key].items() if amount}
         short_bytes = short if key == holder else {}
         claim = replace(before, amounts_bytes=claimed, short_bytes=short_bytes, flexible=False, shares={})
-        placement = members[key].placement
+        placement = group[key].placement
         if claim != before:
             placement = replace(placement, claim=claim, booked_bytes={})
-        changed[key] = replace(members[key], placement=placement)
+        changed[key] = replace(group[key], placement=placement)
     return changed

@@ -87,7 +87,7 @@ def decide_creation(
         policy.outside_requests,
     )
     request, disbelief = exact(request)
-    request = with_pod_known(request, _others_of_pod(ledger, request))
+    request = with_pod_known(request, (one.decision.request for one in ledger.of_pod(request.pod_id)))
     if complaint is not None and policy.refuse_wrong_annotations:
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
     decision = decide_by_given_policy(machine, policy, engine, ledger, request)
@@ -99,15 +99,6 @@ def decide_creation(
     notes = (*notes, *disbelief, *crowded)
     added = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
-
-
-def _others_of_pod(ledger: Ledger, request: Request) -> Iterator[Request]:
-    last = ledger.retained.get(request.pod_id)
-    if last is not None:
-        yield last.decision.request
-    for entry in ledger.entries.values():
-        if entry.decision.request.pod_id == request.pod_id:
-            yield entry.decision.request
 
 
 def decide_change(

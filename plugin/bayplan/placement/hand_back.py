@@ -25,6 +25,7 @@ from bayplan.engines.kubelet.memory.state import MemoryState
 from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE
 from bayplan.errors import Problem
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -130,10 +131,7 @@ def _overlapping(kubelets: list[Entry]) -> Iterator[Problem]:
 def _short(booked: Ledger) -> Iterator[Problem]:
     """The containers that are not promised all they ask for where kubelet's reservations are kept."""
     for entry in booked.entries.values():
-        request, total = entry.decision.request, dict[str, int]()
-        for row in entry.decision.placement.booked_bytes.values():
-            for resource, amount_bytes in row.items():
-                total[resource] = total.get(resource, 0) + amount_bytes
+        request, total = entry.decision.request, sum_of(entry.decision.placement.booked_bytes.values())
         for resource, need_bytes in sorted(memory_need(request).items()):
             if entry.decision.placement.mems is not None and total.get(resource, 0) != need_bytes:
                 found = f"{total.get(resource, 0)} bytes of {resource} promised"

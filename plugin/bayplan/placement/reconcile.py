@@ -15,7 +15,7 @@ from bayplan.engines.interface import Engine
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import retained_changes
-from bayplan.model.machine import Machine
+from bayplan.model.machine import Machine, union
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import pinned
@@ -248,10 +248,12 @@ def _updated_from_containers(
         request = entry.decision.request
         pod_id = request.pod_id if is_member(request) and shares_cpus(request) else ""
         of_pod = of_pods.get(pod_id, CpuSet())
-        free = taken - of_pod
-        entry = updated_from_container(machine, policy, engine, ledger, entry, container, free, alone=alone)
+        of_others = taken - of_pod
+        entry = updated_from_container(
+            machine, policy, engine, ledger, entry, container, of_others, alone=alone
+        )
         placement = entry.decision.placement
-        if not placement.exclusive_cpus.isdisjoint(taken - of_pod):
+        if not placement.exclusive_cpus.isdisjoint(of_others):
             # They were free when the newer one was created: this one must have got others since.
             placement = replace(placement, exclusive_cpus=CpuSet())
             decision = replace(entry.decision, placement=placement)
@@ -266,14 +268,13 @@ def _updated_from_containers(
 def _with_cpus_of_pod(entry: Entry, entries: Iterable[Entry]) -> Entry:
     """*entry*, whose pod has the CPUs that its containers among *entries* have by now, and no others."""
     request, placement = entry.decision.request, entry.decision.placement
-    if not is_member(request) or placement.affinity is None or not placement.affinity.whole:
+    if not is_member(request) or placement.affinity is None or not placement.is_with_whole_pod:
         return entry
-    cpus = CpuSet()
-    for other in entries:
-        there = other.decision.placement
-        of_pod = other.decision.request.pod_id == request.pod_id
-        if of_pod and there.affinity is not None and there.affinity.whole:
-            cpus |= there.exclusive_cpus
+    cpus = union(
+        other.placement.exclusive_cpus
+        for other in (one.decision for one in entries)
+        if other.request.pod_id == request.pod_id and other.placement.is_with_whole_pod
+    )
     placement = replace(placement, affinity=replace(placement.affinity, cpus=cpus))
     return replace(entry, decision=replace(entry.decision, placement=placement))
 

@@ -16,6 +16,7 @@ from bayplan.engines.interface import Engine, reserved_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.memory.state import Blocks, MemoryState
 from bayplan.errors import Problem
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Decision, Outcome, QosSource, Reason
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -159,12 +160,10 @@ def _differences(found: list[_Found], entries: list[Entry]) -> Iterator[Problem]
 
 
 def _promised(entry: Entry) -> dict[str, int]:
-    placement, total = entry.decision.placement, dict[str, int]()
-    rows = placement.booked_bytes.values() if placement.claim is None else [placement.claim.amounts_bytes]
-    for row in rows:
-        for resource, amount_bytes in row.items():
-            total[resource] = total.get(resource, 0) + amount_bytes
-    return total
+    placement = entry.decision.placement
+    return sum_of(
+        placement.booked_bytes.values() if placement.claim is None else [placement.claim.amounts_bytes]
+    )
 
 
 def _amounts(bytes_by_resource: Mapping[str, int]) -> str:

@@ -238,10 +238,9 @@ class Confinement:
         totals = self.request.pod_totals
         if not self.by_pod or totals is None or candidates.of_pod:
             return [self._own]
-        whole = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
         amounts = {
             resource: max(amount, self.amounts.get(resource, 0))
-            for resource, amount in {**self.amounts, **whole}.items()
+            for resource, amount in {**self.amounts, **totals.amounts_bytes}.items()
         }
         if totals.exclusive_cpus is not None:
             return [Asked(amounts, max(self.cpus, totals.exclusive_cpus))]

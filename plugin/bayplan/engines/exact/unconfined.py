@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.claiming import claimed_amounts, is_confined, is_flexible, without
 from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -57,10 +58,7 @@ def completed_claims(flows: ResourceFlows, ledger: Ledger, short_ids: Iterable[s
         if not more:
             continue
         flows.change(Claim(claim.nodes, more))
-        resources = {**claim.amounts_bytes, **more}
-        promised = {
-            resource: claim.amounts_bytes.get(resource, 0) + more.get(resource, 0) for resource in resources
-        }
+        promised = sum_of([claim.amounts_bytes, more])
         rest = without(claim.short_bytes, more)
         found[container_id] = replace(claim, amounts_bytes=promised, short_bytes=rest, shares={})
     return found

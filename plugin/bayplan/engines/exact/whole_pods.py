@@ -15,9 +15,9 @@ from bayplan.engines.exact.exclusive_cpus import best_cpus
 from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import exclusive_candidates
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import (
     OVERCOMMITTED,
-    Affinity,
     Claim,
     Decision,
     Interval,
@@ -28,19 +28,19 @@ from bayplan.model.decision import (
     Shortage,
 )
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import MEMORY
+from bayplan.model.machine import MEMORY, union
 from bayplan.model.memory_kinds import device_nodes
 from bayplan.model.pod_as_a_whole import (
     as_member,
+    cpus_of_parts,
     group_of,
     has_part,
     held_cpus,
     part_bytes,
     shares_cpus,
     shares_promise,
-    sum_of,
     takes_from_pod,
-    totals_bytes,
+    whole_affinity,
     whole_cpus,
 )
 from bayplan.quantity import MILLI_PER_CPU
@@ -59,18 +59,15 @@ def decide_in_pod(
     decide: Decide,
 ) -> Decision:
     """The decision about *request*, a member of its pod; *current* is its placement if it runs."""
-    last = ledger.retained.get(request.pod_id)
-    entries = (*ledger.entries.values(), *([] if last is None else [last]))
     others = {
         entry.container_id: replace(entry.decision, request=as_member(entry.decision.request))
-        for entry in entries
-        if entry.decision.request.pod_id == request.pod_id and shares_promise(entry.decision)
+        for entry in ledger.of_pod(request.pod_id)
+        if shares_promise(entry.decision)
     }
     nodes, group = group_of(others)
     if group:
         return _Joining(topology, flows, ledger, request, others, nodes, group).decide(current)
-    whole = current is not None and current.affinity is not None and current.affinity.whole
-    if has_part(request) and not whole:
+    if has_part(request) and not (current is not None and current.is_with_whole_pod):
         return decide(request, current)
     asking = _asking_for_all(request, others)
     decision = decide(asking, current)
@@ -81,11 +78,14 @@ def decide_in_pod(
     own = (
         best_cpus(topology.machine, cpus, request.exclusive_cpus, claim.nodes) if has_part(request) else cpus
     )
-    affinity = Affinity(claim.nodes, preferred=True, whole=True, mems=claim.nodes, cpus=cpus)
-    placement = replace(placement, exclusive_cpus=own, affinity=affinity)
-    where = f"{nodes_text(claim.nodes)}{f', CPUs {cpus}' if cpus else ''}"
-    reason = Reason("pod-as-a-whole", f"its pod has resources as a whole, which are promised on {where}")
+    placement = replace(placement, exclusive_cpus=own, affinity=whole_affinity(claim.nodes, cpus))
+    text = f"its pod has resources as a whole, which are promised on {_place_text(claim.nodes, cpus)}"
+    reason = Reason("pod-as-a-whole", text)
     return replace(decision, request=request, placement=placement, reasons=(*decision.reasons, reason))
+
+
+def _place_text(nodes: NodeSet, cpus: CpuSet) -> str:
+    return f"{nodes_text(nodes)}{f', CPUs {cpus}' if cpus else ''}"
 
 
 def _asking_for_all(request: Request, others: Mapping[str, Decision]) -> Request:
@@ -93,7 +93,7 @@ def _asking_for_all(request: Request, others: Mapping[str, Decision]) -> Request
     totals = request.pod_totals
     assert totals is not None
     parts = [one.request for one in others.values() if has_part(one.request)]
-    asked = without(totals_bytes(totals), sum_of(map(part_bytes, parts)))
+    asked = without(totals.amounts_bytes, sum_of(map(part_bytes, parts)))
     memory_bytes = asked.pop(MEMORY, 0)
     count = max(0, whole_cpus(totals) - sum(part.exclusive_cpus for part in parts))
     return replace(
@@ -141,9 +141,8 @@ class _Joining:
         mems = first.mems
         if mems is not None:
             mems |= device_nodes(self.topology.machine, self.request)
-        affinity = Affinity(self.nodes, preferred=True, whole=True, mems=self.nodes, cpus=cpus)
-        placement = Placement(mems, own, affinity=affinity, claim=claim)
-        where = f"{nodes_text(self.nodes)}{f', CPUs {cpus}' if cpus else ''}"
+        placement = Placement(mems, own, affinity=whole_affinity(self.nodes, cpus), claim=claim)
+        where = _place_text(self.nodes, cpus)
         part = " and has a part of its own there" if has_part(self.request) else ""
         if part and own == self._pool and any(takes_from_pod(one.request) for one in self.group.values()):
             part += ", which leaves no CPU to its pod's others: they run on the shared ones"
@@ -161,7 +160,7 @@ class _Joining:
         assert totals is not None
         claims = [one.placement.claim for one in self.others.values()]
         had = sum_of(claim.amounts_bytes for claim in claims if claim is not None)
-        more = without(totals_bytes(totals), had)
+        more = without(totals.amounts_bytes, had)
         claim = Claim(self.nodes, more)
         cut = self.flows.cut(parts_of(claim)) if more else None
         if cut is None:
@@ -175,11 +174,8 @@ class _Joining:
         request, machine = self.request, self.topology.machine
         totals = request.pod_totals
         assert totals is not None
-        cpus, parts = CpuSet(), CpuSet()
-        for one in self.group.values():
-            cpus |= held_cpus(one.placement)
-            if not shares_cpus(one.request):
-                parts |= one.placement.exclusive_cpus
+        cpus = union(held_cpus(one.placement) for one in self.group.values())
+        parts = cpus_of_parts(self.group)
         apart = sum(
             one.request.exclusive_cpus
             for key, one in self.others.items()

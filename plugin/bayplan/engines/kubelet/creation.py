@@ -29,7 +29,7 @@ from bayplan.model.decision import (
     Request,
 )
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import MEMORY
+from bayplan.model.machine import MEMORY, union
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, nodes_text
 
@@ -106,9 +106,7 @@ class Creation:
         if not admission.admitted or self.request.pod_totals is None:
             return whole, admission
         hint, after, pod_id = admission.hint(self.container.name), admission.state, self.pod.uid
-        cpus = CpuSet()
-        for each in whole.containers:
-            cpus |= after.cpus.of(pod_id, each.name) or CpuSet()
+        cpus = union(after.cpus.of(pod_id, each.name) or CpuSet() for each in whole.containers)
         mems = after.memory.mems(pod_id, whole.containers[-1].name)
         self.affinity = Affinity(hint.nodes, hint.preferred, whole=True, mems=mems, cpus=cpus)
         return whole, admission if len(whole.containers) == 1 else self._allocated(hint)
@@ -130,8 +128,7 @@ class Creation:
         if totals is None:
             return ()
         own = memory_need(self.request)
-        asked = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
-        left = {name: amount - own.get(name, 0) for name, amount in asked.items()}
+        left = {name: amount - own.get(name, 0) for name, amount in totals.amounts_bytes.items()}
         if left[MEMORY] <= 0:
             return ()
         need = {name: amount for name, amount in left.items() if amount > 0}
@@ -187,7 +184,7 @@ class Creation:
             why = [Reason("kubelet-admits", f"{where} ({rank}; policy {policy.value}, scope {scope})")]
         if placed.mems is not None and placed.mems != hint.nodes:
             why.append(Reason("memory-nodes", f"its memory is on {nodes_text(placed.mems)}"))
-        if placed.affinity is not None and placed.affinity.whole:
+        if placed.is_with_whole_pod:
             why += self._kept(placed)
         if self._without_memory(placed):
             why.append(Reason("no-memory-entry", "no room for its memory; BestEffort lets it run anywhere"))

@@ -14,7 +14,6 @@ from msgspec import Struct
 from bayplan.engines.kubelet.booking import memory_need
 from bayplan.model.decision import Affinity, PodTotals, Request
 from bayplan.model.ledger import Entry
-from bayplan.model.machine import MEMORY
 from bayplan.quantity import MILLI_PER_CPU, format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
@@ -85,7 +84,7 @@ def _is_complete(totals: PodTotals, members: Iterable[Entry]) -> bool:
 def left_over(totals: PodTotals, members: Iterable[Entry]) -> tuple[dict[str, int], int]:
     """What the containers *members* leave of their pod's sums: bytes by resource, and the number of CPUs that
     the rest of the pod may have for itself. The sums do not say that number: a whole one is taken for it."""
-    left = {MEMORY: totals.memory_bytes, **totals.hugepages_bytes}
+    left = dict(totals.amounts_bytes)
     milli = totals.cpu_milli
     for member in members:
         request = member.decision.request

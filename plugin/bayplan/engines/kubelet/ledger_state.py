@@ -14,6 +14,7 @@ from bayplan.engines.kubelet.kept_for_pods import REST_OF_POD, KeptForPod, kept_
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Affinity, Decision, Placement
 from bayplan.model.ledger import Ledger
 from bayplan.sets import CpuSet, NodeSet
@@ -162,10 +163,7 @@ def _kinds(placed: Placement) -> int:
 
 def _blocks(where: NodeSet, placed: Placement) -> Blocks:
     """What a container was promised on *where* as a whole."""
-    sizes: dict[str, int] = {}
-    for row in placed.booked_bytes.values():
-        for resource, amount_bytes in row.items():
-            sizes[resource] = sizes.get(resource, 0) + amount_bytes
+    sizes = sum_of(placed.booked_bytes.values())
     return tuple(Block(where, resource, size_bytes) for resource, size_bytes in sorted(sizes.items()))
 
 

@@ -7,6 +7,7 @@ those after it: CPUs always, memory if it is on the same nodes. kubelet refuses 
 """
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.engines.interface import free_bytes
 from bayplan.engines.kubelet.booking import book, memory_need
@@ -16,6 +17,7 @@ from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.engines.kubelet.topology.manager import Admission
 from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
+from bayplan.model.machine import union
 from bayplan.sets import CpuSet, NodeSet, cpus_text
 
 KEPT_WITH_POD = "kept-with-pod"
@@ -56,12 +58,7 @@ class PodAdmission(Struct, frozen=True):
         if not left:
             return decision
         text = f"kubelet has {cpus_text(left)} of its init containers used again, wherever others are free"
-        return Decision(
-            request,
-            Outcome.REFUSED,
-            reasons=(*decision.reasons, Reason(REUSE, text)),
-            refused_as=decision.refused_as,
-        )
+        return replace(decision, reasons=(*decision.reasons, Reason(REUSE, text)))
 
     def decision(self, ledger: Ledger, request: Request) -> Decision:
         """What *request*, that of a Guaranteed container of the admitted pod, was given; *ledger* has what
@@ -84,10 +81,11 @@ class PodAdmission(Struct, frozen=True):
     def kept(self, ended: Decision) -> Decision | None:
         """What stays with the pod of the init container of *ended*, which is over: CPUs that no other one of
         its containers was given. None if that is nothing."""
-        others = CpuSet()
-        for container in self.pod.all_containers:
-            if not self.pod.is_regular_init(container.name):
-                others |= self.cpus(container.name)
+        others = union(
+            self.cpus(container.name)
+            for container in self.pod.all_containers
+            if not self.pod.is_regular_init(container.name)
+        )
         left = ended.placement.exclusive_cpus - others
         if not left:
             return None

@@ -5,11 +5,12 @@ managers place (`bayplan.engines.kubelet.memory.requests`), and the plain one of
 knows nodes or cgroups.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodSpec
 from bayplan.errors import ParseError
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import MILLI_PER_CPU, parse_bytes
 
@@ -117,16 +118,8 @@ def most_exclusive_cpus(pod: PodSpec) -> int:
     return _worst_moment(pod, whole).get(CPU, 0) // MILLI_PER_CPU
 
 
-def add_up(amounts: Iterable[Amounts]) -> dict[str, int]:
-    """The sum of *amounts* by resource."""
-    total: dict[str, int] = {}
-    for each in amounts:
-        _add(total, each)
-    return total
-
-
 def _worst_moment(pod: PodSpec, amounts: Callable[[ContainerSpec], Amounts]) -> dict[str, int]:
-    running = add_up(amounts(container) for container in pod.containers)
+    running = sum_of(amounts(container) for container in pod.containers)
     sidecars: dict[str, int] = {}
     peak: dict[str, int] = {}
     for init in pod.init_containers:
@@ -134,7 +127,7 @@ def _worst_moment(pod: PodSpec, amounts: Callable[[ContainerSpec], Amounts]) -> 
             _add(running, amounts(init))
             moment = _add(sidecars, amounts(init))
         else:
-            moment = add_up((sidecars, amounts(init)))
+            moment = sum_of((sidecars, amounts(init)))
         _raise(peak, moment)
     return _raise(running, peak)
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 from bayplan.engines.kubelet.pod import Amounts, ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.qos.classes import qos_class
-from bayplan.engines.kubelet.resources import add_up, guaranteed_alone, has_pod_level, is_memory
+from bayplan.engines.kubelet.resources import guaranteed_alone, has_pod_level, is_memory
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import QosClass
 
 Wanted = Mapping[str, int]
@@ -51,7 +52,7 @@ def pod_wants(pod: PodSpec, gates: FeatureGates) -> Wanted:
                 sidecars[name] = sidecars.get(name, 0) + size
             else:
                 peak[name] = max(peak.get(name, 0), sidecars.get(name, 0) + size)
-    running = add_up(container_wants(pod, container, gates) for container in pod.containers)
+    running = sum_of(container_wants(pod, container, gates) for container in pod.containers)
     return {name: max(size + sidecars.get(name, 0), peak.get(name, 0)) for name, size in running.items()}
 
 

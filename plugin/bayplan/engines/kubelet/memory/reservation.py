@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from bayplan.engines.kubelet.pod import Amounts
 from bayplan.engines.kubelet.resources import is_memory, page_size_bytes
 from bayplan.errors import Problem
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import format_bytes, format_page_size
 
@@ -106,10 +107,7 @@ def check_sums(
 ) -> tuple[ReservationProblem, ...]:
     """Whether the nodes' reservations add up to *node_allocatable*, what the node keeps from containers, for
     every resource of either. *worked_out* says by resource how that came about."""
-    totals: dict[str, int] = {}
-    for each in reservations:
-        for name, size in each.sizes.items():
-            totals[name] = totals.get(name, 0) + size
+    totals = sum_of(each.sizes for each in reservations)
     problems = []
     for name in sorted({*totals, *(name for name in node_allocatable if is_memory(name))}):
         total, needed = totals.get(name, 0), node_allocatable.get(name, 0)

@@ -15,11 +15,11 @@ from bayplan.engines.kubelet.pod import (
     PodSpec,
 )
 from bayplan.engines.kubelet.resources import (
-    add_up,
     container_requests,
     has_pod_level,
     pod_level_requests,
 )
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import MEMORY
 from bayplan.model.qos import GUARANTEED_OOM_SCORE_ADJ, oom_score_adj
@@ -35,25 +35,15 @@ def qos_class(pod: PodSpec, gates: FeatureGates) -> QosClass:
     that containers whose requests and limits differ but add up to the same still make a Guaranteed pod."""
     if pod.qos is not None:
         return pod.qos
-    if gates.rules.qos_by_container:
-        if gates.pod_level_resources and pod.resources is not None and has_pod_level(pod):
-            return _class_of(pod.resources)
+    by_container = gates.rules.qos_by_container
+    if gates.pod_level_resources and pod.resources is not None and (not by_container or has_pod_level(pod)):
+        return _class_of(pod.resources)
+    if by_container:
         classes = {_class_of(container) for container in pod.all_containers}
         return classes.pop() if len(classes) == 1 else QosClass.BURSTABLE
-    return _class_of_sums(pod, gates)
-
-
-def _class_of_sums(pod: PodSpec, gates: FeatureGates) -> QosClass:
-    if gates.pod_level_resources and pod.resources is not None:
-        limited_throughout = not pod.resources.limits or _both(pod.resources.limits)
-        requests, limits = _counted(pod.resources.requests), _counted(pod.resources.limits)
-    else:
-        limited_throughout = all(_both(container.limits) for container in pod.all_containers)
-        requests = add_up(_counted(container.requests) for container in pod.all_containers)
-        limits = add_up(_counted(container.limits) for container in pod.all_containers)
-    if not requests and not limits:
-        return QosClass.BEST_EFFORT
-    return QosClass.GUARANTEED if limited_throughout and requests == limits else QosClass.BURSTABLE
+    requests = sum_of(_counted(container.requests) for container in pod.all_containers)
+    limits = sum_of(_counted(container.limits) for container in pod.all_containers)
+    return _class(requests, limits, limited=all(_both(container.limits) for container in pod.all_containers))
 
 
 def is_critical(pod: PodSpec) -> bool:
@@ -104,9 +94,13 @@ def _share_of_rest_bytes(pod: PodSpec, gates: FeatureGates) -> int:
 def _class_of(resources: ContainerSpec | PodLevelResources) -> QosClass:
     """The class that a single set of requests and limits makes."""
     requests, limits = _counted(resources.requests), _counted(resources.limits)
+    return _class(requests, limits, limited=_both(limits))
+
+
+def _class(requests: Amounts, limits: Amounts, *, limited: bool) -> QosClass:
     if not requests and not limits:
         return QosClass.BEST_EFFORT
-    return QosClass.GUARANTEED if _both(limits) and requests == limits else QosClass.BURSTABLE
+    return QosClass.GUARANTEED if limited and requests == limits else QosClass.BURSTABLE
 
 
 def _counted(amounts: Amounts) -> Mapping[str, int]:
