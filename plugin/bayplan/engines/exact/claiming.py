@@ -211,7 +211,7 @@ def _greedy(every: Sequence[int], needs: Sequence[Need], devices: Sequence[int])
 
         def brings(node: int, far: Sequence[int] = far, lacking: Sequence[Need] = lacking) -> float:
             parts = [min(1.0, have.get(node, 0) / lack) for have, lack in lacking if lack > 0]
-            return sum(parts) + len(lacking) * sum([bool(near & node) for near in far])
+            return sum(parts) + max(1, len(lacking)) * sum([bool(near & node) for near in far])
 
         best = max(rest, key=brings)
         chosen |= best

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.claiming import (
     claimed_amounts,
+    fewest_near,
     is_bounded,
     is_flexible,
     wished_nodes,
@@ -96,3 +97,12 @@ def test_two_wishes_leave_what_both_allow() -> None:
     preferred = wished_nodes(hardware, replace(SOME, nodes=NodeWish(NodeSet([1, 2]))))
     assert preferred is not None
     assert (preferred.nodes, preferred.required) == (NodeSet([1, 2]), False)
+
+
+@pytest.mark.parametrize("nodes", [4, 13, 16, 64])
+def test_the_fewest_nodes_near_devices_are_those_that_have_them(nodes: int) -> None:
+    last = [1 << node for node in range(nodes - 4, nodes)]
+    assert fewest_near((1 << nodes) - 1, last) == 4
+    assert fewest_near((1 << (nodes - 1)) - 1, last) == nodes
+    together = [1 | near for near in last]
+    assert fewest_near((1 << nodes) - 1, together) == 1
