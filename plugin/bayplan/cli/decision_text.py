@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amounts
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 
 _BESIDE: Final = (Column(""), Column(""))
 """A label, and the lines beside it."""
@@ -66,7 +66,7 @@ def rooms(nodes: list[dict[str, Any]]) -> Table:
 def _short(short: dict[str, Any] | None) -> str:
     if short is None:
         return "-"
-    cpus = [f"{short['cpus']} CPU{'' if short['cpus'] == 1 else 's'}"] if short["cpus"] else []
+    cpus = [counted(short["cpus"], "CPU")] if short["cpus"] else []
     memory = [amounts(short["bytes"])] if short["bytes"] else []
     return ", ".join(memory + cpus) or "nothing: it has room now"
 

@@ -9,7 +9,7 @@ from bayplan.cli.attention import attention, why
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Row, Table
 from bayplan.cli.texts import amounts, duration
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 
 VERB: Final = "status"
 HELP: Final = "show what needs attention, then every container by namespace: where it is and what it has"
@@ -120,13 +120,9 @@ def _containers(status: dict[str, Any], columns: tuple[Column, ...], row: Any) -
     for namespace, group in groupby(status["containers"], key=lambda one: one["name"].split("/")[0]):
         found = list(group)
         pods = len({one["name"].rpartition("/")[0] for one in found})
-        rows.append(f"namespace {namespace}: {_count(pods, 'pod')}, {_count(len(found), 'container')}")
+        rows.append(f"namespace {namespace}: {counted(pods, 'pod')}, {counted(len(found), 'container')}")
         rows += [row(one) for one in found]
     return [Table(columns, tuple(rows))]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _row(container: dict[str, Any]) -> tuple[str, ...]:
@@ -175,7 +171,7 @@ def _cpus(container: dict[str, Any], *, listed: bool) -> str:
         return "as in its spec"
     if container["cpusExclusive"]:
         others = len(container["cpusAlsoOf"])
-        whose = f"with {_count(others, 'other')}" if others else "alone"
+        whose = f"with {counted(others, 'other')}" if others else "alone"
         return f"{container['cpus']} {whose}"
     return f"{container['cpus'] or 'none'} shared" if listed else "shared"
 

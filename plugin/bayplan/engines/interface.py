@@ -14,6 +14,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import tier_nodes, usable_nodes
 from bayplan.model.policy import PlacementPolicy
+from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 PINNED: Final = "pinned"
@@ -112,8 +113,7 @@ def unmet_wish(machine: Machine, request: Request, mems: NodeSet | None, has: st
     if tier is not None and (mems is None or not mems <= tier_nodes(machine, tier.tier)):
         unmet.append((tier.required, f"memory tier {tier.tier}"))
     if even is not None and (mems is None or len(mems) != even.node_count):
-        plural = "" if even.node_count == 1 else "s"
-        unmet.append((True, f"its huge pages evenly on {even.node_count} node{plural}"))
+        unmet.append((True, f"its huge pages evenly on {counted(even.node_count, 'node')}"))
     if not unmet:
         return None
     required = any(is_required for is_required, _ in unmet)
@@ -187,10 +187,12 @@ def kept_by_pin(request: Request, all_cpus: CpuSet) -> CpuSet:
 
 def also_pinned(ledger: Ledger, cpus: CpuSet) -> Iterator[Reason]:
     """For whom somebody chose some of the exclusive *cpus* of a new container too."""
+    if not cpus:
+        return
     for container_id in sorted(ledger.pinned_ids):
         request = ledger.entries[container_id].decision.request
         pinned = request.pinned_cpus or CpuSet()
-        if cpus and not pinned.isdisjoint(cpus):
+        if not pinned.isdisjoint(cpus):
             text = f"{request.name} may run on CPUs {pinned & cpus} too: somebody chose CPUs {pinned} for it"
             yield Reason("not-alone", text)
 

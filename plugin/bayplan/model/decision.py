@@ -201,6 +201,11 @@ class Request(Struct, frozen=True):
         return self.memory.high_bytes < self.shown_memory.likely_low_bytes
 
     @property
+    def cpus_chosen_by_others(self) -> bool:
+        """Whether somebody else decides which CPUs it runs on."""
+        return self.pinned_cpus is not None or self.opted_out
+
+    @property
     def wishes_nodes(self) -> bool:
         """Whether it wishes something of the nodes that its memory is on."""
         return self.nodes is not None or self.tier is not None or self.even_hugepages is not None
@@ -407,8 +412,7 @@ class Decision(Struct, frozen=True):
     def shares_cpus(self) -> bool:
         """Whether the container runs on the CPUs that are nobody's own: not on exclusive ones, nor on some
         that somebody else chose."""
-        pinned = self.request.pinned_cpus is not None or self.request.opted_out
-        return not pinned and not self.placement.exclusive_cpus
+        return not self.request.cpus_chosen_by_others and not self.placement.exclusive_cpus
 
     def explanation(self) -> str:
         """The reasons as one line for humans."""

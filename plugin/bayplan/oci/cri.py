@@ -1,5 +1,5 @@
 """The containers of a CRI runtime, listed over its own socket. Blocks; grpc is imported on the first call, as
-it costs 70 ms and 18 MiB, and most nodes never need it."""
+it costs 70 ms and 18 MiB, and a node needs it only once a container has had no process for a while."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def list_containers(socket: Path, timeout_s: float = TIMEOUT_S) -> Mapping[str, 
     """
     if not socket.exists():
         raise UnavailableError(str(socket), "cannot list containers: there is no such socket")
-    import grpc  # noqa: PLC0415 - only nodes with CRI-O need it
+    import grpc  # noqa: PLC0415 - few nodes ever need it
 
     options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES), ("grpc.enable_http_proxy", 0)]
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:

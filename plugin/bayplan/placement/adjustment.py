@@ -105,7 +105,7 @@ def wanted_for(entry: Entry, shared: CpuSet) -> Adjustment:
 
 def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     """The cpuset.cpus that a container should have; None when somebody else decides that."""
-    if decision.request.pinned_cpus is not None or decision.request.opted_out:
+    if decision.request.cpus_chosen_by_others:
         return None
     return decision.placement.exclusive_cpus or shared
 

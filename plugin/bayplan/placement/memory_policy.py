@@ -135,7 +135,8 @@ def _where_allowed(decide: Callable[[Request], Decision], request: Request, node
     wish, decision = request.nodes, None
     if request.qos is QosClass.GUARANTEED and wish is None:
         decision = decide(replace(request, nodes=NodeWish(nodes)))
-        decision = None if _codes(decision) & {WISH_NOT_GRANTED} else _as_asked(decision, request)
+        granted = all(reason.code != WISH_NOT_GRANTED for reason in decision.reasons)
+        decision = _as_asked(decision, request) if granted else None
     decision = decision or decide(request)
     mems = decision.placement.mems
     wanted = nodes & wish.nodes if wish is not None and wish.required else nodes
@@ -156,10 +157,6 @@ def _as_asked(decision: Decision, request: Request) -> Decision:
     return replace(decision, request=replace(decision.request, nodes=request.nodes), reasons=reasons)
 
 
-def _codes(decision: Decision) -> set[str]:
-    return {reason.code for reason in decision.reasons}
-
-
 def _existing_nodes(machine: Machine, given: MemoryPolicySetting) -> NodeSet:
     """The nodes of a policy that the machine has; relative ones are counted among all that have memory."""
     if _RELATIVE not in given.flags:
@@ -168,14 +165,14 @@ def _existing_nodes(machine: Machine, given: MemoryPolicySetting) -> NodeSet:
     return NodeSet(allowed[node % len(allowed)] for node in given.nodes)
 
 
-def _degraded(decision: Decision, text: str) -> Decision:
+def _degraded(decision: Decision, text: str, code: str = GIVEN_POLICY) -> Decision:
     """*decision*, not as well as asked, because of what *text* says."""
     outcome = Outcome.DEGRADED if decision.outcome is Outcome.PLACED else decision.outcome
-    return _with_reason(replace(decision, outcome=outcome), text)
+    return _with_reason(replace(decision, outcome=outcome), text, code)
 
 
-def _with_reason(decision: Decision, text: str) -> Decision:
-    return replace(decision, reasons=(*decision.reasons, Reason(GIVEN_POLICY, text)))
+def _with_reason(decision: Decision, text: str, code: str = GIVEN_POLICY) -> Decision:
+    return replace(decision, reasons=(*decision.reasons, Reason(code, text)))
 
 
 def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
@@ -202,12 +199,8 @@ def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision:
     setting = _setting(machine, decision, wish)
     obstacle = _obstacle(ability, wish, setting)
     if obstacle is not None:
-        return replace(
-            decision,
-            outcome=Outcome.DEGRADED if decision.outcome is Outcome.PLACED else decision.outcome,
-            placement=replace(decision.placement, memory_policy=None),
-            reasons=(*decision.reasons, obstacle),
-        )
+        without = replace(decision, placement=replace(decision.placement, memory_policy=None))
+        return _degraded(without, obstacle.text, obstacle.code)
     where = f" over {nodes_text(setting.nodes)}" if setting.nodes else ""
     reason = Reason("memory-policy", f"starts with the memory policy {setting.mode.value}{where}")
     return replace(

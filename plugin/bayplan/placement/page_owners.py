@@ -66,8 +66,7 @@ def with_pods_shared_out(ledger: Ledger, pages: Mapping[str, ContainerPages]) ->
         left_bytes = sum(one.promised_bytes for one in members)
         first, *others = members
         for one in others:
-            used_bytes = sum(amount for node, amount in one.held_bytes.items() if node in one.nodes)
-            part_bytes = min(used_bytes, left_bytes)
+            part_bytes = min(one.used_bytes, left_bytes)
             left_bytes -= part_bytes
             found[one.container_id] = replace(one, promised_bytes=part_bytes)
         found[first.container_id] = replace(first, promised_bytes=left_bytes)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import Loads
 from bayplan.quantity import MIB, format_bytes
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, nodes_text
 
 _PAGES: Final = 1 << (NodeSet.max_id + 1)
 """A bit that no node has. In a set of nodes it says that the load is pages that lie there and can be moved,
@@ -67,10 +67,14 @@ class ContainerPages(Struct, frozen=True):
     cache_bytes: Mapping[int, int] = {}
 
     @property
+    def used_bytes(self) -> int:
+        """Held on its nodes."""
+        return sum(amount for node, amount in self.held_bytes.items() if node in self.nodes)
+
+    @property
     def outstanding_bytes(self) -> int:
         """Promised, and not yet used on its nodes."""
-        used_bytes = sum(amount for node, amount in self.held_bytes.items() if node in self.nodes)
-        return max(0, self.promised_bytes - used_bytes)
+        return max(0, self.promised_bytes - self.used_bytes)
 
 
 class PageMove(Struct, frozen=True):
@@ -95,8 +99,7 @@ class Risk(Struct, frozen=True):
     occupants: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        plural = "s" if len(self.nodes) != 1 else ""
-        text = f"node{plural} {self.nodes}: {format_bytes(self.outstanding_bytes)} of what was promised to "
+        text = f"{nodes_text(self.nodes)}: {format_bytes(self.outstanding_bytes)} of what was promised to "
         text += (
             f"{', '.join(self.owners)} is not used yet, and only {format_bytes(self.room_bytes)} can be had"
         )
@@ -174,8 +177,7 @@ def plan(
         moves = _moves_for(nodes, containers, outstanding, there, kept_bytes, distance)
         if _lacking_after(nodes, moves, outstanding) == unmet:
             break
-    _, lacking = _promises(nodes, outstanding, {})
-    if not (moves or lacking):
+    if not moves and not _promises(nodes, outstanding, {})[1]:
         return calm
     return replace(calm, risks=risks, moves=moves, unmet_bytes=unmet)
 

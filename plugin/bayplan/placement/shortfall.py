@@ -82,8 +82,7 @@ class CrowdedPool(Struct, frozen=True):
     count: int
 
     def __str__(self) -> str:
-        verb = "requests" if self.count == 1 else "request"
-        who = f"{counted(self.count, 'container')} there {verb}"
+        who = counted(self.count, "container there requests", "containers there request")
         return (
             f"the shared pool has {cpus_text(self.cpus)} only; {who} {self.milli / MILLI_PER_CPU:g} CPUs in "
             "all, by their CPU shares"
@@ -97,10 +96,7 @@ def crowded_pool(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> C
     there = [
         request.cpu_milli
         for entry in ledger.entries.values()
-        if (request := entry.decision.request).pinned_cpus is None
-        and not request.opted_out
-        and not entry.decision.placement.exclusive_cpus
-        and request.cpu_milli
+        if entry.decision.shares_cpus and (request := entry.decision.request).cpu_milli
     ]
     milli = sum(there)
     return CrowdedPool(shared, milli, len(there)) if milli > len(shared) * MILLI_PER_CPU else None

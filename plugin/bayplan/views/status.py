@@ -214,7 +214,7 @@ def _sharers(entries: Iterable[Entry]) -> Sharers:
     found: dict[str, list[tuple[str, CpuSet | None]]] = {}
     for entry in entries:
         request, own = entry.decision.request, entry.decision.placement.exclusive_cpus
-        if request.pinned_cpus is not None or request.opted_out:
+        if request.cpus_chosen_by_others:
             found.setdefault("", []).append((request.name, request.pinned_cpus))
         elif own:
             found.setdefault(request.pod_id, []).append((request.name, own))

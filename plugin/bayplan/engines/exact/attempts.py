@@ -40,7 +40,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import verb_after
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 from bayplan.sets import NodeSet, nodes_text
 
 SEARCH_ENDED: Final = "search-ended"
@@ -241,7 +241,7 @@ def amounts_text(amounts: Amounts, cpus: int) -> str:
         for resource, amount in amounts.items()
     ]
     if cpus:
-        parts.append(f"{cpus} CPU{'' if cpus == 1 else 's'}")
+        parts.append(counted(cpus, "CPU"))
     return " and ".join(parts) or "nothing"
 
 

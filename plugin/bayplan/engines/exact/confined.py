@@ -139,7 +139,7 @@ class Confinement:
             if candidates.why:
                 self.notes.append(not_granted(attempt, self.ledger))
             passed_over.append(attempt)
-        if self.bounded:
+        if self.bounded and self.aligned:
             return self._second_best()
         return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
 
@@ -415,8 +415,6 @@ class Confinement:
         asked = amounts_text(self.amounts, self.cpus)
         devices = " and its devices" if self.request.hints else ""
         note = Reason("apart", f"no set of nodes has {asked}{devices}; memory alone fits")
-        if not self.aligned:
-            return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
         ordinary = CandidateNodes(self.machine.ordinary_nodes)
         attempt = self._attempt(ordinary, Asked(self.amounts, 0))
         relaxed = replace(attempt, question=replace(attempt.question, required_hints=()))

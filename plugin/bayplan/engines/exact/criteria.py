@@ -17,13 +17,11 @@ from bayplan.engines.exact.budget import CountedFlows, StepBudget
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.resources import Parts, ResourceFlows
 from bayplan.engines.exact.shares import Shares
-from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.exact.topology import EIGHTHS, NodeTopology
 from bayplan.model.claim_parts import Amounts, divided
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN
 from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet
-
-EIGHTHS: Final = 8
 
 
 class Question(Struct, frozen=True):
@@ -35,7 +33,7 @@ class Question(Struct, frozen=True):
     ``counted`` has the answers about these flows. ``budget`` is what the search may take, and has taken.
     ``shares`` are what is taken of each node, for the strategy `spread`; None for `pack`.
     ``even`` are those of the amounts that are to lie evenly on the nodes of the set. ``scarce`` is what each
-    node has more than others of what is not asked for, see `Scarcity`.
+    node has more than others of what is not asked for, see `NodeTopology.scarce`.
     """
 
     topology: NodeTopology

@@ -11,6 +11,7 @@ from bayplan.model.decision import Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -52,8 +53,8 @@ class ExclusiveCpus:
             return CpuSet(), None
         free, taken = self.free | self.own, CpuSet()
         if self.count > len(free):
-            cpus = "1 exclusive CPU" if self.count == 1 else f"{self.count} exclusive CPUs"
-            text = f"{cpus} asked for, {len(free)} left; runs on the shared CPUs"
+            asked = f"{counted(self.count, 'exclusive CPU')} asked for"
+            text = f"{asked}, {len(free)} left; runs on the shared CPUs"
             return CpuSet(), Reason("no-exclusive-cpus", text)
         there = self._topology.cpus_near(nodes) if nodes else free
         parts = self._parts(nodes)

@@ -22,7 +22,7 @@ node by adding the nearest ones, the roomiest nodes, and what `branching` finds.
 DEVICES: Final = "devices"
 """What devices count as beside memory and huge pages."""
 
-_EIGHTHS: Final = 8
+EIGHTHS: Final = 8
 _MAX_REMEMBERED: Final = 1 << 16
 """Distances of so many sets are kept."""
 _FEW_PAIRS: Final = 4
@@ -190,7 +190,7 @@ def _more_than_others(machine: Machine) -> dict[str, dict[int, int]]:
         if resource == MEMORY or not most:
             continue
         parts = {1 << node: 0 for node in machine.ordinary_nodes}
-        parts |= {node: (2 * _EIGHTHS * amount + most) // (2 * most) for node, amount in by_node.items()}
+        parts |= {node: (2 * EIGHTHS * amount + most) // (2 * most) for node, amount in by_node.items()}
         least = min(parts.values())
         more = {node: part - least for node, part in parts.items() if part > least}
         if more:

@@ -122,14 +122,7 @@ def unavailable(name: str, *, alpha: bool, beta: bool, rules: KubeletRules = NEW
     """Why the option *name* cannot be used under these feature gates; None if it can."""
     if name not in _OPTIONS:
         return f'unknown CPU Manager Policy option: "{name}"'
-    if name in rules.stable_options:
+    level, is_open = ("Beta", beta) if name in rules.beta_options else ("Alpha", alpha)
+    if is_open or name in rules.stable_options:
         return None
-    if name in rules.beta_options:
-        return (
-            None
-            if beta
-            else f'CPU Manager Policy Beta-level Options not enabled, but option "{name}" provided'
-        )
-    return (
-        None if alpha else f'CPU Manager Policy Alpha-level Options not enabled, but option "{name}" provided'
-    )
+    return f'CPU Manager Policy {level}-level Options not enabled, but option "{name}" provided'
