@@ -84,11 +84,9 @@ def _merged(documents: Sequence[Document]) -> tuple[dict[str, object], dict[str,
     for number, document in enumerate(documents):
         if number == 0 and not document.file.drop_in:
             values = dict(document.values)
-            if values.get(_HARD) is not None:
+            if values.get(_HARD) is not None or len(documents) > 1:
                 values[_HARD] = _with_default_eviction(values)
         else:
-            if number == 1 and not documents[0].file.drop_in:
-                values[_HARD] = _with_default_eviction(values)
             values = _patched(values, document.values)
         setters |= dict.fromkeys(document.values, number)
     if len(documents) > 1 or any(document.file.drop_in for document in documents):
@@ -142,7 +140,7 @@ def _source(document: Document, values: Mapping[str, object], problems: Collecti
         problems=(*_wrong_kind(document), *problems),
         of_managers=managers,
         of_kubelet=True,
-        not_taken={**{key: value for key, value in values.items() if key not in KEYS}, **others},
+        other_gates=others,
         pinning=tuple(manager for (key, value), manager in _PINNING.items() if values.get(key) == value),
     )
 

@@ -190,7 +190,7 @@ def _switched_off(settings: Settings, sources: Sequence[Source]) -> Iterator[str
 def _unknown_to_the_engine(sources: Sequence[Source]) -> Iterator[str]:
     """The feature gates of kubelet's managers that the engine `kubelet` does not have."""
     for source in sources:
-        gates = [gate for gate, on in _ENGINE_GATES.items() if source.not_taken.get(gate) is on]
+        gates = [gate for gate, on in _ENGINE_GATES.items() if source.other_gates.get(gate) is on]
         if gates:
             advice = "the engine kubelet answers as by default"
             yield f"{source.name}: featureGates {', '.join(gates)}: without effect; {advice}"

@@ -166,10 +166,8 @@ def _sources_of(documents: Sequence[Document], theirs: Sequence[Document]) -> li
 def _read_values(source: Source) -> tuple[dict[str, Any], set[str], list[Problem]]:
     """The fields that *source* sets, the keys whose values can't be read, and everything that is wrong."""
     collector = ProblemCollector()
-    for problem in unknown_keys("", [key for key in source.values if key not in KEYS], KEYS):
-        guessed = problem.found == "an unknown key"
-        expected = problem.expected if guessed else f"{problem.expected}; {_KUBELETS_HAS_A_KIND}"
-        collector.problems.append(problem._replace(expected=expected))
+    unknown = [key for key in source.values if key not in KEYS]
+    collector.problems += unknown_keys("", unknown, KEYS, f"; {_KUBELETS_HAS_A_KIND}")
     typed: dict[str, Any] = {}
     unread = set(source.unread)
     for key, (path, value) in source.values.items():

@@ -71,7 +71,7 @@ class Source(Struct, frozen=True):
     """Where values come from: its name, the values under their paths by key, and what is wrong already.
 
     ``unread`` are keys that it sets to what can't be read. ``of_managers`` are further values that count for
-    the engine `kubelet` only, ``not_taken`` kubelet's keys and feature gates that are not read. ``pinning``
+    the engine `kubelet` only, ``other_gates`` kubelet's feature gates that are not read. ``pinning``
     are the managers of kubelet that the file switches on."""
 
     name: str
@@ -79,7 +79,7 @@ class Source(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
     unread: frozenset[str] = frozenset()
     of_managers: Values = field(default_factory=dict)
-    not_taken: Mapping[str, object] = field(default_factory=dict)
+    other_gates: Mapping[str, object] = field(default_factory=dict)
     of_kubelet: bool = False
     pinning: tuple[PinningManager, ...] = ()
 

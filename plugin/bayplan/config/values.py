@@ -14,7 +14,6 @@ from typing import Final, TypeAlias, TypeVar
 
 from bayplan.admin_protocol import MAX_SOCKET_PATH_BYTES
 from bayplan.errors import ParseError, Problem, excerpt
-from bayplan.model.kubelet_version import parse_kubelet_version
 from bayplan.sets import CpuSet, NodeSet
 
 T = TypeVar("T")
@@ -28,6 +27,7 @@ _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000}
 NOBODY: Final = "none"
 _DECIMAL_BITS: Final = 1024
 _MINOR_DIGITS: Final = 2
+_KUBELET_VERSION: Final = re.compile(r"v?1\.([0-9]{1,3})(?:\.[0-9]+)?(?:[-+].*)?")
 """Of the minor versions of Kubernetes that are maintained."""
 _SIMILAR: Final = 0.6
 """difflib's own default: two thirds of the letters in order."""
@@ -106,9 +106,9 @@ def unknown_key(path: str, key: str, known: Collection[str]) -> Problem:
     return unknown_keys(path, [key], known)[0]
 
 
-def unknown_keys(path: str, keys: Iterable[str], known: Collection[str]) -> list[Problem]:
+def unknown_keys(path: str, keys: Iterable[str], known: Collection[str], advice: str = "") -> list[Problem]:
     """The problems that *keys* are: one for each whose meaning can be guessed, and one for all the others,
-    which has the known keys once."""
+    which has the known keys once, and *advice*."""
     plain = {_plain(name): name for name in known}
     guessed: list[Problem] = []
     others: list[str] = []
@@ -120,19 +120,24 @@ def unknown_keys(path: str, keys: Iterable[str], known: Collection[str]) -> list
             others.append(join(path, key))
     if others:
         found = "an unknown key" if len(others) == 1 else f"{len(others)} unknown keys"
-        guessed.append(Problem(excerpt(", ".join(others)), found, f"one of {', '.join(sorted(known))}"))
+        expected = f"one of {', '.join(sorted(known))}{advice}"
+        guessed.append(Problem(excerpt(", ".join(others)), found, expected))
     return guessed
 
 
 def kubelet_minor(path: str, value: object) -> int:
-    """A version of Kubernetes, as its minor version. YAML and TOML read 1.37 as a number."""
+    """A version of Kubernetes as kubelet and vendors write it (``v1.37.2``, ``v1.35.1-gke.1256000``), as its
+    minor version. YAML and TOML read 1.37 as a number."""
     if isinstance(value, float):
         # 1.40 becomes 1.4, so that only what cannot be that is taken.
         text = f"{value}"
         if len(text.partition(".")[2]) < _MINOR_DIGITS:
             raise invalid(path, text, "a text such as '1.40'")
         value = text
-    return parsed(parse_kubelet_version, path, value, "a version of Kubernetes such as 1.37 or v1.36.3")
+    match = _KUBELET_VERSION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        raise invalid(path, show(value), "a version of Kubernetes such as 1.37 or v1.36.3")
+    return int(match[1])
 
 
 def one_of(choices: Mapping[str, T]) -> Reader[T]:

@@ -10,15 +10,10 @@ Sources: ``pkg/features/kube_features.go``, ``pkg/kubelet/apis/config/v1beta1/de
 that a field names, of v1.34.2, v1.35.1, v1.36.3 and v1.37.2.
 """
 
-import re
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
-
-from bayplan.errors import ParseError
-
-_VERSION: Final = re.compile(r"v?1\.([0-9]{1,3})(?:\.[0-9]+)?(?:[-+].*)?")
 
 
 class KubeletRules(Struct, frozen=True):
@@ -45,8 +40,6 @@ class KubeletRules(Struct, frozen=True):
     (HugepageAwareEviction, ``server/stats/summary.go``).
     ``aligns_distribution``: align-by-socket counts beside distribute-cpus-across-numa
     (``cpu_assignment.go``).
-    ``rounds_cpu_reservations_up``: amounts of kubeReserved and systemReserved become whole thousandths of a
-    CPU by rounding up; else to the nearest (``cmd/kubelet/app/server.go``).
     """
 
     minor: int
@@ -62,7 +55,6 @@ class KubeletRules(Struct, frozen=True):
     shares_of_rest_below_zero: bool = True
     huge_pages_unavailable: bool = False
     aligns_distribution: bool = False
-    rounds_cpu_reservations_up: bool = True
 
     def __str__(self) -> str:
         return f"1.{self.minor}"
@@ -105,7 +97,6 @@ _IN_1_37: Final = replace(
     shares_of_rest_below_zero=False,
     huge_pages_unavailable=True,
     aligns_distribution=True,
-    rounds_cpu_reservations_up=False,
 )
 
 KUBELET_RULES: Final = (_IN_1_34, _IN_1_35, _IN_1_36, _IN_1_37)
@@ -117,15 +108,3 @@ NEWEST: Final = KUBELET_RULES[-1]
 def rules_of(minor: int) -> KubeletRules:
     """The rules of Kubernetes 1.*minor*."""
     return KUBELET_RULES[min(max(minor - KUBELET_RULES[0].minor, 0), len(KUBELET_RULES) - 1)]
-
-
-def parse_kubelet_version(text: str) -> int:
-    """The minor version in what kubelet calls its version: ``v1.37.2``, ``1.36``, ``v1.35.1-gke.1256000``.
-
-    Raises:
-        ParseError: *text* is no version 1.x.
-    """
-    match = _VERSION.fullmatch(text.strip())
-    if match is None:
-        raise ParseError("kubelet version", text, "a version of Kubernetes such as 1.37 or v1.36.3")
-    return int(match[1])

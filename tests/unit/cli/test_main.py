@@ -267,6 +267,15 @@ def test_a_status_imports_nothing_heavy(daemon: "Daemon") -> None:
     assert finished.stderr.strip() == "[]"
 
 
+def test_manifests_are_read_without_what_only_the_daemon_needs() -> None:
+    program = (
+        "import sys\nimport bayplan.cli.manifest_files\n"
+        f"print(sorted({HEAVY - {'yaml', 'difflib'}!r} & set(sys.modules)))"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert finished.stdout.strip() == "[]"
+
+
 def test_help_names_every_verb_and_exit_status() -> None:
     text = run("--help").stdout
     for words in (*VERBS, "--output", "--admin-socket", "--no-color"):

@@ -182,6 +182,8 @@ def test_unknown_keys_of_which_nothing_can_be_guessed_are_one_problem(write: Wri
     ]
     with pytest.raises(ConfigError, match=f"kind: {KIND}"):
         load_settings([path])
+    with pytest.raises(ConfigError, match=f"kind: {KIND}"):
+        load_settings([write({"cpuCfsQuota": True})])
 
 
 # --- what kubelet's file does not say ---
