@@ -20,7 +20,6 @@ from bayplan.model.resources import (
     Resources,
 )
 from bayplan.model.sidecar_scores import BY_SCORE
-from bayplan.model.workload import Pod
 from bayplan.quantity import MILLI_PER_CPU
 
 GUARANTEED_OOM_SCORE_ADJ: Final = -997
@@ -58,35 +57,32 @@ def qos_from_cgroup_parent(cgroup_parent: str) -> QosClass | None:
 
 
 def derive_qos(
-    pod: Pod, resources: Resources, oom_score_adj: int | None, quota_milli: int | None
+    by_tree: QosClass | None, resources: Resources, oom_score_adj: int | None
 ) -> tuple[QosClass, QosSource]:
-    """The QoS class of a container's pod, and how it is known. *quota_milli* is what the CPU quota of
-    *resources* allows, see `milli_from_quota`.
+    """The QoS class of a container's pod, and how it is known.
 
-    Inside kubelet's tree the tree decides. Outside of it (plain crictl, podman) an oom_score_adj that only
-    kubelet's formula gives decides: -997 Guaranteed, 1000 BestEffort, 3..999 Burstable. Otherwise the class
-    is inferred, container by container, from what is asked for:
+    Inside kubelet's tree the tree decides (*by_tree*, see `qos_from_cgroup_parent`). Outside of it (plain
+    crictl, podman) an oom_score_adj that only kubelet's formula gives decides: -997 Guaranteed, 1000
+    BestEffort, 3..999 Burstable. Otherwise the class is inferred, container by container, from what is asked
+    for:
 
     * Guaranteed: a memory limit and a CPU quota, and neither CPU shares that ask for less than the quota nor
       a reservation of less than the limit;
     * BestEffort: no memory limit or reservation, no CPU quota, and no CPU shares above the minimum of 2;
     * Burstable: everything else.
     """
-    known = qos_from_cgroup_parent(pod.cgroup_parent)
-    if known is not None:
-        return known, QosSource.CGROUP_PARENT
+    if by_tree is not None:
+        return by_tree, QosSource.CGROUP_PARENT
     if oom_score_adj == GUARANTEED_OOM_SCORE_ADJ:
         return QosClass.GUARANTEED, QosSource.OOM_SCORE_ADJ
     if oom_score_adj == BEST_EFFORT_OOM_SCORE_ADJ:
         return QosClass.BEST_EFFORT, QosSource.OOM_SCORE_ADJ
     if oom_score_adj is not None and is_burstable_score(oom_score_adj):
         return QosClass.BURSTABLE, QosSource.OOM_SCORE_ADJ
-    return _infer(resources, quota_milli), QosSource.INFERRED
+    return _infer(resources), QosSource.INFERRED
 
 
-def has_pod_level_resources(
-    qos: QosClass, source: QosSource, resources: Resources, quota_milli: int | None
-) -> bool:
+def has_pod_level_resources(qos: QosClass, source: QosSource, resources: Resources) -> bool:
     """Whether a Guaranteed pod of kubelet's evidently has resources as a whole (``spec.resources``). *qos*
     and *source* are what `derive_qos` returned.
 
@@ -105,11 +101,11 @@ def has_pod_level_resources(
     quota_us = resources.cpu_quota_us
     if not resources.cpu_shares or quota_us is None or quota_us <= MIN_QUOTA_US:
         return False
-    return resources.cpu_shares < shares_from_milli(quota_milli or 0)
+    return resources.cpu_shares < shares_from_milli(resources.quota_milli or 0)
 
 
-def _infer(resources: Resources, quota_milli: int | None) -> QosClass:
-    shares, limit_bytes = resources.cpu_shares or 0, resources.limit_bytes
+def _infer(resources: Resources) -> QosClass:
+    shares, limit_bytes, quota_milli = resources.cpu_shares or 0, resources.limit_bytes, resources.quota_milli
     reserved_bytes = reservation(resources).high_bytes
     if limit_bytes is not None and quota_milli is not None:
         asks_less = MIN_SHARES < shares < shares_from_milli(quota_milli) or 0 < reserved_bytes < limit_bytes
@@ -181,10 +177,11 @@ def milli_from_shares(shares: int) -> int:
     return 0 if shares <= MIN_SHARES else math.ceil(shares * 1000 / 1024)
 
 
-def cpu_request_milli(resources: Resources, qos: QosClass, quota_milli: int | None) -> int:
+def cpu_request_milli(resources: Resources, qos: QosClass) -> int:
     """Thousandths of a CPU requested. Guaranteed means request = limit, and the quota is the exact one of
     the two; a spec without shares asks for its limit, as the API server defaults a missing request."""
     if resources.cpu_shares is None or qos is QosClass.GUARANTEED:
+        quota_milli = resources.quota_milli
         return quota_milli if quota_milli is not None else milli_from_shares(resources.cpu_shares or 0)
     return milli_from_shares(resources.cpu_shares)
 

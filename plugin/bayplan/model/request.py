@@ -78,11 +78,7 @@ def derive_request(
     words = _words(present, outside, kubelets=kubelets)
     scored = kubelets or outside is OutsideRequests.LIMITS
     adjustment = carried_oom_score_adj(container) if scored else None
-    quota_milli = words.quota_milli
-    if by_tree is not None:
-        qos, source = by_tree, QosSource.CGROUP_PARENT
-    else:
-        qos, source = derive_qos(pod, words, adjustment, quota_milli)
+    qos, source = derive_qos(by_tree, words, adjustment)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
     if present.line(MEMORY_MAX):
         added_bytes = None
@@ -90,9 +86,9 @@ def derive_request(
         # Runtimes refuse a limit above that of memory and swap together.
         added_bytes = min(added_bytes, present.memory_swap_bytes or 0)
     limit_bytes = present.limit_bytes or added_bytes
-    pod_level = has_pod_level_resources(qos, source, words, quota_milli)
+    pod_level = has_pod_level_resources(qos, source, words)
     has_score = qos is QosClass.BURSTABLE and adjustment is not None and is_burstable_score(adjustment)
-    cpu_milli = cpu_request_milli(words, qos, quota_milli)
+    cpu_milli = cpu_request_milli(words, qos)
     memory = _memory_interval(
         words, qos, source, adjustment, machine.memory_bytes, limit_is_request=not pod_level
     )
@@ -101,7 +97,7 @@ def derive_request(
         guessed = source is QosSource.INFERRED and memory.source in (_LIMIT, _NO_LIMIT)
         known = Interval(0, limit_bytes or machine.memory_bytes, memory.source) if guessed else memory
         memory = memory if known.exact else _given(known, wishes.memory_request_bytes)
-    hugepages_bytes = _hugepages(words)
+    hugepages_bytes = _hugepages(words.hugepage_limits_bytes)
     totals = _pod_totals(pod.resources, qos)
     if not kubelets:
         qos, memory, cpu_milli, hugepages_bytes = _in_part(machine, qos, memory, cpu_milli, words)
@@ -159,7 +155,7 @@ def changed_request(
     memory, shown = _changed_memory(request, limit_bytes, words, kubelets=kubelets), request.spec_memory
     if shown is not None and limit_bytes is not None:
         shown = up_to(shown, limit_bytes)
-    cpu_milli = cpu_request_milli(words, request.qos, words.quota_milli)
+    cpu_milli = cpu_request_milli(words, request.qos)
     if not kubelets:
         cpu_milli = min(cpu_milli, most_milli(machine))
         memory = up_to(memory, most_bytes(machine))
@@ -227,8 +223,7 @@ def _in_part(
         size: min(amount, most_hugepages_bytes(machine, size))
         for size, amount in words.hugepage_limits_bytes.items()
     }
-    hugepages_bytes = _hugepages(replace(words, hugepage_limits_bytes=pages)) if pages else {}
-    return qos, up_to(memory, most_bytes(machine)), min(cpu_milli, most_milli(machine)), hugepages_bytes
+    return qos, up_to(memory, most_bytes(machine)), min(cpu_milli, most_milli(machine)), _hugepages(pages)
 
 
 def carried_oom_score_adj(container: Container) -> int | None:
@@ -239,17 +234,16 @@ def carried_oom_score_adj(container: Container) -> int | None:
     return container.oom_score_adj or None
 
 
-def _hugepages(resources: Resources) -> dict[str, int]:
-    limits = sorted(resources.hugepage_limits_bytes.items())
-    return {hugepages(size): amount for size, amount in limits if amount}
+def _hugepages(limits_bytes: Mapping[int, int]) -> dict[str, int]:
+    return {hugepages(size): amount for size, amount in sorted(limits_bytes.items()) if amount}
 
 
 def _pod_totals(resources: Resources, qos: QosClass) -> PodTotals | None:
     """The sums of the pod's containers, which kubelet gives to the sandbox."""
     if resources.limit_bytes is None:
         return None
-    cpu_milli = cpu_request_milli(resources, qos, resources.quota_milli)
-    return PodTotals(resources.limit_bytes, cpu_milli, _hugepages(resources))
+    cpu_milli = cpu_request_milli(resources, qos)
+    return PodTotals(resources.limit_bytes, cpu_milli, _hugepages(resources.hugepage_limits_bytes))
 
 
 def _memory_interval(

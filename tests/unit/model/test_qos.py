@@ -14,7 +14,6 @@ from bayplan.model.qos import (
     shares_from_milli,
 )
 from bayplan.model.resources import Resources, milli_from_quota
-from bayplan.model.workload import Pod
 
 UID = "5a3b9c1e_7d2f_4e8a_9b0c_1d2e3f4a5b6c"
 
@@ -86,14 +85,13 @@ def test_class_from_kubelets_cgroup_tree(cgroup_parent: str, expected: QosClass 
 def test_class_outside_kubelets_tree(
     resources: Resources, adjustment: int | None, expected: QosClass, source: QosSource
 ) -> None:
-    quota_milli = milli_from_quota(resources.cpu_quota_us, resources.cpu_period_us)
-    assert derive_qos(Pod("p"), resources, adjustment, quota_milli) == (expected, source)
+    assert derive_qos(None, resources, adjustment) == (expected, source)
 
 
 def test_kubelets_tree_decides_before_anything_else() -> None:
-    pod = Pod("p", cgroup_parent="/kubepods/burstable/podx")
+    by_tree = qos_from_cgroup_parent("/kubepods/burstable/podx")
     resources = Resources(memory_limit_bytes=1, cpu_quota_us=100_000)
-    assert derive_qos(pod, resources, -997, 1000) == (QosClass.BURSTABLE, QosSource.CGROUP_PARENT)
+    assert derive_qos(by_tree, resources, -997) == (QosClass.BURSTABLE, QosSource.CGROUP_PARENT)
 
 
 @given(st.integers(1 << 20, 1 << 46), st.floats(0, 1))
