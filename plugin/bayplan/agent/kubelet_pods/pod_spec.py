@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from google.protobuf.json_format import ParseDict
 from google.protobuf.json_format import ParseError as JsonError
-from google.protobuf.message import DecodeError
 
 from bayplan._proto.pods import core_pb2 as pb
+from bayplan.agent.protobuf import decoded
 from bayplan.errors import ParseError
 from bayplan.model.decision import QosClass
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
@@ -34,10 +34,7 @@ def pod_of_bytes(encoded: bytes) -> PodFacts:
     Raises:
         ParseError: it is no pod, or one without a uid, name or namespace.
     """
-    try:
-        return pod_facts(pb.Pod.FromString(encoded))
-    except (DecodeError, UnicodeDecodeError) as error:
-        raise ParseError("pod", repr(encoded[:100]), f"a v1.Pod in protobuf ({error})") from error
+    return pod_facts(decoded(pb.Pod, encoded, "pod"))
 
 
 def pods_of_json(text: bytes) -> tuple[list[PodFacts], list[ParseError]]:

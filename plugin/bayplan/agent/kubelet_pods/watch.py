@@ -14,7 +14,7 @@ import grpc
 
 from bayplan._proto.pods import api_pb2 as pb
 from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes
-from bayplan.agent.pod_resources.kubelet import decoded
+from bayplan.agent.protobuf import decoded
 from bayplan.backoff import Backoff
 from bayplan.errors import ParseError
 from bayplan.model.pod_facts import PodFacts

@@ -7,21 +7,19 @@ holds for a moment too, so that not each of many clients waits for the deadline.
 import asyncio
 import os
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
-from google.protobuf.message import DecodeError, Message
 
 from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.agent.condition import Condition
+from bayplan.agent.protobuf import decoded
 from bayplan.errors import ParseError, UnavailableError
 
 DEADLINE_S: Final = 2.0
 FAILURE_HOLDS_S: Final = 1.0
 MAX_ANSWER_BYTES: Final = 16 << 20
 """What kubelet's clients allow; grpc's own limit is 4 MiB."""
-
-Decoded = TypeVar("Decoded", bound=Message)
 
 _LIST: Final = "/v1.PodResourcesLister/List"
 _ALLOCATABLE: Final = "/v1.PodResourcesLister/GetAllocatableResources"
@@ -128,17 +126,3 @@ class KubeletPodResources:
         self._failed_at_s = asyncio.get_running_loop().time()
         self._condition.holds(str(failure))
         return failure
-
-
-def decoded(kind: type[Decoded], encoded: bytes) -> Decoded:
-    """The message of that *kind* in *encoded*. gRPC itself is given no deserializer: what cannot be read it
-    logs as a defect of ours, with a traceback.
-
-    Raises:
-        ParseError: it is none.
-    """
-    try:
-        return kind.FromString(encoded)
-    except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-        expected = f"a {kind.DESCRIPTOR.full_name} in protobuf ({error})"
-        raise ParseError("message", repr(encoded[:100]), expected) from error

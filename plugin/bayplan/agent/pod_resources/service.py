@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 
 from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.agent.pod_resources.answers import allocatable_answer, get_answer, list_answer
-from bayplan.agent.pod_resources.kubelet import KubeletPodResources, decoded
+from bayplan.agent.pod_resources.kubelet import KubeletPodResources
+from bayplan.agent.protobuf import decoded
 from bayplan.agent.socket_file import for_owner_and_group, make_place
 from bayplan.errors import HostError, ParseError, UnavailableError
 from bayplan.views.snapshot import Snapshot

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, Section, expect
+from bayplan.conformance.sections import Case, Folder, Section, expect, expect_error
 from bayplan.engines.kubelet.cpu.assignment import FreeCpus, take_packed
 from bayplan.engines.kubelet.cpu.checkpoint import decode_checkpoint, format_checkpoint, restore_checkpoint
 from bayplan.engines.kubelet.cpu.distribution import take_distributed
@@ -51,12 +51,6 @@ def error_of(do: Callable[[], object]) -> str | None:
     return None
 
 
-def expect_error(found: str | None, expected: str | None) -> None:
-    """Compare an error's text with the recorded one, which may be a part of it, as in kubelet's own tests."""
-    if not (found and expected and expected in found):
-        expect("error", found, expected or None)
-
-
 def _taken(take: Callable[[], CpuSet]) -> str | dict[str, str]:
     """CPUs or error, in the spelling of the random cases."""
     try:
@@ -100,13 +94,11 @@ def _random(case: Case, folder: Folder) -> None:
         "packed": lambda: take_packed(machine, available, count),
         "packed_uncore": lambda: take_packed(machine, available, count, align_uncore=True),
         "spread": lambda: take_packed(machine, available, count, spread=True),
-        "distributed_group1": lambda: take_distributed(machine, available, count, 1),
-        "distributed_groupcore": lambda: take_distributed(machine, available, count, machine.cpus_per_core),
     }
     for group, size in (("group1", 1), ("groupcore", machine.cpus_per_core)):
-        takes[f"distributed_align_{group}"] = partial(
-            take_distributed, machine, available, count, size, align_by_socket=True
-        )
+        take = partial(take_distributed, machine, available, count, size)
+        takes[f"distributed_{group}"] = take
+        takes[f"distributed_align_{group}"] = partial(take, align_by_socket=True)
     recorded = {name: case.get(f"{name}_clean", case[name]) for name in takes if name in case}
     for name, expected in (recorded | case.get("without_slice_aliasing", {})).items():
         if isinstance(expected, dict) and "hang" in "".join((*expected, *expected.values())):

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.cpu import assignments, error_of, expect_error, named_topology
+from bayplan.conformance.sections import Case, Folder, Section, expect, expect_error
+from bayplan.conformance.sections.cpu import assignments, error_of, named_topology
 from bayplan.conformance.sections.pods import container, gates, pod
 from bayplan.engines.kubelet.cpu.errors import SmtAlignmentError
 from bayplan.engines.kubelet.cpu.manager import STATIC, StaticCpuPolicy, cpu_policy
