@@ -5,8 +5,9 @@ below an injectable root. Nothing is checked here; a file that cannot be read be
 """
 
 import json
+import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -23,6 +24,26 @@ SHARED_HOOKS: Final = "/usr/share/containers/oci/hooks.d"
 _RANCHER: Final = "/var/lib/rancher/{}/agent/etc/containerd/config.toml"
 LOCAL_HOOKS: Final = "/etc/containers/oci/hooks.d"
 _TIMEOUT: Final = duration_ms(1, 3_600_000)
+_NRI_TABLE: Final = ("plugins", "io.containerd.nri.v1.nri")
+_NRI_TABLE_OF_VERSION_1: Final = ("plugins", "nri")
+"""Version 1 of containerd's file calls plugins by their short names."""
+_NRI_KEYS: Final = frozenset(
+    ("plugin_request_timeout", "plugin_registration_timeout", "plugin_config_path", "disable_connections")
+)
+"""Keys that only NRI has in containerd's file."""
+_AMBIGUOUS_NRI_KEYS: Final = frozenset(("disable", "socket_path", "plugin_path"))
+"""Keys of NRI that other plugins of containerd have, too."""
+_NRI_IS_ON_FROM: Final = 3
+"""Versions of containerd's file from this one on are of containerd 2, where NRI is on by default."""
+_SANDBOXES: Final = {
+    "kata": "Kata Containers",
+    "runsc": "gVisor",
+    "gvisor": "gVisor",
+    "firecracker": "Firecracker",
+    "urunc": "urunc",
+}
+"""Runtimes that do not run a container as processes of the node, by what their names begin with."""
+_SANDBOX: Final = re.compile(rf"(?:^|[._-])({'|'.join(_SANDBOXES)})")
 _PROGRAM_DIRECTORIES: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin")
 
 
@@ -36,22 +57,36 @@ class HookDefinition:
 
 
 @dataclass(frozen=True, slots=True)
+class MisplacedKey:
+    """A key of NRI in a ``table`` of the file ``path`` where containerd ignores it."""
+
+    path: str
+    table: str
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerEngine:
     """A container engine as it is configured.
 
     ``nri`` is whether NRI is switched on; None if that depends on its version, or it has none. ``runtimes``
     maps the names of OCI runtimes to their programs, where a file says them; ``default`` is the name of the
     one for containers that ask for none. ``nri_timeout_ms`` is what a file says that NRI plugins have for an
-    answer; ``distribution`` is the Kubernetes distribution (k3s, rke2) that the engine is a part of.
+    answer, ``misplaced`` what files say of NRI in vain; ``distribution`` is the Kubernetes distribution (k3s,
+    rke2) that the engine is a part of. ``sandboxes`` maps the handlers of RuntimeClasses whose containers run
+    in a virtual machine, or on a kernel of their own, to the kind of it.
     """
 
     name: str
     nri: bool | None = None
     nri_timeout_ms: int | None = None
+    misplaced: tuple[MisplacedKey, ...] = ()
     distribution: str = ""
     hooks: tuple[HookDefinition, ...] = ()
     runtimes: Mapping[str, str] = field(default_factory=dict)
     default: str = ""
+    sandboxes: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
@@ -140,32 +175,87 @@ def _rancher(distribution: str, files: _Files) -> ContainerEngine:
 
 def _containerd(files: _Files, main: str = "/etc/containerd/config.toml") -> ContainerEngine:
     """What *main* and its imports say. NRI is on by default from 2.0 on, which writes version 3."""
-    content = files.toml(main)
-    for pattern in _texts(content.get("imports")):
-        folder, _, name = (pattern if pattern.startswith("/") else f"/etc/containerd/{pattern}").rpartition(
-            "/"
-        )
-        matching = [path for path in files.listed(folder) if PurePosixPath(path).match(name)]
-        for path in matching:
-            content = _merged(content, files.toml(path))
+    contents = _with_imports(files, main)
+    content: Table = {}
+    for part in contents.values():
+        content = _merged(content, part)
+    version = content.get("version")
+    version = version if isinstance(version, int) else 0
     plugins = _table(content, "plugins")
-    nri = _table(plugins, "io.containerd.nri.v1.nri")
-    disabled = nri.get("disable", False if content.get("version") == 3 else None)  # noqa: PLR2004 - the version of the file's format
+    nri = _table(plugins, _NRI_TABLE[-1])
+    disabled = nri.get("disable", False if version >= _NRI_IS_ON_FROM else None)
     runtimes: dict[str, str] = {}
+    sandboxes: dict[str, str] = {}
     default = ""
     for plugin in ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"):
         cri = _table(_table(plugins, plugin), "containerd")
         default = str(cri.get("default_runtime_name", default))
-        for name, runtime in _table(cri, "runtimes").items():
-            runtimes[name] = str(_table(_table({"": runtime}, ""), "options").get("BinaryName", ""))
+        for name in _table(cri, "runtimes"):
+            runtime = _table(_table(cri, "runtimes"), name)
+            runtimes[name] = str(_table(runtime, "options").get("BinaryName", ""))
+            sandbox = _sandbox(runtime.get("runtime_type"), runtime.get("runtime_path"), runtimes[name])
+            if sandbox:
+                sandboxes[name] = sandbox
     return ContainerEngine(
         "containerd",
         nri=None if disabled is None else not disabled,
         nri_timeout_ms=files.duration_ms(main, nri, "plugin_request_timeout"),
+        misplaced=tuple(
+            key for path, part in contents.items() for key in _misplaced_nri_keys(path, part, version)
+        ),
         runtimes=runtimes,
         default=default or "runc",
+        sandboxes=sandboxes,
         problems=tuple(files.problems),
     )
+
+
+def _with_imports(files: _Files, main: str) -> dict[str, Table]:
+    """The contents by their paths, in the order in which containerd merges them: breadth first, each file
+    once, relative paths from the directory of the file that has them."""
+    contents: dict[str, Table] = {}
+    pending = [main]
+    while pending:
+        path = pending.pop(0)
+        if path in contents:
+            continue
+        contents[path] = files.toml(path)
+        for pattern in _texts(contents[path].get("imports")):
+            imported = PurePosixPath(path).parent / pattern
+            listed = files.listed(str(imported.parent))
+            pending += [one for one in listed if PurePosixPath(one).match(imported.name)]
+    return contents
+
+
+def _misplaced_nri_keys(path: str, content: Table, version: int) -> Iterator[MisplacedKey]:
+    """Keys of NRI that *content* has outside of NRI's own table, where containerd warns in its log and goes
+    on. An ambiguous key is NRI's at the root, in a table named after NRI, and beside one that only NRI has.
+    """
+    pending: list[tuple[tuple[str, ...], Table]] = [((), content)]
+    while pending:
+        place, table = pending.pop(0)
+        pending += [((*place, name), value) for name, value in table.items() if isinstance(value, dict)]
+        if place == _NRI_TABLE or (version <= 1 and place == _NRI_TABLE_OF_VERSION_1):
+            continue
+        of_nri = not place or "nri" in ".".join(place).split(".") or not _NRI_KEYS.isdisjoint(table)
+        for key in table:
+            if key in _NRI_KEYS or (of_nri and key in _AMBIGUOUS_NRI_KEYS):
+                yield MisplacedKey(path, _toml_name(place), key, json.dumps(table[key], default=str))
+
+
+def _toml_name(place: Iterable[str]) -> str:
+    """The name of a table as it stands in a file; "" for the root."""
+    return ".".join(one if re.fullmatch(r"[\w-]+", one, re.ASCII) else json.dumps(one) for one in place)
+
+
+def _sandbox(*names: object) -> str:
+    """The kind of sandbox that a runtime with these types and programs makes; "" for none. The handler's own
+    name says nothing: one that is called kata may well be runc."""
+    for name in names:
+        found = _SANDBOX.search(str(name or "").rpartition("/")[2])
+        if found:
+            return _SANDBOXES[found[1]]
+    return ""
 
 
 def _crio(files: _Files) -> ContainerEngine:
@@ -174,10 +264,12 @@ def _crio(files: _Files) -> ContainerEngine:
     for path in ("/etc/crio/crio.conf", *files.listed("/etc/crio/crio.conf.d")):
         content = _merged(content, _table(files.toml(path), "crio"))
     runtime = _table(content, "runtime")
-    programs = {
-        name: str(_table({"": one}, "").get("runtime_path", ""))
-        for name, one in _table(runtime, "runtimes").items()
-    }
+    handlers = _table(runtime, "runtimes")
+    programs = {name: str(_table(handlers, name).get("runtime_path", "")) for name in handlers}
+    sandboxes = {}
+    for name, program in programs.items():
+        is_vm = _table(handlers, name).get("runtime_type") == "vm"
+        sandboxes[name] = _sandbox(program) or ("virtual machine" if is_vm else "")
     return ContainerEngine(
         "CRI-O",
         nri=bool(_table(content, "nri").get("enable_nri", True)),
@@ -185,6 +277,7 @@ def _crio(files: _Files) -> ContainerEngine:
         hooks=_hooks(files, _texts(runtime.get("hooks_dir")) or [SHARED_HOOKS]),
         runtimes=programs,
         default=str(runtime.get("default_runtime", "")) or "crun",
+        sandboxes={name: kind for name, kind in sandboxes.items() if kind},
         problems=tuple(files.problems),
     )
 

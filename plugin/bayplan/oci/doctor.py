@@ -42,6 +42,9 @@ _OCI_STAGES: Final = frozenset(
 )
 
 
+NRI_TABLE: Final = '[plugins."io.containerd.nri.v1.nri"]'
+"""Of containerd's file, whatever its version is."""
+_SANDBOX_ADVICE: Final = "see docs/operations.md, Pods in virtual machines, for what reaches them"
 _UNIT: Final = "set OOMScoreAdjust=-999 in its systemd unit"
 _PROTECTION: Final = {
     "containerd": _UNIT,
@@ -88,7 +91,12 @@ class Examination:
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong, and what to do about it."""
         found = [*self._of_engines(), *self._of_programs(), *self._of_wrapper(), *self._of_daemon()]
-        found += [*self._of_nri(), *node_findings(self._root, self._daemon), *self._of_unprotected()]
+        found += [
+            *self._of_nri(),
+            *self._of_sandboxes(),
+            *node_findings(self._root, self._daemon),
+            *self._of_unprotected(),
+        ]
         # Two engines may read the same file.
         return tuple(dict.fromkeys(found))
 
@@ -125,8 +133,17 @@ class Examination:
             yield ContainerEngine(names.get(runtime.lower(), runtime), nri=True)
 
     def _of_nri(self) -> Iterator[Finding]:
-        """Engines whose NRI is switched off, or gives plugins less time than ours takes."""
+        """Engines whose NRI is switched off, is configured where nobody reads it, or gives plugins less time
+        than ours takes."""
         for engine, forms in zip(self._engines, self.forms, strict=True):
+            for lost in engine.misplaced:
+                place = f"[{lost.table}]" if lost.table else "the root of the file"
+                yield Finding(
+                    Level.WARNING,
+                    lost.path,
+                    f"{lost.key} = {lost.value} stands in {place}, where containerd ignores it",
+                    f"move it to {NRI_TABLE}{_of_template(engine)}",
+                )
             if engine.nri is False and not forms.active:
                 yield Finding(
                     Level.WARNING,
@@ -142,6 +159,18 @@ class Examination:
                 key = "nri_plugin_request_timeout" if engine.name == "CRI-O" else "plugin_request_timeout"
                 advice = f"set {key} to 2s, or requestDeadline of bayplan lower"
                 yield Finding(Level.WARNING, engine.name, text, advice)
+
+    def _of_sandboxes(self) -> Iterator[Finding]:
+        """Runtimes that run containers in a virtual machine, of which the node's cgroups see the outside."""
+        for engine in self._engines:
+            if engine.sandboxes:
+                named = ", ".join(f"{name} ({kind})" for name, kind in sorted(engine.sandboxes.items()))
+                text = (
+                    f"has handlers of RuntimeClasses for sandboxes: {named}. There CPUs and memory nodes "
+                    "hold for a pod's sandbox at most, not for each container in it, and its overhead is "
+                    "not counted"
+                )
+                yield Finding(Level.NOTE, engine.name, text, _SANDBOX_ADVICE)
 
     def _of_engines(self) -> Iterator[Finding]:
         for engine, forms in zip(self._engines, self.forms, strict=True):
@@ -321,7 +350,7 @@ def nri_name(engine: ContainerEngine) -> str:
 def how_to_switch_on(engine: ContainerEngine) -> str:
     """Where its configuration is made from a template, that is what is to be changed."""
     if engine.distribution:
-        directory = f"/var/lib/rancher/{engine.distribution}/agent/etc/containerd"
+        directory = _template_directory(engine)
         return (
             f"add packaging/containerd/90-bayplan.toml to {directory}/config.toml.tmpl, of which config.toml "
             f"is made (config-v3.toml.tmpl for containerd 2), and restart {engine.distribution}"
@@ -329,6 +358,20 @@ def how_to_switch_on(engine: ContainerEngine) -> str:
     if engine.name == "CRI-O":
         return "set enable_nri = true in [crio.nri], and restart crio"
     return "install packaging/containerd/90-bayplan.toml, and restart containerd"
+
+
+def _template_directory(engine: ContainerEngine) -> str:
+    return f"/var/lib/rancher/{engine.distribution}/agent/etc/containerd"
+
+
+def _of_template(engine: ContainerEngine) -> str:
+    """Where a key is to be moved, if the file itself is written anew at each start."""
+    if not engine.distribution:
+        return ", and restart containerd"
+    return (
+        f" of {_template_directory(engine)}/config.toml.tmpl (config-v3.toml.tmpl for containerd 2), and "
+        f"restart {engine.distribution}"
+    )
 
 
 def _unknown_stages(crio: ContainerEngine) -> Iterator[Finding]:

@@ -6,8 +6,10 @@ from msgspec import Struct
 
 
 class Level(Enum):
-    """With an ERROR containers are not placed, or soon will not be; with a WARNING they are."""
+    """With an ERROR containers are not placed, or soon will not be; with a WARNING they are. A NOTE says how
+    far bayplan reaches where nothing is wrong."""
 
+    NOTE = "note"
     WARNING = "warning"
     ERROR = "error"
 

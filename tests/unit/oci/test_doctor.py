@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bayplan.oci.container_engines import read_container_engines
 from bayplan.oci.doctor import DEADLINE_MS, Examination
 from bayplan.oci.findings import DaemonState, Level
 
@@ -367,3 +368,188 @@ def test_a_runtime_that_waits_too_short_for_an_answer(node: Node, path: str, sec
     (finding,) = Examination(node.root, connected).findings
     assert finding.subject == name
     assert key in finding.advice
+
+
+NRI_TABLE = 'plugins."io.containerd.nri.v1.nri"'
+TIMEOUT = 'plugin_request_timeout = "20s"'
+MAIN = "/etc/containerd/config.toml"
+
+
+def misplaced(node: Node) -> list[tuple[str, str, str, str]]:
+    (engine,) = read_container_engines(node.root)
+    return [(one.path, one.table, one.key, one.value) for one in engine.misplaced]
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "plugins",
+        "nri",
+        "timeouts",
+        "plugins.nri",
+        "plugins.io.containerd.nri.v1.nri",
+        '"io.containerd.nri.v1.nri"',
+        'plugins."io.containerd.nri.v1"',
+        'plugins."io.containerd.grpc.v1.cri"',
+        'plugins."io.containerd.grpc.v1.cri".nri',
+        f"{NRI_TABLE}.default_validator",
+        NRI_TABLE,
+    ],
+)
+def test_a_timeout_of_nri_is_misplaced_in_every_table_but_its_own(
+    node: Node, version: int, table: str
+) -> None:
+    node.write(MAIN, f"version = {version}\n" + (f"[{table}]\n" if table else "") + f"{TIMEOUT}\n")
+    expected = [] if table == NRI_TABLE else [(MAIN, table, "plugin_request_timeout", '"20s"')]
+    assert misplaced(node) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "disable = true",
+        "disable_connections = false",
+        'plugin_path = "/opt/nri/plugins"',
+        'plugin_config_path = "/etc/nri/conf.d"',
+        'plugin_registration_timeout = "25s"',
+        'socket_path = "/var/run/nri/nri.sock"',
+    ],
+)
+def test_each_key_of_nri_is_named_with_its_value(node: Node, line: str) -> None:
+    key, _, value = line.partition(" = ")
+    node.write(MAIN, f"version = 2\n{line}\n")
+    assert misplaced(node) == [(MAIN, "", key, value)]
+    (finding,) = Examination(node.root, DaemonState("containerd")).findings
+    assert (finding.level, finding.subject) == (Level.WARNING, MAIN)
+    assert line in finding.text
+    assert "the root of the file" in finding.text
+    assert f"[{NRI_TABLE}]" in finding.advice
+
+
+def test_keys_that_other_plugins_have_too_are_theirs(node: Node) -> None:
+    others = '[plugins."io.containerd.snapshotter.v1.x"]\nsocket_path = "/run/x.sock"\ndisable = true\n'
+    node.write(MAIN, f"version = 2\n{others}")
+    assert misplaced(node) == []
+    node.write(MAIN, f"version = 2\n{others}{TIMEOUT}\n")
+    assert [key for _, _, key, _ in misplaced(node)] == ["socket_path", "disable", "plugin_request_timeout"]
+
+
+@pytest.mark.parametrize("version", ["", "version = 1\n"])
+def test_version_1_calls_plugins_by_short_names(node: Node, version: str) -> None:
+    node.write(MAIN, f"{version}[plugins.nri]\n{TIMEOUT}\n")
+    assert misplaced(node) == []
+    node.write(MAIN, f"{version}{TIMEOUT}\n")
+    assert len(misplaced(node)) == 1
+
+
+def test_the_import_that_has_the_key_is_named(node: Node) -> None:
+    node.write(MAIN, 'version = 3\nimports = ["conf.d/*.toml"]\n')
+    node.write("/etc/containerd/conf.d/10.toml", 'imports = ["more/20.toml", "10.toml"]\n')
+    node.write("/etc/containerd/conf.d/more/20.toml", f"version = 3\n{TIMEOUT}\n")
+    nested = "/etc/containerd/conf.d/more/20.toml"
+    node.write("/etc/containerd/conf.d/30.toml", f"[{NRI_TABLE}]\n{TIMEOUT}\n")
+    assert misplaced(node) == [(nested, "", "plugin_request_timeout", '"20s"')]
+
+
+def test_imports_of_a_distribution_are_beside_its_own_file(node: Node) -> None:
+    directory = "/var/lib/rancher/k3s/agent/etc/containerd"
+    node.write(f"{directory}/config.toml", 'version = 3\nimports = ["d/*.toml"]\n')
+    node.write(f"{directory}/d/a.toml", f"{TIMEOUT}\n")
+    (finding,) = Examination(node.root, DaemonState("containerd")).findings
+    assert finding.subject == f"{directory}/d/a.toml"
+    assert f"{directory}/config.toml.tmpl" in finding.advice
+
+
+@pytest.mark.parametrize(("version", "nri"), [(2, None), (3, True), (4, True)])
+def test_nri_is_on_by_default_from_version_3_on(node: Node, version: int, nri: bool | None) -> None:
+    node.write(MAIN, f"version = {version}\n")
+    (engine,) = read_container_engines(node.root)
+    assert engine.nri is nri
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        # The forms in which installers and manuals of these runtimes write them.
+        (
+            MAIN,
+            (
+                'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata-fc]\n'
+                'runtime_type = "io.containerd.kata-fc.v2"\n'
+                '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.katacli]\n'
+                'runtime_type = "io.containerd.runc.v1"\n'
+                '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.katacli.options]\n'
+                'BinaryName = "/usr/bin/kata-runtime"\n'
+            ),
+            {"kata-fc": "Kata Containers", "katacli": "Kata Containers"},
+        ),
+        (
+            MAIN,
+            (
+                'version = 3\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.qemu]\n'
+                'runtime_type = "io.containerd.q.v2"\n'
+                'runtime_path = "/opt/kata/bin/containerd-shim-kata-v2"\n'
+            ),
+            {"qemu": "Kata Containers"},
+        ),
+        (
+            MAIN,
+            (
+                'version = 4\n[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.gvisor]\n'
+                'runtime_type = "io.containerd.runsc.v1"\n'
+                '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.fc]\n'
+                'runtime_type = "aws.firecracker"\n'
+            ),
+            {"gvisor": "gVisor", "fc": "Firecracker"},
+        ),
+        (
+            MAIN,
+            (
+                'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.katadbg]\n'
+                'runtime_type = "io.containerd.katadbg.v2"\n'
+            ),
+            {"katadbg": "Kata Containers"},
+        ),
+        (
+            MAIN,
+            (
+                'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata]\n'
+                'runtime_type = "io.containerd.runc.v2"\n'
+                '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata.options]\n'
+                'BinaryName = "/opt/kata/bin/runc"\n'
+            ),
+            {},
+        ),
+        (MAIN, 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\nruntimes = 3\n', {}),
+        (
+            "/etc/crio/crio.conf.d/50-kata",
+            (
+                '[crio.runtime.runtimes.kata]\nruntime_path = "/usr/bin/containerd-shim-kata-v2"\n'
+                'runtime_type = "vm"\nruntime_root = "/run/vc"\n'
+            ),
+            {"kata": "Kata Containers"},
+        ),
+        (
+            "/etc/crio/crio.conf",
+            (
+                '[crio.runtime.runtimes.runsc]\nruntime_path = "/usr/local/bin/runsc"\nruntime_type = "oci"\n'
+                '[crio.runtime.runtimes.own]\nruntime_path = "/opt/own-shim"\nruntime_type = "vm"\n'
+                '[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\nruntime_type = "oci"\n'
+            ),
+            {"runsc": "gVisor", "own": "virtual machine"},
+        ),
+    ],
+)
+def test_handlers_of_sandboxes_are_a_note_and_nothing_wrong(
+    node: Node, path: str, text: str, expected: dict[str, str]
+) -> None:
+    node.write(path, text)
+    (engine,) = read_container_engines(node.root)
+    assert engine.sandboxes == expected
+    examination = Examination(node.root, DaemonState(engine.name.lower()))
+    notes = [one for one in examination.findings if one.level is Level.NOTE]
+    assert len(notes) == bool(expected)
+    assert all(f"{name} ({kind})" in notes[0].text for name, kind in expected.items())
+    assert examination.view()["health"] == "ok"
