@@ -4,18 +4,21 @@ Every exclusive CPU has one owner, is not reserved, and lies on its container's 
 otherwise. A CPU of a node without memory counts for the nearest node that has some.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from bayplan.model.decision import Decision, Outcome, Placement
+from bayplan.model.decision import Decision, Outcome, Placement, QosSource
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine
 from bayplan.sets import NodeSet
 from support.exact_errors import WRONG_CPUS, BrokenPromiseError
 
 NONE_LEFT: Final = "no-exclusive-cpus"
-SAYING: Final = frozenset({"apart", NONE_LEFT})
+KEPT_SHARED: Final = "shared-cpus-minimum"
+NO_CPUS: Final = frozenset({NONE_LEFT, KEPT_SHARED})
+SAYING: Final = NO_CPUS | {"apart"}
 """Codes of the reasons which say that CPUs are not on the container's nodes, or that it has none."""
 
 
@@ -44,18 +47,24 @@ class Cpus:
 
     def near(self, mask: int, ledger: Ledger) -> list[int]:
         """The CPUs near the nodes of *mask* that a container may have which is not in *ledger*."""
-        taken = set[int]()
-        for one in (*ledger.entries.values(), *ledger.retained.values()):
-            placement = one.decision.placement
-            taken |= set(placement.exclusive_cpus)
-            if placement.affinity is not None:
-                taken |= set(placement.affinity.cpus)
-        taken.add(self._reserved)
+        taken = {self._reserved, *_taken(ledger)}
         return [cpu for cpu, node in self._node_of.items() if mask >> node & 1 and cpu not in taken]
 
     def count_on(self, nodes: Collection[int]) -> int:
         """How many CPUs *nodes* can give on an empty machine."""
         return sum(self._count[node] for node in nodes)
+
+    def left_shared(self, minimum: int | None, ledger: Ledger) -> int:
+        """How many CPUs more than the shared pool of *ledger* must keep it has: *minimum*, or else what the
+        containers of kubelet's request that run there."""
+        milli = sum(
+            entry.decision.request.cpu_milli
+            for entry in ledger.entries.values()
+            if entry.decision.request.qos_source is QosSource.CGROUP_PARENT
+            and not entry.decision.placement.exclusive_cpus
+        )
+        least = math.ceil(milli / 1000) if minimum is None else minimum
+        return len(self._node_of) - len(_taken(ledger)) - least
 
     def check_owners(self, ledger: Ledger, aligned: Collection[str]) -> None:
         """Every CPU has one owner and is not reserved, and those who were *aligned* (by their ids) still have
@@ -102,9 +111,10 @@ class Cpus:
         if self.away(decision.placement) and not (decision.outcome is Outcome.DEGRADED and codes & SAYING):
             raise BrokenPromiseError(WRONG_CPUS, f"CPUs {self.away(decision.placement)}: {codes}")
 
-    def check_decision(self, decision: Decision, current: Placement | None) -> None:
+    def check_decision(self, decision: Decision, current: Placement | None, *, left_shared: int) -> None:
         """As many CPUs as asked for, on the container's nodes, or the decision says otherwise; of those it
-        had as many as can stay.
+        had as many as can stay. More than it had only as far as *left_shared*, with its own, is not what the
+        shared pool must keep, and for that reason only then.
 
         Raises:
             BrokenPromiseError: else.
@@ -113,7 +123,12 @@ class Cpus:
         codes = {reason.code for reason in decision.reasons}
         told = codes & SAYING if decision.outcome is Outcome.DEGRADED else frozenset()
         own, away = placement.exclusive_cpus, self.away(placement)
-        if len(own) != wanted and (own or NONE_LEFT not in told):
+        had = 0 if current is None else len(current.exclusive_cpus)
+        if len(own) > max(had, left_shared):
+            raise BrokenPromiseError(WRONG_CPUS, f"CPUs {own} of {left_shared} above the minimum: {codes}")
+        if KEPT_SHARED in told and wanted <= max(had, left_shared):
+            raise BrokenPromiseError(WRONG_CPUS, f"{wanted} of {left_shared} above the minimum: {codes}")
+        if len(own) != wanted and (own or not NO_CPUS & told):
             raise BrokenPromiseError(WRONG_CPUS, f"CPUs {own} for {wanted}: {codes}")
         if away and not told:
             raise BrokenPromiseError(WRONG_CPUS, f"CPUs {away} are not on {placement.claim}: {codes}")
@@ -124,3 +139,14 @@ class Cpus:
         stays = [cpu for cpu in kept if self._node_of[cpu] in nodes]
         if len(kept & own) < min(len(stays), len(own)):
             raise BrokenPromiseError(WRONG_CPUS, f"{own} instead of {kept} on {nodes}")
+
+
+def _taken(ledger: Ledger) -> set[int]:
+    """The CPUs that containers of *ledger*, and pods as a whole, have to themselves."""
+    taken = set[int]()
+    for one in (*ledger.entries.values(), *ledger.retained.values()):
+        placement = one.decision.placement
+        taken |= set(placement.exclusive_cpus)
+        if placement.affinity is not None:
+            taken |= set(placement.affinity.cpus)
+    return taken

@@ -60,10 +60,11 @@ def draw_request(
         pod_id,
         container_id,
         qos,
-        QosSource.INFERRED,
+        QosSource.CGROUP_PARENT if qos is QosClass.BURSTABLE else QosSource.INFERRED,
         memory,
         amount if qos is QosClass.GUARANTEED else None,
-        cpu_milli=1000 * cpus,
+        # Of some Burstable ones it is more than the shared CPUs.
+        cpu_milli=1000 * cpus or (memory.high_bytes // 4096 % 2500 if qos is QosClass.BURSTABLE else 0),
         exclusive_cpus=cpus,
         hugepages_bytes=pages,
         nodes=nodes,

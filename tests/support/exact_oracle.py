@@ -60,8 +60,9 @@ class Trial:
         draw = self.random
         self.machine = draw_machine(draw, draw.randint(2, self.most_nodes))
         self.policy = PlacementPolicy(topology=self.topology or draw.choice(list(TopologyPolicy)))
-        self.ledger = Ledger()
         self.number = 0
+        self._choose_minimum()
+        self.ledger = Ledger()
         self.coming: list[Request] = []
         self.ids = tuple(self.machine.node_ids)
         self.unmet: dict[str, int] = {}
@@ -89,6 +90,7 @@ class Trial:
         elif kind == "policy":
             topology = self.topology or self.random.choice(list(TopologyPolicy))
             self.policy = replace(self.policy, topology=topology)
+            self._choose_minimum()
         elif kind == "arrive" or not known:
             self.arrive()
         elif kind == "depart":
@@ -99,6 +101,12 @@ class Trial:
         check_pods(self.ledger)
         self.cpus.check_owners(self.ledger, self.aligned)
         self.counts["operations"] += 1
+
+    def _choose_minimum(self) -> None:
+        """Another one for the shared pool each time, half of the time what containers request."""
+        count = len(self.machine.cpus)
+        least = (None, count // 3, None, 0)[(count + self.number) % 4]
+        self.policy = replace(self.policy, shared_cpus_minimum=least)
 
     def arrive(self) -> None:
         """A new container; under the scope pod mostly the next one of a pod."""
@@ -299,7 +307,8 @@ class Trial:
         if decision.outcome is Outcome.PLACED and dict(claim.amounts_bytes) != asked:
             raise BrokenPromiseError(WRONG_PLACE, f"{claim} for {asked}")
         self._check_place(request, decision, claim, current, allowed)
-        self.cpus.check_decision(replace(decision, request=request), current)
+        decided = replace(decision, request=request)
+        self.cpus.check_decision(decided, current, left_shared=self._left_shared())
         if claim.short_bytes:
             self._check_shortfall(claim, asked)
         elif current is None and not decision.moves and request.qos is QosClass.GUARANTEED:
@@ -327,23 +336,31 @@ class Trial:
     ) -> None:
         """On a set that is allowed, or where it is already, as long as it fits there."""
         had = None if current is None or current.claim is None else current.claim.nodes
+        own = 0 if current is None else len(current.exclusive_cpus)
         if decision.outcome is Outcome.PLACED and claim.nodes != had and claim.nodes.mask not in allowed:
             raise BrokenPromiseError(WRONG_PLACE, f"{request} was placed on {claim.nodes}")
-        if had is not None and claim.nodes != had and len(allowed) > 1 and self._fits(request, had.mask):
+        if had is not None and claim.nodes != had and len(allowed) > 1 and self._fits(request, had.mask, own):
             raise BrokenPromiseError(WRONG_PLACE, f"{request} fits on {had} and went to {claim.nodes}")
         strict = request.qos is QosClass.GUARANTEED and self.policy.topology in STRICT
         if current is None and strict and not is_close(request, self.policy.topology, claim.nodes.mask):
             raise BrokenPromiseError(WRONG_PLACE, f"{request} is on {claim.nodes}, its devices are not")
 
-    def _has_cpus(self, count: int, mask: int) -> bool:
-        """Whether so many CPUs are to be had near the nodes of *mask*."""
-        return len(self.cpus.near(mask, self.ledger)) >= count
+    def _left_shared(self) -> int:
+        return self.cpus.left_shared(self.policy.shared_cpus_minimum, self.ledger)
 
-    def _fits(self, request: Request, mask: int) -> bool:
-        """Whether there is room for *request* on the nodes of *mask*, with its CPUs."""
+    def _has_cpus(self, request: Request, count: int, mask: int, own: int = 0) -> bool:
+        """Whether *count* CPUs are to be had near the nodes of *mask*, and the shared pool keeps enough
+        beside those of *request*, which has *own* already."""
+        kept = request.exclusive_cpus <= max(own, self._left_shared())
+        return kept and len(self.cpus.near(mask, self.ledger)) >= count
+
+    def _fits(self, request: Request, mask: int, own: int) -> bool:
+        """Whether there is room for *request*, which has *own* CPUs, on the nodes of *mask*."""
         asked = amounts_of(request)
         slacks = {resource: self._slack(resource) for resource in asked}
-        return self._has_cpus(request.exclusive_cpus, mask) and _has_room(request, asked, mask, slacks)
+        return self._has_cpus(request, request.exclusive_cpus, mask, own) and _has_room(
+            request, asked, mask, slacks
+        )
 
     def _slack(self, resource: str, *, widened: bool = False) -> dict[int, int]:
         return slack_by_subset(self._capacity(resource), self._claims(resource, widened=widened), self.ids)
@@ -363,6 +380,7 @@ class Trial:
         strict = request.qos is QosClass.GUARANTEED and self.policy.topology in STRICT
         if not strict and not is_required(request):
             raise BrokenPromiseError(WRONG_REFUSAL, f"{request} under {self.policy.topology.value}")
+        own = 0 if current is None else len(current.exclusive_cpus)
         # Nobody is moved about where promises cannot be kept as it is.
         widened = not any(self.unmet.values())
         resources = {resource for choice in tried for resource in choice.amounts}
@@ -373,7 +391,7 @@ class Trial:
             mask
             for choice in (*tried, *where_it_is)
             for mask in choice.masks
-            if (not refuses_for_cpus or self._has_cpus(choice.cpus, mask))
+            if (not refuses_for_cpus or self._has_cpus(request, choice.cpus, mask, own))
             and is_close(request, self.policy.topology, mask)
             and _has_room(request, choice.amounts, mask, slacks)
         ]
@@ -393,7 +411,7 @@ class Trial:
             [
                 mask
                 for mask in choice.masks
-                if self._has_cpus(choice.cpus, mask)
+                if self._has_cpus(request, choice.cpus, mask)
                 and is_close(request, self.policy.topology, mask)
                 and all(rooms[resource][mask] >= amount for resource, amount in choice.amounts.items())
                 and (request.even_hugepages is None or _has_room(request, choice.amounts, mask, slacks))

@@ -37,6 +37,7 @@ from bayplan.config.values import (
     socket_path_or_none,
     table,
     text_like,
+    whole_number_or,
 )
 from bayplan.engines.kubelet.cpu import options as cpu_options
 from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
@@ -51,6 +52,7 @@ from bayplan.model.policy import (
     TopologyPolicy,
     TopologyScope,
 )
+from bayplan.sets import CpuSet
 
 FEATURE_GATES: Final = (
     "MemoryQoS",
@@ -186,6 +188,12 @@ RESERVATIONS: Final = (
         "reservedSystemCPUs", "reserved_cpus", "reserved-cpus", "CPUS",
         cpu_list, syntax.text, "the lowest CPU",
         "CPUs that never become exclusive, e.g. 0-1", of_kubelet=True,
+    ),
+    Key(
+        "sharedCPUsMinimum", "shared_cpus_minimum", "shared-cpus-minimum", "NUMBER",
+        whole_number_or("requests", CpuSet.max_id), syntax.whole_number, "requests",
+        "how many CPUs stay in the shared pool at least, with the engine exact: a number, or requests for as "
+        "many as the containers of kubelet's pods in it request",
     ),
     Key(
         "kubeReserved", "kube_reserved", "kube-reserved", "TYPE=AMOUNT[,...]",

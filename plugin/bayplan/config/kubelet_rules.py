@@ -91,6 +91,10 @@ _NO_SPREAD: Final = (
     "placementStrategy spread has no effect with the engine kubelet, which prefers nodes as kubelet does"
 )
 
+_NO_MINIMUM: Final = (
+    "sharedCPUsMinimum has no effect with the engine kubelet, which gives away all CPUs that are not reserved"
+)
+
 
 def engine_of(settings: Settings) -> Engine:
     """The engine that decides; *settings* are those that `load_settings` let pass."""
@@ -220,8 +224,11 @@ def _remark(said_by: Mapping[str, str], keys: Iterable[str], part: str, advice: 
 
 def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
     """What kubelet would not do on *machine* and this engine does, and what this engine does not do."""
-    spread = settings.placement_strategy is PlacementStrategy.SPREAD
-    remarks = (_NO_SPREAD,) if settings.engine == KUBELET and spread else ()
+    without_effect = {
+        _NO_SPREAD: settings.placement_strategy is PlacementStrategy.SPREAD,
+        _NO_MINIMUM: bool(settings.shared_cpus_minimum),
+    }
+    remarks = tuple(text for text, given in without_effect.items() if given and settings.engine == KUBELET)
     beyond = _topology_options(settings).beyond_kubelet(len(machine.nodes))
     if settings.engine != KUBELET or settings.topology is TopologyPolicy.NONE or beyond is None:
         return remarks

@@ -69,6 +69,8 @@ def resolve_policy(
         outside_requests=settings.outside_requests,
         strategy=settings.placement_strategy,
         kubelet_minor=settings.kubelet_minor,
+        # kubelet knows no such thing: what is reserved stays shared, and nothing else.
+        shared_cpus_minimum=0 if settings.engine == KUBELET else settings.shared_cpus_minimum,
     )
     wanted = wanted_memory_bytes(settings, machine, learned)
     if not wanted:
@@ -103,6 +105,9 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
         yield from _too_much(settings, machine)
     if "reservedSystemCPUs" not in unread:
         yield from _wrong_cpus(settings.reserved_cpus, machine)
+    if (settings.shared_cpus_minimum or 0) > len(machine.cpus):
+        has = f"at most the {len(machine.cpus)} CPUs of this machine"
+        yield Problem("sharedCPUsMinimum", str(settings.shared_cpus_minimum), has)
     yield from wrong_thresholds(settings, machine)
     if settings.engine == KUBELET:
         yield from wrong_on_machine(settings, machine, unread)

@@ -68,7 +68,8 @@ class MemoryPressure(Enum):
 class Settings(Struct, frozen=True):
     """What files and flags say, before it is held against the machine.
 
-    ``reserved_memory`` is None where no source sets it. ``kube_reserved`` and
+    ``reserved_memory`` is None where no source sets it, ``shared_cpus_minimum`` where what containers request
+    counts. ``kube_reserved`` and
     ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. The ``eviction_`` tables
     are by signal; only memory.available of ``eviction_hard`` counts as reserved. ``device_memory`` maps
     nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
@@ -88,6 +89,7 @@ class Settings(Struct, frozen=True):
     cpu_options: Mapping[str, str] = field(default_factory=dict)
     reserved_memory: Mapping[int, Mapping[str, int]] | None = None
     reserved_cpus: CpuSet = CpuSet()
+    shared_cpus_minimum: int | None = None
     kube_reserved: Amounts = field(default_factory=dict)
     system_reserved: Amounts = field(default_factory=dict)
     eviction_hard: Values = field(default_factory=lambda: {MEMORY_AVAILABLE: DEFAULT_MEMORY})

@@ -27,6 +27,11 @@ def number(texts: Sequence[str]) -> object:
         return texts[-1]
 
 
+def whole_number(texts: Sequence[str]) -> object:
+    """The last text as a whole number, or as it is if it is none."""
+    return int(texts[-1]) if _INTEGER.fullmatch(texts[-1]) else texts[-1]
+
+
 def switch(texts: Sequence[str]) -> object:
     """The last text as true or false, or as it is if it is neither."""
     return _switch(texts[-1])

@@ -173,6 +173,19 @@ def share_or_none(path: str, value: object) -> float | None:
     raise invalid(path, show(value), "a number above 0 and up to 1, or none")
 
 
+def whole_number_or(word: str, most: int) -> Reader[int | None]:
+    """A number from 0 to *most*; *word* for None."""
+
+    def read(path: str, value: object) -> int | None:
+        if value == word:
+            return None
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
+            return value
+        raise invalid(path, show(value), f"a whole number from 0 to {most}, or {word}")
+
+    return read
+
+
 def text_like(pattern: str, expected: str) -> Reader[str]:
     """A text that matches *pattern*."""
 

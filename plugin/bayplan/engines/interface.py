@@ -14,7 +14,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import tier_nodes, usable_nodes
 from bayplan.model.policy import PlacementPolicy
-from bayplan.quantity import counted
+from bayplan.quantity import MILLI_PER_CPU, counted
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 PINNED: Final = "pinned"
@@ -195,6 +195,25 @@ def also_pinned(ledger: Ledger, cpus: CpuSet) -> Iterator[Reason]:
         if not pinned.isdisjoint(cpus):
             text = f"{request.name} may run on CPUs {pinned & cpus} too: somebody chose CPUs {pinned} for it"
             yield Reason("not-alone", text)
+
+
+def shared_cpus_minimum(policy: PlacementPolicy, ledger: Ledger) -> int:
+    """How many CPUs are to stay in the shared pool: as configured, else as many as those of its containers
+    that are kubelet's request together.
+
+    kubelet admits no pod whose requests do not fit beside those of others, and exclusive CPUs are whole ones:
+    by its arithmetic these are always left. What others write as shares is a weight, and promises nothing.
+    """
+    if policy.shared_cpus_minimum is not None:
+        return policy.shared_cpus_minimum
+    return -(-ledger.shared_milli.get(QosSource.CGROUP_PARENT, 0) // MILLI_PER_CPU)
+
+
+def exclusive_room(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> int:
+    """How many CPUs of the shared pool may become exclusive, whichever they are, so that as many as must stay
+    do; below 0 where there are fewer already."""
+    shared = ledger.shared_cpus(machine, policy.withheld_cpus)
+    return len(shared) - shared_cpus_minimum(policy, ledger)
 
 
 def _less(

@@ -20,10 +20,18 @@ from bayplan.model.decision import (
     Decision,
     Move,
     Outcome,
+    QosSource,
     Reason,
     Request,
 )
-from bayplan.model.ledger_totals import is_short, with_booking, with_claim, with_count, with_id
+from bayplan.model.ledger_totals import (
+    is_short,
+    with_booking,
+    with_claim,
+    with_count,
+    with_id,
+    with_shared_milli,
+)
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
 from bayplan.model.pod_as_a_whole import held_cpus, is_member, settled, shares_promise
@@ -73,7 +81,8 @@ class Ledger(Struct, frozen=True):
 
     ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
     see `bayplan.model.sidecar_scores`. ``short_ids``: those whose claims could not be promised in full.
-    ``pinned_ids``: those whose CPUs somebody else has chosen.
+    ``pinned_ids``: those whose CPUs somebody else has chosen. ``shared_milli``: thousandths of a CPU that the
+    containers on the shared CPUs ask for.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -86,6 +95,7 @@ class Ledger(Struct, frozen=True):
     ids_by_score: Mapping[ScoreKey, tuple[str, ...]] = field(default_factory=dict)
     short_ids: frozenset[str] = frozenset()
     pinned_ids: frozenset[str] = frozenset()
+    shared_milli: Mapping[QosSource, int] = field(default_factory=dict)
 
     @property
     def unmanaged(self) -> dict[str, str]:
@@ -292,6 +302,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     notices: Counter[CpuSet] = Counter()
     exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
+    shared_milli: Counter[QosSource] = Counter()
     for part in parts:
         entries.update(part.entries)
         retained.update(part.retained)
@@ -305,6 +316,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         ids_by_score.update(part.ids_by_score)
         short_ids |= part.short_ids
         pinned_ids |= part.pinned_ids
+        shared_milli.update(part.shared_milli)
     return Ledger(
         {key: entries[key] for key in order if key in entries},
         {node: dict(row) for node, row in booked.items()},
@@ -316,6 +328,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         ids_by_score,
         frozenset(short_ids),
         frozenset(pinned_ids),
+        dict(shared_milli),
     )
 
 
@@ -334,6 +347,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         pinned_ids=with_id(
             ledger.pinned_ids, entry.container_id, belongs=entry.decision.request.pinned_cpus is not None
         ),
+        shared_milli=with_shared_milli(ledger.shared_milli, entry.decision, 1),
     )
 
 
@@ -447,6 +461,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         ids_by_score=ledger.ids_by_score,
         short_ids=with_id(ledger.short_ids, container_id, belongs=False),
         pinned_ids=with_id(ledger.pinned_ids, container_id, belongs=False),
+        shared_milli=with_shared_milli(ledger.shared_milli, gone.decision, -1),
     )
 
 

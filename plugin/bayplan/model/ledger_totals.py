@@ -4,7 +4,7 @@ change copies it."""
 from collections.abc import Mapping
 from typing import TypeVar
 
-from bayplan.model.decision import Claim, Placement
+from bayplan.model.decision import Claim, Decision, Placement, QosSource
 from bayplan.sets import IdSet, NodeSet
 
 Ids = TypeVar("Ids", bound=IdSet)
@@ -51,6 +51,17 @@ def with_count(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping
     count = counts.get(ids, 0) + sign
     rest = {one: others for one, others in counts.items() if one != ids}
     return {**rest, ids: count} if count else rest
+
+
+def with_shared_milli(
+    totals: Mapping[QosSource, int], decision: Decision, sign: int
+) -> Mapping[QosSource, int]:
+    """What containers on the shared CPUs ask for, by what their class is known from, after that of *decision*
+    came (+1) or went (-1)."""
+    if not decision.shares_cpus or not decision.request.cpu_milli:
+        return totals
+    source = decision.request.qos_source
+    return {**totals, source: totals.get(source, 0) + sign * decision.request.cpu_milli}
 
 
 def with_id(ids: frozenset[str], container_id: str, *, belongs: bool) -> frozenset[str]:

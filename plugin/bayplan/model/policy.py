@@ -76,6 +76,8 @@ class PlacementPolicy(Struct, frozen=True):
     for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
     instead of ignoring them. ``strategy`` is for the engine `exact`, and for pods that say nothing of it.
+    ``shared_cpus_minimum``, for the same engine, is how many CPUs stay in the shared pool at least: None for
+    as many as those of its containers that are kubelet's request.
     ``kubelet_minor``: the kubelet of the node is that of Kubernetes 1.``kubelet_minor``.
     ``outside_requests`` is for containers outside of kubelet's tree.
     """
@@ -91,6 +93,7 @@ class PlacementPolicy(Struct, frozen=True):
     withheld_cpus: CpuSet = CpuSet()
     strategy: PlacementStrategy = PlacementStrategy.PACK
     outside_requests: OutsideRequests = OutsideRequests.LIMITS
+    shared_cpus_minimum: int | None = None
     kubelet_minor: int = NEWEST.minor
 
     @property

@@ -7,7 +7,7 @@ on the others. Pure.
 
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.engines.interface import allocatable_bytes, reserved_cpus
+from bayplan.engines.interface import allocatable_bytes, exclusive_candidates, exclusive_room
 from bayplan.model.decision import Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -31,6 +31,13 @@ def free_bytes_by_node(
     }
 
 
+def free_cpus_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[int, int]:
+    """How many CPUs of each node one container could still have to itself."""
+    candidates = exclusive_candidates(machine, policy, ledger)
+    room = max(0, exclusive_room(machine, policy, ledger))
+    return {node.id: min(room, len(node.cpus & candidates)) for node in machine.nodes}
+
+
 def node_rooms(
     machine: Machine, policy: PlacementPolicy, ledger: Ledger, request: Request | None = None
 ) -> list[View]:
@@ -38,14 +45,14 @@ def node_rooms(
     become exclusive there; with a *request* also by how much it is short of that on the node alone."""
     free_by_node = free_bytes_by_node(machine, policy, ledger)
     allocatable = allocatable_bytes(machine, policy)
-    taken = ledger.exclusive_cpus | reserved_cpus(machine, policy)
+    cpus_by_node = free_cpus_by_node(machine, policy, ledger)
     rows = []
     for node in machine.nodes:
         if not node.memory_bytes:
             continue
         free = free_by_node[node.id]
         capacity = {resource: allocatable[node.id].get(resource, 0) for resource in free}
-        free_cpus = len(node.cpus - taken)
+        free_cpus = cpus_by_node[node.id]
         rows.append(
             {
                 "id": node.id,

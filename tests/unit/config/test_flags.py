@@ -58,6 +58,7 @@ def test_every_flag() -> None:
         "--topology-manager-policy-options=prefer-closest-numa-nodes=true,max-allowable-numa-nodes=9",
         "--memory-manager-policy=BestEffort",
         "--cpu-manager-policy=static",
+        "--shared-cpus-minimum=3",
         "--cpu-manager-policy-options=full-pcpus-only=true,distribute-cpus-across-numa=true",
         "--reserved-memory=0:memory=1Gi",
         "--reserved-cpus=0-1",
@@ -104,6 +105,7 @@ def test_every_flag() -> None:
     )
     assert settings.topology is TopologyPolicy.RESTRICTED
     assert settings.reserved_cpus == CpuSet([0, 1])
+    assert settings.shared_cpus_minimum == 3
     assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200}
     assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
     assert settings.eviction_hard["memory.available"] == ThresholdValue(200 * MIB)

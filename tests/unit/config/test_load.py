@@ -41,6 +41,7 @@ memoryManagerPolicy = "BestEffort"
 cpuManagerPolicy = "static"
 cpuManagerPolicyOptions = { full-pcpus-only = true, distribute-cpus-across-numa = "false" }
 reservedSystemCPUs = "0-1,8"
+sharedCPUsMinimum = 4
 kubeReserved = { cpu = "100m", memory = "500Mi", "ephemeral-storage" = "1Gi", pid = "1000" }
 systemReserved = { memory = 1073741824, cpu = 1, "hugepages-2048Ki" = "4Mi" }
 evictionHard = { "memory.available" = "5%", "nodefs.available" = "10%" }
@@ -105,6 +106,7 @@ FULL = Settings(
     cpu_options={"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"},
     reserved_memory={0: {"memory": GIB, "hugepages-1Gi": GIB}, 7: {"memory": 2148 * MIB}},
     reserved_cpus=CpuSet([0, 1, 8]),
+    shared_cpus_minimum=4,
     kube_reserved={"cpu": 100, "memory": 500 * MIB},
     system_reserved={"memory": GIB, "cpu": 1000, "hugepages-2Mi": 4 * MIB},
     eviction_hard={

@@ -15,7 +15,7 @@ from bayplan.engines.interface import reserved_cpus
 from bayplan.model.container_names import parts_in_pod
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node
-from bayplan.views.node_room import node_rooms
+from bayplan.views.node_room import free_cpus_by_node, node_rooms
 from bayplan.views.snapshot import Snapshot
 
 API_GROUP: Final = "topology.node.k8s.io"
@@ -60,6 +60,7 @@ def _zones(snapshot: Snapshot) -> Iterator[Object]:
     """A zone for each node whose memory or CPUs a container gets without asking for them."""
     machine = snapshot.machine
     rooms = {room["id"]: room for room in node_rooms(machine, snapshot.policy, snapshot.ledger)}
+    free_cpus = free_cpus_by_node(machine, snapshot.policy, snapshot.ledger)
     for node in machine.nodes:
         if node.id in machine.ordinary_nodes or node.cpus:
             yield {
@@ -69,15 +70,17 @@ def _zones(snapshot: Snapshot) -> Iterator[Object]:
                     {"name": _zone_name(other), "value": machine.distance(node.id, other.id)}
                     for other in machine.nodes
                 ],
-                "resources": [*_cpus(snapshot, node), *_memory(machine, node, rooms.get(node.id))],
+                "resources": [
+                    *_cpus(snapshot, node, free_cpus[node.id]),
+                    *_memory(machine, node, rooms.get(node.id)),
+                ],
             }
 
 
-def _cpus(snapshot: Snapshot, node: Node) -> Iterator[Object]:
+def _cpus(snapshot: Snapshot, node: Node, available: int) -> Iterator[Object]:
     if node.cpus:
         allocatable = node.cpus - reserved_cpus(snapshot.machine, snapshot.policy)
-        available = allocatable - snapshot.ledger.exclusive_cpus
-        yield _resource("cpu", len(node.cpus), len(allocatable), len(available))
+        yield _resource("cpu", len(node.cpus), len(allocatable), available)
 
 
 def _memory(machine: Machine, node: Node, room: Object | None) -> Iterator[Object]:

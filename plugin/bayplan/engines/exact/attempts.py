@@ -46,6 +46,9 @@ from bayplan.sets import NodeSet, nodes_text
 SEARCH_ENDED: Final = "search-ended"
 """Code of the reason that a search was given up before every set of nodes was ruled out."""
 
+UNCHANGED: Final = Reason("unchanged", "it keeps what it has")
+"""What a refusal says of a container that runs."""
+
 MAX_TARGETS: Final = 16
 """For how many sets of nodes moves are worked out, and how many are compared in a refusal."""
 
@@ -122,9 +125,16 @@ def area_of(question: Question, candidates: CandidateNodes, wish: EvenHugepagesW
     return Area(nodes.mask, len(nodes) if exactly else widest, exactly=exactly)
 
 
-def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placement | None) -> Decision:
-    """The refusal of *request* after its last *attempt*: what could never fit, else the minimum cut of the
-    set that lacks least, among the widest ones, within which all the others are."""
+def refused(
+    attempt: Attempt,
+    ledger: Ledger,
+    request: Request,
+    current: Placement | None,
+    no_cpus: Reason | None = None,
+) -> Decision:
+    """The refusal of *request* after its last *attempt*: what could never fit, else *no_cpus*, why it can
+    have none whichever the nodes, else the minimum cut of the set that lacks least, among the widest ones,
+    within which all the others are."""
     candidates, question, lacking = attempt.candidates, attempt.question, None
     reasons = [Reason("no-room", _what_and_where(attempt))]
     most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.counted.claimed.sets))))
@@ -135,6 +145,8 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
         reasons = [Reason("no-such-nodes", f"{candidates.why}, {candidates.obstacle}")]
     elif never:
         reasons.append(Reason("too-large", never))
+    elif no_cpus is not None:
+        reasons.append(no_cpus)
     elif not targets:
         reasons.append(_cpus_or_devices(question, attempt.area, request.hints))
     else:
@@ -143,7 +155,7 @@ def refused(attempt: Attempt, ledger: Ledger, request: Request, current: Placeme
     if lacking is not None:
         reasons.append(Reason("shortage", lacking.sentence()))
     if current is not None:
-        reasons.append(Reason("unchanged", "it keeps what it has"))
+        reasons.append(UNCHANGED)
     if question.budget.ended:
         reasons.append(unproven_refusal(question.budget))
     return Decision(request, Outcome.REFUSED, reasons=tuple(reasons), shortage=lacking)

@@ -132,7 +132,7 @@ class Confinement:
                     self._with_moves(attempt)
                     or self._with_moves_elsewhere([*passed_over, *self._attempts_where_it_is()])
                     or self._kept(cpus_elsewhere=True)
-                    or refused(attempt, self.ledger, self.request, self.current)
+                    or self._refused(attempt)
                 )
             if decision is not None:
                 return decision
@@ -434,6 +434,9 @@ class Confinement:
             notes = (*notes, note)
         return replace(decision, reasons=(*decision.reasons, *notes))
 
+    def _refused(self, attempt: Attempt) -> Decision:
+        return refused(attempt, self.ledger, self.request, self.current, self.exclusive.obstacle)
+
     def _with_cpus_only(self, decision: Decision) -> Decision:
         """The decision about a container whose memory is not confined, with its exclusive CPUs."""
         found, own = None, self.exclusive.own
@@ -442,7 +445,7 @@ class Confinement:
             attempt = self._attempt(candidates, Asked({}, self.cpus))
             found = search(attempt.question, attempt.area)
             if found is None and self.strict:
-                return refused(attempt, self.ledger, self.request, self.current)
+                return self._refused(attempt)
         near = self.topology.nodes_near(own)
         if not own and found is not None:
             near = NodeSet.of_mask(found.nodes)

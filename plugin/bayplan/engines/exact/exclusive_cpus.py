@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import Final
 
 from bayplan.engines.device_hints import device_shares
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import exclusive_candidates
+from bayplan.engines.interface import exclusive_candidates, exclusive_room, shared_cpus_minimum
 from bayplan.model.claim_parts import proportional
 from bayplan.model.decision import Placement, Reason, Request
 from bayplan.model.ledger import Ledger
@@ -14,10 +15,14 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet
 
+SHARED_CPUS_MINIMUM: Final = "shared-cpus-minimum"
+"""Code of the reason that CPUs stay in the shared pool which a container asks for as its own."""
+
 
 class ExclusiveCpus:
     """The CPUs that one container may have. ``own`` are those that it has already, if it runs; ``free`` are
-    these and all that no container has."""
+    these and all that no container has. ``obstacle`` is why none of the others are free to it: the shared
+    pool would be left with too few."""
 
     def __init__(
         self,
@@ -36,8 +41,22 @@ class ExclusiveCpus:
     @cached_property
     def free(self) -> CpuSet:
         """See the class."""
-        online = self.own & self._machine.online_cpus
-        return exclusive_candidates(self._machine, self._policy, self._ledger) | online
+        return self._online if self.obstacle is not None else self._candidates
+
+    @cached_property
+    def obstacle(self) -> Reason | None:
+        """See the class."""
+        if not len(self.own) < self.count <= len(self._candidates | self.own):
+            return None
+        return kept_shared(self.count, self._machine, self._policy, self._ledger)
+
+    @cached_property
+    def _online(self) -> CpuSet:
+        return self.own & self._machine.online_cpus
+
+    @cached_property
+    def _candidates(self) -> CpuSet:
+        return exclusive_candidates(self._machine, self._policy, self._ledger) | self._online
 
     def free_by_node(self) -> dict[int, int]:
         """How many free ones each node has."""
@@ -49,8 +68,8 @@ class ExclusiveCpus:
         On *nodes* rather than elsewhere (no nodes: anywhere), and among these rather those that it has; where
         the container's devices are on several of them, as many on each as it has of the devices.
         """
-        if self.count == 0:
-            return CpuSet(), None
+        if self.count == 0 or self.obstacle is not None:
+            return CpuSet(), self.obstacle
         free, taken = self.free | self.own, CpuSet()
         if self.count > len(free):
             asked = f"{counted(self.count, 'exclusive CPU')} asked for"
@@ -88,6 +107,21 @@ class ExclusiveCpus:
 def best_cpus(machine: Machine, available: CpuSet, count: int, nodes: NodeSet) -> CpuSet:
     """*count* CPUs of *available*, of those on *nodes* first; fewer if there are fewer."""
     return _best_cpus(machine, available, min(count, len(available)), _by_distance(machine, nodes))
+
+
+def kept_shared(count: int, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Reason | None:
+    """Why *count* CPUs of the shared pool cannot become exclusive to one container: it would be left with
+    fewer than are to stay. None if they can."""
+    room, least = exclusive_room(machine, policy, ledger), shared_cpus_minimum(policy, ledger)
+    if count <= room:
+        return None
+    configured = policy.shared_cpus_minimum is not None
+    whose = "stay in it at least (sharedCPUsMinimum)" if configured else "its containers request"
+    text = (
+        f"{counted(count, 'exclusive CPU')} asked for; the shared pool has {room + least}, of which {least} "
+        f"{whose}; {max(0, room)} can become exclusive"
+    )
+    return Reason(SHARED_CPUS_MINIMUM, text)
 
 
 def _best_cpus(machine: Machine, available: CpuSet, count: int, order: Iterable[int]) -> CpuSet:

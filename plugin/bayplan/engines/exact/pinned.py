@@ -9,6 +9,7 @@ them. Who opted out is never refused.
 
 from msgspec.structs import replace
 
+from bayplan.engines.exact.attempts import UNCHANGED
 from bayplan.engines.exact.claiming import claim_in_full
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
@@ -46,7 +47,7 @@ def left_alone(
     if unmet is not None and unmet.required and not request.opted_out:
         known = kept.claim is not None and kept.claim.nodes == request.pinned_mems
         if not known:
-            notes = [unmet.reason, *([Reason("unchanged", "it keeps what it has")] if current else [])]
+            notes = [unmet.reason, *([] if current is None else [UNCHANGED])]
             return Decision(request, Outcome.REFUSED, reasons=tuple(notes))
     own = None if request.pinned_mems is not None or request.opted_out else kept.claim
     nodes = request.pinned_mems or (flows.machine.ordinary_nodes if own is None else own.nodes)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from bayplan.engines.exact.claiming import STRICT, without
-from bayplan.engines.exact.exclusive_cpus import best_cpus
+from bayplan.engines.exact.exclusive_cpus import best_cpus, kept_shared
 from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import exclusive_candidates
+from bayplan.engines.interface import exclusive_candidates, exclusive_room
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import (
     OVERCOMMITTED,
@@ -184,14 +184,16 @@ class _Joining:
         wanted = max(0, whole_cpus(totals) - apart)
         if not whole_cpus(totals):
             wanted = len(parts) + request.exclusive_cpus
-        free = exclusive_candidates(machine, self.flows.policy, self.ledger)
+        policy, few = self.flows.policy, None
         if wanted > len(cpus):
-            cpus |= best_cpus(machine, free - cpus, wanted - len(cpus), self.nodes)
+            free, more = exclusive_candidates(machine, policy, self.ledger) - cpus, wanted - len(cpus)
+            few = kept_shared(min(more, len(free)), machine, policy, self.ledger)
+            most = max(0, exclusive_room(machine, policy, self.ledger))
+            cpus |= best_cpus(machine, free, min(more, most), self.nodes)
         elif wanted < len(cpus):
             spare = max(0, wanted - len(parts))
             cpus = parts | best_cpus(machine, cpus - parts, spare, self.nodes)
-        few = None
-        if len(cpus) < wanted:
+        if len(cpus) < wanted and few is None:
             text = f"its pod asks for {wanted} CPUs to itself and has {len(cpus)}; no others are free"
             few = Reason("no-exclusive-cpus", text)
         pool = self._pool = cpus - parts

@@ -36,7 +36,8 @@ def test_the_object_is_the_nodes_room() -> None:
     assert amounts(first, "cpu") == (4, 3, 1)
     assert amounts(first, "memory") == (4 * GIB - 64 * MIB, 3 * GIB - 64 * MIB, 2 * GIB - 64 * MIB)
     assert amounts(first, "hugepages-2Mi") == (64 * MIB, 64 * MIB, 60 * MIB)
-    assert amounts(second, "cpu") == (4, 4, 4)
+    # CPU 7 is another program's choice for a container of its.
+    assert amounts(second, "cpu") == (4, 4, 3)
     assert amounts(second, "memory") == (4 * GIB, 4 * GIB, 4 * GIB)
 
 
