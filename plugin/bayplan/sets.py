@@ -64,6 +64,22 @@ class IdSet:
         return cls.of_mask(mask)
 
     @classmethod
+    def parse_mask(cls, text: str) -> Self:
+        """Read the kernel's mask format (bitmap_parse()): groups of up to 32 bits in hexadecimal, the highest
+        first, with commas between them.
+
+        Raises:
+            ParseError: it is none, or has a bit above ``max_id``.
+        """
+        groups = text.strip().split(",")
+        if not all(_MASK_GROUP.fullmatch(group) for group in groups):
+            raise ParseError(cls.kind, text, "a mask such as 00000000,000000ff")
+        mask = int("".join(group.zfill(8) for group in groups), 16)
+        if mask.bit_length() > cls.max_id + 1:
+            raise ParseError(cls.kind, text, f"a mask of ids up to {cls.max_id}")
+        return cls.of_mask(mask)
+
+    @classmethod
     def _unusual(cls, text: str, part: str, last_id: int) -> int:
         """The mask of a *part* of the list *text*. After a ``:used/group`` the kernel needs no comma."""
         mask = 0
@@ -181,6 +197,7 @@ def nodes_text(nodes: NodeSet) -> str:
 _LAST: Final = "N"
 _END_OF_LIST: Final = re.compile(r"(?<![,\s])\n")
 _USUAL_LENGTH: Final = 20
+_MASK_GROUP: Final = re.compile("[0-9a-fA-F]{1,8}")
 _DIGITS: Final = "N|[0-9]{1,40}"
 """int() refuses thousands of digits with an error of its own."""
 _REGION: Final = re.compile(

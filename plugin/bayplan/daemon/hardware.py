@@ -63,6 +63,8 @@ class Hardware:
         self._verify_soon: Callable[[], None] = lambda: None
         self._found = host.machine()
         self.machine = with_owners(self._found, settings.device_memory)
+        for remark in self.machine.remarks:
+            logger.warning("the kernel describes the machine oddly", extra={"remark": remark})
         self.policy = resolve_policy(settings, self.machine)
         self._settings_problem = ""
         self._reported: frozenset[tuple[object, ...]] = frozenset()
@@ -193,7 +195,7 @@ class Hardware:
 
     def problems(self) -> tuple[str, ...]:
         """What lasts and an operator should know, each a sentence."""
-        return tuple(self._problems().values())
+        return (*self.machine.remarks, *self._problems().values())
 
     def reservations(self) -> dict[int, MemoryReservation]:
         """How it is known what each node with memory keeps of it."""

@@ -84,15 +84,15 @@ def write_text(path: str | bytes, text: str, *, dir_fd: int | None = None, below
 def parse_file(path: str, parse: Callable[[str], T], text: str | None = None) -> T:
     """The parsed text of the file *path*; *text* where it has been read already.
 
-    *parse* raises ParseError, whose field ``expected`` goes into the message, or a plain ValueError (that
-    is int() on thousands of digits).
+    A NUL ends the text, as for programs in C: some kernels print one. *parse* raises ParseError, whose field
+    ``expected`` goes into the message, or a plain ValueError (that is int() on thousands of digits).
 
     Raises:
         HostError: absent, refused, or garbage: then the message has the path and what was found.
     """
     content = read_text(path) if text is None else text
     try:
-        return parse(content)
+        return parse(content.partition("\0")[0])
     except ValueError as error:
         expected = error.expected if isinstance(error, ParseError) else "a shorter value"
         raise garbage(path, content, expected) from error

@@ -19,6 +19,7 @@ from bayplan.host.kernelfs import (
     parse_number,
     read_optional,
 )
+from bayplan.host.topology_files import TopologyTree
 from bayplan.model.machine import Performance
 from bayplan.sets import NodeSet
 
@@ -67,17 +68,13 @@ def read_tiers(root: str, owned: NodeSet = NodeSet()) -> Mapping[int, int]:
     return ranks
 
 
-def read_reach(node_directory: str, cpu_nodes: NodeSet) -> Reach:
+def read_reach(tree: TopologyTree, node_directory: str, cpu_nodes: NodeSet) -> Reach:
     """The best initiators of a node's memory: of all (``access0``), or, where those are devices only, of the
-    nodes with CPUs (``access1``).
-
-    Raises:
-        HostError: a number is garbled.
-    """
-    best = _reach(f"{node_directory}/access0/initiators")
+    nodes with CPUs (``access1``). A rating that is garbled is left out of *tree*."""
+    best = _reach(tree, f"{node_directory}/access0/initiators")
     if not best.initiators.isdisjoint(cpu_nodes):
         return best
-    among_cpus = _reach(f"{node_directory}/access1/initiators")
+    among_cpus = _reach(tree, f"{node_directory}/access1/initiators")
     return among_cpus if among_cpus.initiators else best
 
 
@@ -97,24 +94,19 @@ def read_owners(root: str, cpu_nodes: NodeSet) -> Mapping[int, str]:
     return dict.fromkeys(initiating, GENERIC_INITIATOR) | _nvidia_nodes(f"{root}/{NVIDIA}")
 
 
-def _reach(directory: str) -> Reach:
+def _reach(tree: TopologyTree, directory: str) -> Reach:
     initiators = NodeSet(numbered_entries(directory, _INITIATOR))
     if not initiators:
         return Reach(initiators, Performance())
     return Reach(
         initiators,
         Performance(
-            _rating(f"{directory}/read_latency"),
-            _rating(f"{directory}/write_latency"),
-            _rating(f"{directory}/read_bandwidth"),
-            _rating(f"{directory}/write_bandwidth"),
+            tree.optional(f"{directory}/read_latency", parse_number, 0),
+            tree.optional(f"{directory}/write_latency", parse_number, 0),
+            tree.optional(f"{directory}/read_bandwidth", parse_number, 0),
+            tree.optional(f"{directory}/write_bandwidth", parse_number, 0),
         ),
     )
-
-
-def _rating(path: str) -> int:
-    text = read_optional(path)
-    return 0 if text is None else parse_file(path, parse_number, text)
 
 
 def _nvidia_nodes(directory: str) -> dict[int, str]:

@@ -15,51 +15,13 @@ from typing import Final
 
 from bayplan.errors import BayplanError, HostError, ParseError, excerpt
 from bayplan.host.kernelfs import read_optional, read_text
+from bayplan.host.topology_files import is_superseded, recorded_patterns
 from bayplan.standard_streams import CommandLineParser
 
 COMMENT: Final = "#"
 COLON: Final = "%3A"
 RECORDED_BELOW: Final = ("proc/", "sys/")
 """Every path in a listing begins so."""
-
-_SYSTEM: Final = "sys/devices/system"
-_RECORDED: Final = (
-    "proc/meminfo",
-    "proc/sys/kernel/osrelease",
-    f"{_SYSTEM}/node/online",
-    f"{_SYSTEM}/node/possible",
-    f"{_SYSTEM}/node/has_*",
-    f"{_SYSTEM}/node/node[0-9]*/cpulist",
-    f"{_SYSTEM}/node/node[0-9]*/distance",
-    f"{_SYSTEM}/node/node[0-9]*/meminfo",
-    f"{_SYSTEM}/node/node[0-9]*/hugepages/hugepages-*kB/nr_hugepages",
-    f"{_SYSTEM}/node/node[0-9]*/hugepages/hugepages-*kB/surplus_hugepages",
-    f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/node[0-9]*",
-    f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/*_bandwidth",
-    f"{_SYSTEM}/node/node[0-9]*/access[01]/initiators/*_latency",
-    f"{_SYSTEM}/cpu/online",
-    f"{_SYSTEM}/cpu/possible",
-    f"{_SYSTEM}/cpu/present",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/node[0-9]*",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/core_cpus_list",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/thread_siblings_list",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/core_id",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/die_id",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/topology/physical_package_id",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/level",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/type",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/size",
-    f"{_SYSTEM}/cpu/cpu[0-9]*/cache/index[0-9]*/shared_cpu_list",
-    "sys/devices/virtual/memory_tiering/memory_tier[0-9]*/nodelist",
-    "sys/bus/pci/devices/*/class",
-    "sys/bus/pci/devices/*/numa_node",
-    "sys/bus/pci/devices/*/sriov_numvfs",
-    "proc/driver/nvidia/gpus/*/numa_status",
-)
-_POOLS_WITHOUT_NUMA: Final = (
-    "sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages",
-    "sys/kernel/mm/hugepages/hugepages-*kB/surplus_hugepages",
-)
 
 
 def record(root: Path = Path("/")) -> str:
@@ -68,10 +30,9 @@ def record(root: Path = Path("/")) -> str:
     Raises:
         HostError: a file is there and can't be read.
     """
-    numa = (root / _SYSTEM / "node").exists()
-    patterns = _RECORDED if numa else (*_RECORDED, *_POOLS_WITHOUT_NUMA)
-    paths = {path for pattern in patterns for path in root.glob(pattern)}
-    return "".join(line for path in sorted(paths, key=_natural) for line in _lines(root, path))
+    paths = {path for pattern in recorded_patterns(root) for path in root.glob(pattern)}
+    kept = sorted((path for path in paths if not is_superseded(path)), key=_natural)
+    return "".join(line for path in kept for line in _lines(root, path))
 
 
 def unpack(listing: str, directory: Path) -> None:

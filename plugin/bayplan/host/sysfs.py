@@ -1,36 +1,38 @@
 """The machine as sysfs describes it: NUMA nodes, distances, memory, huge pages, CPUs. What kind of memory a
-node has, `bayplan.host.memory_tiers` reads.
+node has, `bayplan.host.memory_tiers` reads; `bayplan.host.topology_files` has what is done about odd files.
 
 Ids are taken as they come: sparse, with offline CPUs, with nodes that lack CPUs or memory. A kernel without
-NUMA counts as one node 0. What must be there and is not, or cannot be what it says, is a HostError that
-names the file: a machine that is half understood is never returned.
+NUMA counts as one node 0. A CPU that is in several nodes (numa=fake) counts in the first. What decides and is
+not there, or cannot be what it says, is a HostError that names the file: a machine that is half understood is
+never returned.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from bayplan.errors import HostError
+from bayplan.errors import HostError, ParseError
 from bayplan.host.kernelfs import (
+    AbsentError,
     garbage,
     numbered_entries,
     parse_file,
     parse_number,
     read_optional,
-    read_text,
-    refusal,
 )
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
 from bayplan.host.memory_tiers import read_owners, read_reach, read_tiers
-from bayplan.model.machine import LOCAL_DISTANCE, Cpu, Machine, Node
+from bayplan.host.topology_files import TopologyTree
+from bayplan.model.machine import CORE_KINDS, LOCAL_DISTANCE, Cpu, Machine, Node
+from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet, NodeSet
 
 UNKNOWN_SOCKET: Final = -1
-"""The kernel's own physical_package_id where firmware gives none; also used for offline CPUs, which
-have no topology directory."""
+"""The kernel's own physical_package_id where firmware gives none; here only of offline CPUs, which have no
+topology directory."""
 
 L3: Final = 3
 _ATTEMPTS: Final = 3
@@ -42,30 +44,38 @@ _CPU: Final = re.compile(r"cpu([0-9]{1,5})")
 _NODE: Final = re.compile(r"node([0-9]{1,5})")
 _CACHE_INDEX: Final = re.compile(r"index([0-9]{1,5})")
 _HUGEPAGES: Final = re.compile(r"hugepages-([0-9]{1,15})kB")
+_HYBRID: Final = ("cpu_core", "cpu_atom", "cpu_lowpower")
+"""The performance counters of Intel's kinds of cores, the strongest first."""
+_OFFLINE: Final = "0"
+_PART: Final = 0xFFF0
+"""What of MIDR_EL1 names the core (Arm ARM, D24.2.122); the rest is its maker and revision."""
 
 
 def read_machine(root: Path = Path("/")) -> Machine:
     """The machine below *root*, as of one moment: read again if nodes or CPUs came or went meanwhile.
 
-    Node.cpus has online CPUs only. ``Cpu.core_id`` and ``l3_cache_id`` are the lowest *online* CPU that
-    shares the core or the cache; a CPU without an L3 cache, and an offline one, has None. An offline CPU
+    Node.cpus has online CPUs only. ``Cpu.core_id``, ``l3_cache_id`` and the like are the lowest *online* CPU
+    that shares the core or the cache; a CPU without an L3 cache, and an offline one, has None. An offline CPU
     keeps its node where sysfs links them.
 
     Raises:
-        HostError: a file is missing or garbage, or the machine changed three times while it was read.
+        HostError: a file that decides is missing or garbage, or the machine changed three times while it was
+            read.
     """
-    base = str(root / "sys/devices/system")
     for _ in range(_ATTEMPTS):
-        before = _online(base)
+        tree = TopologyTree(root)
+        before = _online(tree)
         try:
-            machine = _read_once(base, root)
+            machine = _read_once(tree)
         except HostError:
-            if _online(base) == before:
+            if _online(tree) == before:
                 raise
             continue
-        if _online(base) == before:
+        if _online(tree) == before:
             return machine
-    raise HostError(base, f"nodes or CPUs came or went during each of {_ATTEMPTS} attempts to read them")
+    raise HostError(
+        tree.system, f"nodes or CPUs came or went during each of {_ATTEMPTS} attempts to read them"
+    )
 
 
 def read_hugepages(node_ids: Iterable[int], root: Path = Path("/")) -> dict[int, Mapping[int, int]]:
@@ -75,7 +85,7 @@ def read_hugepages(node_ids: Iterable[int], root: Path = Path("/")) -> dict[int,
         HostError: a file is garbage.
     """
     base = root / "sys/devices/system/node"
-    if not _exists(str(base)):
+    if not base.exists():
         return dict.fromkeys(node_ids, _hugepages(str(root / "sys/kernel/mm/hugepages")))
     return {node: _hugepages(str(base / f"node{node}/hugepages")) for node in node_ids}
 
@@ -85,47 +95,81 @@ def has_weighted_interleave(root: Path = Path("/")) -> bool:
     return (root / "sys/kernel/mm/mempolicy/weighted_interleave").is_dir()
 
 
-def _online(base: str) -> tuple[str | None, str | None]:
-    return read_optional(f"{base}/node/online"), read_optional(f"{base}/cpu/online")
+def _online(tree: TopologyTree) -> tuple[str | None, str | None]:
+    return read_optional(f"{tree.system}/node/online"), read_optional(f"{tree.system}/cpu/online")
 
 
-def _read_once(base: str, root: Path) -> Machine:
-    online_cpus = parse_file(f"{base}/cpu/online", CpuSet.parse)
-    numa = _exists(f"{base}/node")
-    nodes = _numa_nodes(base, root, online_cpus) if numa else (_only_node(root, online_cpus),)
+def _read_once(tree: TopologyTree) -> Machine:
+    online_cpus = _online_cpus(tree)
+    numa = tree.exists(f"{tree.system}/node")
+    nodes, remarks = _numa_nodes(tree, online_cpus) if numa else ((_only_node(tree, online_cpus),), ())
     if not any(node.memory_bytes for node in nodes):
-        raise HostError(f"{base}/node", "found MemTotal 0 kB on every node, expected memory on at least one")
-    return Machine(nodes, _cpus(base, online_cpus, nodes), _machine_memory_bytes(root))
+        raise HostError(
+            f"{tree.system}/node", "found MemTotal 0 kB on every node, expected memory on at least one"
+        )
+    cpus = _cpus(tree, online_cpus, nodes)
+    isolated = tree.optional(f"{tree.system}/cpu/isolated", CpuSet.parse, CpuSet()) & online_cpus
+    return Machine(nodes, cpus, _machine_memory_bytes(tree), isolated, (*remarks, *tree.remarks()))
 
 
-def _machine_memory_bytes(root: Path) -> int:
+def _online_cpus(tree: TopologyTree) -> CpuSet:
+    path = f"{tree.system}/cpu/online"
+    found = tree.optional(path, CpuSet.parse, None)
+    if found is not None:
+        return found
+    present = numbered_entries(f"{tree.system}/cpu", _CPU)
+    online = CpuSet(
+        cpu
+        for cpu in present
+        if tree.optional(f"{tree.system}/cpu/cpu{cpu}/online", str.strip, "") != _OFFLINE
+    )
+    return online or tree.needed(path, CpuSet.parse)
+
+
+def _online_nodes(tree: TopologyTree) -> NodeSet:
+    path = f"{tree.system}/node/online"
+    found = tree.optional(path, NodeSet.parse, None)
+    if found is None:
+        found = NodeSet(numbered_entries(f"{tree.system}/node", _NODE))
+    if not found:
+        raise garbage(path, "", "at least one node")
+    return found
+
+
+def _machine_memory_bytes(tree: TopologyTree) -> int:
     """MemTotal of the whole machine; 0 where a recorded tree is of sysfs alone."""
-    path = str(root / "proc/meminfo")
+    path = f"{tree.root}/proc/meminfo"
     text = read_optional(path)
     return 0 if text is None else read_meminfo(path, MEM_TOTAL, text=text)[MEM_TOTAL]
 
 
-def _numa_nodes(base: str, root: Path, online_cpus: CpuSet) -> tuple[Node, ...]:
-    path = f"{base}/node/online"
-    online_nodes = parse_file(path, NodeSet.parse)
-    if not online_nodes:
-        raise garbage(path, "", "at least one node")
-    cpus_of = _cpus_of_nodes(base, online_nodes, online_cpus)
-    devices = _devices(root / "sys/bus/pci/devices")
+def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    """The nodes, and a remark where some share CPUs."""
+    online_nodes = _online_nodes(tree)
+    listed = {
+        node: _needed_cpus(tree, f"{tree.system}/node/node{node}", "cpulist") & online_cpus
+        for node in online_nodes
+    }
+    cpus_of = _in_first_nodes(listed)
+    sharing = NodeSet(node for node in online_nodes if listed[node] != cpus_of[node])
+    devices = _devices(Path(tree.root) / "sys/bus/pci/devices")
     cpu_nodes = NodeSet(node for node, cpus in cpus_of.items() if cpus)
-    owners = read_owners(str(root), cpu_nodes)
-    tiers = read_tiers(str(root), NodeSet(owners))
+    owners = read_owners(tree.root, cpu_nodes)
+    tiers = read_tiers(tree.root, NodeSet(owners))
+    if sharing and not tiers:
+        # Without them the memory of nodes that have CPUs counts as ordinary, and those others have some too.
+        tiers = {node: 0 for node, cpus in listed.items() if cpus}
     nodes = []
     for node_id in online_nodes:
-        directory = f"{base}/node/node{node_id}"
-        reach = read_reach(directory, cpu_nodes)
+        directory = f"{tree.system}/node/node{node_id}"
+        reach = read_reach(tree, directory, cpu_nodes)
         nodes.append(
             Node(
                 node_id,
                 cpus_of[node_id],
                 read_meminfo(f"{directory}/meminfo", MEM_TOTAL)[MEM_TOTAL],
                 _hugepages(f"{directory}/hugepages"),
-                _distances(f"{directory}/distance", online_nodes),
+                _distances(tree, directory, online_nodes) or _shared_distances(node_id, listed),
                 tier=tiers.get(node_id),
                 initiators=reach.initiators & online_nodes,
                 owner=owners.get(node_id, ""),
@@ -133,26 +177,32 @@ def _numa_nodes(base: str, root: Path, online_cpus: CpuSet) -> tuple[Node, ...]:
                 performance=reach.performance,
             )
         )
-    return tuple(nodes)
+    return tuple(nodes), (shared_cpus(sharing),) if sharing else ()
 
 
-def _cpus_of_nodes(base: str, online_nodes: NodeSet, online_cpus: CpuSet) -> dict[int, CpuSet]:
-    cpus_of: dict[int, CpuSet] = {}
-    seen: dict[int, int] = {}
-    for node_id in online_nodes:
-        path = f"{base}/node/node{node_id}/cpulist"
-        cpus_of[node_id] = parse_file(path, CpuSet.parse) & online_cpus
-        for cpu in cpus_of[node_id]:
-            if cpu in seen:
-                raise HostError(path, f"CPU {cpu} is already in node {seen[cpu]}")
-            seen[cpu] = node_id
+def _in_first_nodes(listed: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
+    """The CPUs of each node, where one that several list counts in the first: the kernel lists all CPUs of a
+    node in each part that numa=fake makes of it."""
+    counted = CpuSet()
+    cpus_of = {}
+    for node, cpus in listed.items():
+        cpus_of[node] = cpus - counted
+        counted |= cpus
     return cpus_of
 
 
-def _only_node(root: Path, online_cpus: CpuSet) -> Node:
+def _shared_distances(node: int, listed: Mapping[int, CpuSet]) -> Mapping[int, int]:
+    """Where the kernel gives no distances: nodes with the same CPUs are as near as one is to itself."""
+    own = listed[node]
+    return {
+        other: LOCAL_DISTANCE for other, cpus in listed.items() if other != node and not own.isdisjoint(cpus)
+    }
+
+
+def _only_node(tree: TopologyTree, online_cpus: CpuSet) -> Node:
     """The machine of a kernel built without NUMA, as one node."""
-    memory_bytes = read_meminfo(str(root / "proc/meminfo"), MEM_TOTAL)[MEM_TOTAL]
-    pools = _hugepages(str(root / "sys/kernel/mm/hugepages"))
+    memory_bytes = read_meminfo(f"{tree.root}/proc/meminfo", MEM_TOTAL)[MEM_TOTAL]
+    pools = _hugepages(f"{tree.root}/sys/kernel/mm/hugepages")
     return Node(0, online_cpus, memory_bytes, pools, {0: LOCAL_DISTANCE})
 
 
@@ -173,19 +223,18 @@ def _hugepages(directory: str) -> Mapping[int, int]:
     return pools
 
 
-def _distances(path: str, online_nodes: NodeSet) -> Mapping[int, int]:
+def _distances(tree: TopologyTree, directory: str, online_nodes: NodeSet) -> Mapping[int, int]:
     """Distance by target node. The kernel prints one column per *online* node, ascending, so that columns
     are not node ids. No file: no distances, and Machine falls back on the kernel's defaults."""
-    text = read_optional(path)
-    if text is None:
-        return {}
-    columns = text.split()
-    if len(columns) != len(online_nodes):
-        raise garbage(path, text, f"one distance for each of the online nodes {online_nodes}")
-    return {
-        node: parse_file(path, parse_number, column)
-        for node, column in zip(online_nodes, columns, strict=True)
-    }
+
+    def parse(text: str) -> list[int]:
+        columns = text.split()
+        if len(columns) != len(online_nodes):
+            raise ParseError("distances", text, f"one distance for each of the online nodes {online_nodes}")
+        return [parse_number(column) for column in columns]
+
+    row = tree.optional(f"{directory}/distance", parse, None)
+    return {} if row is None else dict(zip(online_nodes, row, strict=True))
 
 
 def _devices(directory: Path) -> Counter[int]:
@@ -203,25 +252,65 @@ def _devices(directory: Path) -> Counter[int]:
     return found
 
 
-def _cpus(base: str, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
-    present = CpuSet(numbered_entries(f"{base}/cpu", _CPU))
+def _cpus(tree: TopologyTree, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:
+    base = f"{tree.system}/cpu"
+    present = CpuSet(numbered_entries(base, _CPU))
     if not online_cpus <= present:
-        raise HostError(f"{base}/cpu", f"no directory for the online CPUs {online_cpus - present}")
+        raise HostError(base, f"no directory for the online CPUs {online_cpus - present}")
     node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
-    l3_of: dict[int, int] = {}
-    cpus = []
-    for cpu in present:
-        directory = f"{base}/cpu/cpu{cpu}"
-        if cpu not in online_cpus:
-            cpus.append(_offline_cpu(cpu, directory))
-            continue
+    # A group is read through its first CPU only: with 1024 CPUs there are some 12000 cache files.
+    l3_of: dict[int, int | None] = {}
+    members: dict[str, dict[int, int | None]] = {"package": {}, "die": {}, "cluster": {}}
+    known_cores = any(tree.has_cpus(f"{base}/cpu{cpu}/topology", "core_cpus_list") for cpu in online_cpus)
+    cores: dict[int, int] = {}
+    for cpu in online_cpus:
+        directory = f"{base}/cpu{cpu}"
         if cpu not in l3_of:
-            # A cache is read through its first CPU only: with 1024 CPUs there are some 12000 cache files.
-            sharers = _l3_sharers(f"{directory}/cache", cpu) & online_cpus
-            l3_of.update(dict.fromkeys(sharers, min(sharers, default=cpu)))
-        core, socket = _core_and_socket(f"{directory}/topology", cpu, online_cpus, alone=len(present) == 1)
-        cpus.append(Cpu(cpu, core, socket, node_of.get(cpu), l3_of.get(cpu)))
-    return tuple(cpus)
+            _share(l3_of, cpu, _l3_sharers(tree, f"{directory}/cache", cpu), online_cpus)
+        for group, first_of in members.items():
+            if cpu not in first_of:
+                found = tree.cpus(f"{directory}/topology", f"{group}_cpus_list", cpu)
+                _share(first_of, cpu, found, online_cpus)
+        cores[cpu] = cpu
+        if (
+            known_cores
+        ):  # They are not where the kernel is built for one processor, or for some architectures.
+            threads = _needed_cpus(tree, f"{directory}/topology", "core_cpus_list", cpu)
+            cores[cpu] = min(threads & online_cpus)
+    sockets = _sockets(tree, online_cpus, members["package"])
+    kinds = _kinds(tree, online_cpus)
+    return tuple(
+        Cpu(
+            cpu,
+            cores[cpu],
+            sockets[cpu],
+            node_of.get(cpu),
+            l3_of[cpu],
+            cluster_id=members["cluster"][cpu],
+            die_id=members["die"][cpu],
+            kind=kinds.get(cpu, ""),
+        )
+        if cpu in online_cpus
+        else _offline_cpu(cpu, f"{base}/cpu{cpu}")
+        for cpu in present
+    )
+
+
+def _share(first_of: dict[int, int | None], cpu: int, sharers: CpuSet | None, online_cpus: CpuSet) -> None:
+    """Note the lowest of the online *sharers* for each of them; None for *cpu* where it is unknown."""
+    if sharers is None:
+        first_of[cpu] = None
+    else:
+        online = sharers & online_cpus
+        first_of.update(dict.fromkeys(online, min(online)))
+
+
+def _needed_cpus(tree: TopologyTree, directory: str, name: str, member: int | None = None) -> CpuSet:
+    found = tree.cpus(directory, name, member)
+    if found is None:
+        path = f"{directory}/{name}"
+        raise AbsentError(path, "cannot be read: it is not there, nor what older kernels have instead")
+    return found
 
 
 def _offline_cpu(cpu: int, directory: str) -> Cpu:
@@ -230,47 +319,87 @@ def _offline_cpu(cpu: int, directory: str) -> Cpu:
     return Cpu(cpu, cpu, UNKNOWN_SOCKET, node, l3_cache_id=None, online=False)
 
 
-def _core_and_socket(directory: str, cpu: int, online_cpus: CpuSet, *, alone: bool) -> tuple[int, int]:
-    if alone and not _exists(directory):  # a kernel built for one processor has no topology files
-        return cpu, UNKNOWN_SOCKET
-    path = f"{directory}/core_cpus_list"
-    text = read_optional(path)
-    if text is None:  # before Linux 5.3
-        path = f"{directory}/thread_siblings_list"
-        text = read_text(path)
-    threads = parse_file(path, CpuSet.parse, text) & online_cpus
-    if cpu not in threads:
-        raise garbage(path, text, f"a list with CPU {cpu} itself")
-    return min(threads), parse_file(f"{directory}/physical_package_id", _parse_package)
+def _sockets(tree: TopologyTree, online_cpus: CpuSet, first_of: Mapping[int, int | None]) -> dict[int, int]:
+    """The socket of each CPU: those of one package are one, whatever its id (hwloc's rule). The kernel's ids
+    count where every package has one of its own; they are -1 where firmware gives none (POWER, s390), and
+    those of s390 are counted in each book anew. Else packages are numbered by their lowest CPUs. Without any
+    ids all CPUs are of one socket."""
+    paths = {cpu: f"{tree.system}/cpu/cpu{cpu}/topology/physical_package_id" for cpu in online_cpus}
+    if not any(tree.exists(path) for path in paths.values()):
+        return dict.fromkeys(online_cpus, 0)
+    ids = {cpu: tree.needed(path, _parse_package) for cpu, path in paths.items()}
+    packages: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for cpu in online_cpus:
+        first = first_of[cpu]
+        packages[("id", ids[cpu]) if first is None else ("first", first)].append(cpu)
+    own = [ids[members[0]] for members in packages.values()]
+    given = UNKNOWN_SOCKET not in own and len(set(own)) == len(own)
+    return {
+        cpu: own[number] if given else number
+        for number, members in enumerate(packages.values())
+        for cpu in members
+    }
 
 
 def _parse_package(text: str) -> int:
     return UNKNOWN_SOCKET if text.strip() == str(UNKNOWN_SOCKET) else parse_number(text)
 
 
-def _l3_sharers(directory: str, cpu: int) -> CpuSet:
-    """The CPUs that share an L3 cache with *cpu*; empty where there is none or firmware does not say."""
+def _kinds(tree: TopologyTree, online_cpus: CpuSet) -> Mapping[int, str]:
+    """The kind of each CPU's core; none where all are of one. By Intel's performance counters, else by the
+    core's part number and how the kernel rates its capacity (arm64), else by that alone. Cores of one part
+    differ in their highest frequency."""
+    hybrid = [
+        tree.optional(f"{tree.root}/sys/devices/{name}/cpus", CpuSet.parse, CpuSet()) & online_cpus
+        for name in _HYBRID
+    ]
+    groups = [group for group in hybrid if group]
+    if not groups:
+        groups = _by_capacity(tree, online_cpus)
+    if len(groups) < len(CORE_KINDS) - 1:
+        return {}
+    last = len(groups) - 1
+    return {
+        cpu: CORE_KINDS[0 if rank == 0 else 2 if rank == last else 1]
+        for rank, group in enumerate(groups)
+        for cpu in group
+    }
+
+
+def _by_capacity(tree: TopologyTree, online_cpus: CpuSet) -> list[CpuSet]:
+    """CPUs of one kind, the strongest first."""
+    base = f"{tree.system}/cpu"
+    if not tree.exists(f"{base}/cpu{min(online_cpus)}/cpu_capacity"):
+        return []
+    capacity = {cpu: tree.optional(f"{base}/cpu{cpu}/cpu_capacity", parse_number, 0) for cpu in online_cpus}
+    if len(set(capacity.values())) == 1:
+        return []
+    groups: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for cpu in online_cpus:
+        part = tree.optional(f"{base}/cpu{cpu}/regs/identification/midr_el1", _parse_part, None)
+        groups[("capacity", capacity[cpu]) if part is None else ("part", part)].append(cpu)
+    return [
+        CpuSet(group)
+        for group in sorted(groups.values(), key=lambda group: -max(capacity[cpu] for cpu in group))
+    ]
+
+
+def _parse_part(text: str) -> int:
+    try:
+        return int(text, 16) & _PART
+    except ValueError as error:
+        raise ParseError("MIDR_EL1", text, "a number in hexadecimal") from error
+
+
+def _l3_sharers(tree: TopologyTree, directory: str, cpu: int) -> CpuSet | None:
+    """The CPUs that share an L3 cache with *cpu*; None where there is none or firmware does not say."""
     for index in reversed(numbered_entries(directory, _CACHE_INDEX)):
         path = f"{directory}/index{index}"
-        level = read_optional(f"{path}/level")
-        if level is None or parse_file(f"{path}/level", parse_number, level) != L3:
+        if tree.optional(f"{path}/level", parse_number, 0) != L3:
             continue
-        kind = read_optional(f"{path}/type")
-        text = read_optional(f"{path}/shared_cpu_list")
-        if text is None or (kind is not None and kind.strip() == "Instruction"):
+        if tree.optional(f"{path}/type", str.strip, "") == "Instruction":
             continue
-        sharers = parse_file(f"{path}/shared_cpu_list", CpuSet.parse, text)
-        if cpu not in sharers:
-            raise garbage(f"{path}/shared_cpu_list", text, f"a list with CPU {cpu} itself")
-        return sharers
-    return CpuSet()
-
-
-def _exists(directory: str) -> bool:
-    try:
-        Path(directory).stat()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        raise refusal(directory, "cannot be examined", error) from error
-    return True
+        sharers = tree.cpus(path, "shared_cpu_list", cpu)
+        if sharers is not None:
+            return sharers
+    return None

@@ -22,6 +22,9 @@ LOCAL_DISTANCE: Final = 10
 REMOTE_DISTANCE: Final = 20
 """The kernel's own defaults (include/linux/topology.h), for pairs of nodes without an entry in the SLIT."""
 
+CORE_KINDS: Final = ("performance", "middle", "efficiency")
+"""Kinds of cores, the strongest first; what is neither the strongest nor the weakest is in the middle."""
+
 
 def hugepages(page_size_bytes: int) -> str:
     """Resource name of a huge page size, as in Kubernetes: ``hugepages-2Mi``."""
@@ -29,8 +32,10 @@ def hugepages(page_size_bytes: int) -> str:
 
 
 class Cpu(Struct, frozen=True):
-    """One logical CPU. ``core_id`` and ``l3_cache_id`` are the lowest CPU id that shares the core or cache,
-    which makes them unique on the machine (the kernel's core_id repeats in every socket)."""
+    """One logical CPU. ``core_id``, ``l3_cache_id``, ``cluster_id`` and ``die_id`` are the lowest CPU id that
+    shares the core, cache, cluster or die, which makes them unique on the machine (the kernel's core_id
+    repeats in every socket); None where the kernel does not say. ``kind`` is one of CORE_KINDS on a machine
+    with cores of several kinds, else empty."""
 
     id: int
     core_id: int
@@ -38,6 +43,9 @@ class Cpu(Struct, frozen=True):
     node_id: int | None
     l3_cache_id: int | None
     online: bool = True
+    cluster_id: int | None = None
+    die_id: int | None = None
+    kind: str = ""
 
 
 class Performance(Struct, frozen=True):
@@ -85,12 +93,15 @@ class Machine(Struct, frozen=True, dict=True):
 
     ``memory_bytes`` is the MemTotal of /proc/meminfo, which kubelet's formulas call the memory capacity.
     Where it is not given it is the sum over the nodes; memory hot-plugged into a virtual machine can be
-    missing there.
+    missing there. ``isolated`` are the online CPUs on which the kernel balances no load (isolcpus).
+    ``remarks`` say, each in a sentence, what of the kernel's description was odd and left out.
     """
 
     nodes: tuple[Node, ...]
     cpus: tuple[Cpu, ...]
     memory_bytes: int = 0
+    isolated: CpuSet = CpuSet()
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         force_setattr(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.id)))

@@ -53,6 +53,19 @@ FOUND = "container was created without a decision of bayplan"
 FOUND_AFTER_ITS_END = "container has a process after its end was reported"
 
 
+def left_out(problem: str, others: int) -> str:
+    """The remark about a file that only orders and was left out, as *others* of its kind."""
+    return f"{problem}; left out{f', as {others} more' if others else ''}"
+
+
+def shared_cpus(nodes: NodeSet) -> str:
+    """The remark about *nodes* with CPUs that the kernel lists on an earlier node too."""
+    return (
+        f"the kernel lists CPUs on {nodes_text(nodes)} that an earlier node has too (numa=fake): "
+        "they count there, and what is left is memory near them"
+    )
+
+
 def after_its_end(report: Report) -> str:
     """What is logged of a container that has ended, and of which something was reported after that."""
     return f"container was reported as {report.value} after its end was reported"
@@ -77,8 +90,6 @@ def asked(request: Request) -> list[str]:
     lines += [f"{resource}: {format_bytes(amount)}" for resource, amount in request.hugepages_bytes.items()]
     if request.exclusive_cpus:
         lines.append(f"CPUs: {request.exclusive_cpus} of its own")
-    elif request.cpu_weighed and request.cpu_milli:
-        lines.append(f"CPUs: shared, with the weight of {request.cpu_milli / 1000:g}")
     elif request.cpu_milli:
         lines.append(f"CPUs: {request.cpu_milli / 1000:g}, shared")
     lines += [f"wish: {text}" for text in wishes(request)]

@@ -254,9 +254,10 @@ def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | U
 
 
 def _write_memory_policy(message: pb.LinuxMemoryPolicy, setting: MemoryPolicySetting) -> None:
-    message.mode = pb.MpolMode.Value(setting.mode.kernel_name)
+    """NRI's names are the kernel's: MPOL_WEIGHTED_INTERLEAVE, MPOL_F_STATIC_NODES."""
+    message.mode = pb.MpolMode.Value(f"MPOL_{setting.mode.value.replace('-', '_').upper()}")
     message.nodes = str(setting.nodes)
-    message.flags.extend(map(pb.MpolFlag.Value, setting.kernel_flags))
+    message.flags.extend(pb.MpolFlag.Value(f"MPOL_F_{flag.upper()}") for flag in setting.flags)
 
 
 def _text(ids: IdSet, container_id: str, field: str) -> str:

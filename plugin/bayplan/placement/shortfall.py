@@ -75,7 +75,7 @@ def overclaims(
 
 
 class CrowdedPool(Struct, frozen=True):
-    """The shared pool has fewer CPUs than *count* of its containers request together."""
+    """The shared pool has fewer CPUs than its *count* containers request together, by their CPU shares."""
 
     cpus: CpuSet
     milli: int
@@ -83,19 +83,20 @@ class CrowdedPool(Struct, frozen=True):
 
     def __str__(self) -> str:
         who = counted(self.count, "container there requests", "containers there request")
-        asked = f"{self.milli / MILLI_PER_CPU:g} CPUs in all"
-        return f"the shared pool has {cpus_text(self.cpus)} only; {who} {asked}"
+        return (
+            f"the shared pool has {cpus_text(self.cpus)} only; {who} {self.milli / MILLI_PER_CPU:g} CPUs in "
+            "all, by their CPU shares"
+        )
 
 
 def crowded_pool(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> CrowdedPool | None:
     """The shared pool if it is too small for what its containers request; those that are left as they are run
-    elsewhere, and those with CPUs of their own do not count. Nor does a mere weight: nomad writes MHz as CPU
-    shares."""
+    elsewhere, and those with CPUs of their own do not count."""
     shared = ledger.shared_cpus(machine, policy.withheld_cpus)
     there = [
-        requested
+        request.cpu_milli
         for entry in ledger.entries.values()
-        if entry.decision.shares_cpus and (requested := entry.decision.request.requested_milli)
+        if entry.decision.shares_cpus and (request := entry.decision.request).cpu_milli
     ]
     milli = sum(there)
     return CrowdedPool(shared, milli, len(there)) if milli > len(shared) * MILLI_PER_CPU else None

@@ -126,6 +126,13 @@ async def bench(directory: Path, settings: Settings = PLAIN):
         yield one
 
 
+async def test_an_operator_reads_what_was_left_out_of_the_kernels_description(tmp_path: Path) -> None:
+    async with bench(tmp_path) as one:
+        one.host.machine = replace(one.host.machine, remarks=("the distances were left out",))
+        await one.reread()
+        assert one.hardware.problems() == ("the distances were left out",)
+
+
 class TestHotPlug:
     async def test_memory_that_comes_is_used_without_a_restart(self, tmp_path: Path) -> None:
         async with bench(tmp_path) as one:

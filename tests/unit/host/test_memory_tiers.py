@@ -71,8 +71,6 @@ def test_a_node_in_two_tiers_cannot_be(tmp_path):
     "path",
     [
         f"{TIERS}/memory_tier4/nodelist",
-        f"{SYSTEM}/node/node4/access0/initiators/read_bandwidth",
-        f"{SYSTEM}/node/node0/access0/initiators/write_latency",
         f"{SYSTEM}/node/has_generic_initiator",
         f"{NVIDIA}/{GPU}/numa_status",
     ],
@@ -85,6 +83,15 @@ def test_garbage_names_the_file(tmp_path, path):
         read_machine(tree.write(tmp_path))
     assert caught.value.path == str(tmp_path / path)
     assert "'banana'" in str(caught.value)
+
+
+def test_a_rating_that_is_none_is_left_out_with_a_remark(tmp_path):
+    tree = SysfsTree(TIERED)
+    for name in ("read_bandwidth", "write_latency"):
+        tree.files[f"{SYSTEM}/node/node4/access0/initiators/{name}"] = "banana\n"
+    found = read_machine(tree.write(tmp_path))
+    assert found.node_by_id[4].performance.read_bandwidth_mib_s == 0
+    assert len(found.remarks) == 2
 
 
 class TestInitiators:

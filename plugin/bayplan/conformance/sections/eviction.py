@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from bayplan.conformance.sections import Case, Folder, Section, expect
+from bayplan.conformance.sections.pods import amounts, container, gates
 from bayplan.engines.kubelet.eviction.ranking import PodUsage, eviction_order
 from bayplan.engines.kubelet.eviction.rules import (
     NodeCondition,
@@ -30,8 +32,6 @@ from bayplan.engines.kubelet.pod import PodLevelResources, PodSpec
 from bayplan.errors import ParseError
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import parse_bytes
-from conformance.sections import Case, Folder, Section, expect
-from conformance.sections.pods import amounts, container, gates
 
 _FILE: Final = "eviction.json"
 _OPERATOR: Final = "LessThan"
@@ -62,9 +62,9 @@ def _percentage(case: Case, folder: Folder) -> None:
     try:
         share = parse_percentage(case["name"])
     except ParseError:
-        expect("refused", True, case["hasError"])
+        expect("refused", True, case["hasError"])  # noqa: FBT003 - a value, not a switch
         return
-    expect("refused", False, case["hasError"])
+    expect("refused", False, case["hasError"])  # noqa: FBT003 - a value, not a switch
     expect("share", share, case["value"])
 
 
