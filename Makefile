@@ -32,7 +32,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio setup-cluster run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock clean
+.PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock clean conformance
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -90,6 +90,9 @@ unit: setup ## the tests that need neither root nor a virtual machine
 
 interop: setup-interop ## only the tests against the Go side of NRI in several versions, and other people's programs
 	$(PYTEST) -m interop
+
+conformance: setup ## the engine kubelet against recorded answers of kubelet; ARGS=DIRECTORY: those of another version
+	$(RUN) PYTHONPATH=tests python -m conformance $(or $(ARGS),tests/data/vectors)
 
 property: setup ## only the tests of properties, with many examples; ARGS="--hypothesis-profile elsewhere": with others
 	$(PYTEST) -m hypothesis --hypothesis-profile many $(ARGS)

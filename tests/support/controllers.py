@@ -20,7 +20,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.origin import Origin
+from bayplan.model.origin import Form, Origin
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
@@ -167,12 +167,19 @@ class _FullDisk:
 
     def __init__(self, store: Store) -> None:
         self.entries, self.history, self.close = store.entries, store.history, store.close
+        self.times_emptied = store.times_emptied
 
     def commit(self, _: Step) -> None:
         """Fail."""
         raise StateError("state.db", "database or disk is full")
 
     checkpoint = commit
+
+
+async def by_hook(controller: Controller, pod: Pod, container: Container) -> None:
+    """Place a container that comes by the OCI hook, whose decision nobody has but the record."""
+    async with controller.transaction() as transaction:
+        await controller.placements.place(transaction, pod, container, Origin.of(Form.HOOK, pod, container))
 
 
 @contextmanager

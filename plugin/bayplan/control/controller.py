@@ -167,6 +167,10 @@ class Controller:
         """Wait until what has happened is on the disk, or could not be recorded for now."""
         await self._transactions.wait_written()
 
+    async def follow_record(self) -> None:
+        """See that what is recorded stays where it is, until cancelled."""
+        await self._transactions.follow_record()
+
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
         await self._transactions.restore()

@@ -7,7 +7,7 @@ that fails or is cancelled before its commit leaves the ledger as it was.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -148,17 +148,20 @@ class Placements:
             oom_group=over_nri and OOM_GROUP in adjustment.unified,
         )
         after = base.moved(decision.moves).with_entry(entry)
+        annotations: Mapping[str, str] = {}
+        if over_nri and not decision.request.opted_out:
+            annotations = annotations_of(entry, time.time_ns() // 1000)
         # A start waits for this reply, and not for the end of a container or a change.
-        most = 0 if over_nri else None
-        updates = await self._commit(transaction, after, shared, container.id, decision.moves, most)
+        most, moves = 0 if over_nri else None, decision.moves
+        updates = await self._commit(
+            transaction, after, shared, container.id, moves, most, carried=bool(annotations)
+        )
         self.lives.begin(container.id, phase_of(origin), had_process=has_had_process(origin))
         self.known.add(pod, container)
         if adjustment.oom_score_adj is not None:
             self.known.oom_score_adj[container.id] = adjustment.oom_score_adj
         self.decision_log.decided("placed", decision)
-        if over_nri and not decision.request.opted_out:
-            adjustment = replace(adjustment, annotations=annotations_of(entry, time.time_ns() // 1000))
-        return adjustment, updates
+        return replace(adjustment, annotations=annotations), updates
 
     async def change(
         self, transaction: Transaction, pod: Pod, container: Container, resources: Resources
@@ -335,12 +338,14 @@ class Placements:
         decided: str,
         moves: Collection[Move],
         most_running: int | None,
+        *,
+        carried: bool = False,
     ) -> Sequence[Update]:
         """Record *ledger*, then make it current.
 
         *decided* is the id of the container that was decided about, *moves* what the decision does to others,
-        *shared* the CPUs of those without exclusive CPUs in *ledger*, and *most_running* as for
-        `_with_updates`.
+        *shared* the CPUs of those without exclusive CPUs in *ledger*, *most_running* as for `_with_updates`,
+        and *carried* as for `Transaction.commit`.
 
         Returns:
             The updates for the reply to the NRI runtime; without one, of nodes, for the kernel.
@@ -349,7 +354,7 @@ class Placements:
         ledger, updates, nodes_due = self._with_updates(ledger, shared, decided, moves, most_running)
         begun_s = time.perf_counter()
         try:
-            await transaction.commit(ledger, decided)
+            await transaction.commit(ledger, decided, carried=carried)
         finally:
             self.latency.commit.observe(time.perf_counter() - begun_s)
         self.notifications.sent(None if most_running is None else updates, nodes_due)

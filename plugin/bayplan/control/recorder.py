@@ -133,6 +133,27 @@ class Recorder:
             self.problem = None
             self._checkpoint_when_idle()
 
+    @property
+    def times_emptied(self) -> int:
+        """How often the database was made again without what was recorded."""
+        return self.store.times_emptied
+
+    async def ensure_in_place(self) -> bool:
+        """Have the database made again if somebody removed or replaced it; whether it was.
+
+        Raises:
+            StateError: it cannot be made.
+        """
+        if self.store.is_in_place():
+            return False
+        try:
+            await self._run(self.store.ensure_in_place)
+        except StateError as error:
+            self.problem = str(error)
+            raise
+        self.problem = None
+        return True
+
     def record_refusal(self, decision: Decision) -> None:
         """Have a refusal committed to the history. It holds whether or not that succeeds."""
         step = Step.refusal(decision)

@@ -1,8 +1,9 @@
 """The one owner of what decisions depend on: machine, policy, engine and ledger; and of the ledger's record.
 
 Everybody may read them. They are changed by a `Transaction` alone, and only one is open at a time: the others
-wait. A promise is on the disk before it counts (`Transaction.commit`). What has happened already, such as the
-end of a container, counts at once, and is recorded as soon as the disk takes it (`Transaction.accept`).
+wait. A promise is on the disk before it counts, or in the container itself (`Transaction.commit`). What has
+happened already, such as the end of a container, counts at once, and is recorded as soon as the disk takes it
+(`Transaction.accept`).
 Invariant: the disk has what the ledger has, except about the containers in ``_unrecorded``, and each write
 includes those. Whatever becomes current is noted in ``changes``, in order.
 """
@@ -67,16 +68,18 @@ class Transaction:
         """What the next decision depends on."""
         return self._open.basis
 
-    async def commit(self, ledger: Ledger, decided: str | None = None) -> None:
+    async def commit(self, ledger: Ledger, decided: str | None = None, *, carried: bool = False) -> None:
         """Record *ledger*, then make it current; *decided* is the id of a container that was decided about.
 
         It is done whole or not at all: if this fails or is cancelled, the ledger is as it was, and what may
-        have reached the disk is taken back there.
+        have reached the disk is taken back there. *carried*: the runtime gets the entry of that container
+        with it, and has it as long as the container exists. So a decision that changes nobody else's promise
+        counts also where the disk does not take it, and is recorded when it does.
 
         Raises:
             StateError: the disk does not take it.
         """
-        await self._open._commit(ledger, decided)  # noqa: SLF001 - the two classes are one unit
+        await self._open._commit(ledger, decided, carried=carried)  # noqa: SLF001 - the two classes are one unit
 
     def accept(
         self,
@@ -127,6 +130,7 @@ class Transactions:
         self._postponed: list[Callable[[Transaction], None]] = []
         self._unrecorded: dict[str, _Write] = {}
         self._number = 0
+        self._times_emptied = recorder.times_emptied
         self._replacing_since: int | None = None
         """The write from which on the disk is to hold nothing that the ledger has not."""
         self._retry: Timer | None = None
@@ -165,6 +169,22 @@ class Transactions:
         if self._writing:
             await asyncio.wait(tuple(self._writing))
 
+    async def follow_record(self) -> None:
+        """See that what is recorded stays where it is, until cancelled."""
+        problem = ""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            try:
+                made_again = await self._recorder.ensure_in_place()
+            except StateError as error:
+                if problem != str(error):
+                    problem = str(error)
+                    logger.critical("%s", problem)
+                continue
+            problem = ""
+            if made_again:
+                self.schedule(lambda transaction: transaction.accept(replace_all=True))
+
     async def restore(self) -> None:
         """Take over the ledger that is recorded, in the form of the engine."""
         recorded = await self._recorder.ledger()
@@ -183,7 +203,7 @@ class Transactions:
             finally:
                 transaction.close()
 
-    async def _commit(self, ledger: Ledger, decided: str | None) -> None:
+    async def _commit(self, ledger: Ledger, decided: str | None, *, carried: bool) -> None:
         ids = changed_ids(self._basis.ledger, ledger)
         unrecorded = self._unrecorded.get(decided or "")
         earlier_decision = unrecorded.decision if unrecorded else None
@@ -192,6 +212,10 @@ class Transactions:
             await write.finished()
             self._recorder.check_commit(write)
         except BaseException as error:
+            if isinstance(error, StateError) and carried and self._leaves_others(ledger, ids, decided):
+                self._become(self._basis._replace(ledger=ledger), ids)
+                self._not_recorded(error)
+                return
             # It may be on the disk all the same, now or later.
             if decided in self._unrecorded:
                 self._unrecorded[decided].decision = earlier_decision
@@ -247,10 +271,24 @@ class Transactions:
         try:
             self._recorder.check_commit(write)
         except StateError as error:
-            logger.error("changes not recorded; trying again", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
-            self._retry_later()
+            self._not_recorded(error)
         else:
             self._recorded(number)
+
+    def _not_recorded(self, error: StateError) -> None:
+        """What is current is not on the disk, because of *error*."""
+        logger.error("changes not recorded; trying again", extra={"problem": str(error)})
+        self._retry_later()
+
+    def _leaves_others(self, ledger: Ledger, ids: Collection[str], decided: str | None) -> bool:
+        """Whether *ledger*, which says something else about the containers *ids*, promises the same to all
+        others than *decided*."""
+        before = self._basis.ledger
+        if before.retained != ledger.retained:
+            return False
+        others = [container_id for container_id in ids if container_id != decided]
+        both = [(before.entries.get(one), ledger.entries.get(one)) for one in others]
+        return all(old and new and old.decision is new.decision for old, new in both)
 
     def _begin(
         self, ledger: Ledger, ids: Collection[str], decided: str | None, *, replace_all: bool = False
@@ -283,6 +321,11 @@ class Transactions:
         if self._replacing_since is not None and number >= self._replacing_since:
             self._replacing_since = None
         self._unrecorded = {key: one for key, one in self._unrecorded.items() if one.number != number}
+        if self._times_emptied != self._recorder.times_emptied:
+            self._times_emptied = self._recorder.times_emptied
+            ledger = self._basis.ledger
+            everybody = {*ledger.entries, *(one.container_id for one in ledger.retained.values())}
+            self._write(ledger, everybody, replace_all=True)
 
     def _retry_later(self) -> None:
         if self._retry is None:

@@ -61,7 +61,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     asyncio.get_running_loop().set_default_executor(executor("asyncio"))
     notifier = Notifier.of()
     async with AsyncExitStack() as stack:
-        stack.enter_context(_hold(settings.state_directory))
+        lock = stack.enter_context(_hold(settings.state_directory))
         if settings.shadow:
             stack.enter_context(shadow_mode.shadow_mode())
             logger.warning("shadow mode: everything is decided and recorded, and nothing is applied")
@@ -71,7 +71,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             stack.callback(thread.abandon)
         if daemon.recording is not None:
             stack.callback(daemon.recording.close)
-        recorder = await Recorder.open(partial(Store.open, settings.record_directory))
+        open_store = partial(Store.open, settings.record_directory, hold_directory=partial(_hold_again, lock))
+        recorder = await Recorder.open(open_store)
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)
         stack.callback(daemon.narrowing.stop)
@@ -101,6 +102,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             daemon.end_on_signal(),
             daemon.reload_on_signal(read_again, notifier),
             daemon.verification.follow(),
+            daemon.controller.follow_record(),
             daemon.cpusets.follow_starting(),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),
@@ -127,6 +129,11 @@ def _hold(directory: Path) -> DirectoryLock:
         raise unusable(directory, f"cannot be made: {error.strerror}", error.errno) from error
     except HostError as error:
         raise unusable(directory, str(error), getattr(error, "errno", None)) from error
+
+
+def _hold_again(lock: DirectoryLock) -> None:
+    check_directory(lock.directory)
+    lock.follow()
 
 
 async def _feed_watchdog(notifier: Notifier) -> None:

@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,15 +36,25 @@ class DirectoryLock(Descriptor):
             HostError: the directory is not there or cannot be written.
         """
         self.directory = directory
-        try:
-            super().__init__(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        except OSError as error:
-            raise refusal(str(directory), "cannot be opened", error) from error
+        super().__init__(_opened(directory))
         try:
             self._take()
         except BaseException:
             self.close()
             raise
+
+    def follow(self) -> None:
+        """Hold the directory that has this name now, where it is another one than the one that is held.
+
+        Raises:
+            UnavailableError, HostError: as at first; what was held is still held.
+        """
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self.directory.stat(), os.fstat(self._descriptor)):
+                return
+        other = DirectoryLock(self.directory)
+        self._descriptor, other._descriptor = other._descriptor, self._descriptor
+        other.close()
 
     def _take(self) -> None:
         try:
@@ -72,3 +83,10 @@ class DirectoryLock(Descriptor):
         except OSError:
             pid = b""
         return f"pid {pid.decode()}" if pid.isdigit() else "pid unknown"
+
+
+def _opened(directory: Path) -> int:
+    try:
+        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise refusal(str(directory), "cannot be opened", error) from error

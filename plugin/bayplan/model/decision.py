@@ -114,6 +114,12 @@ class EvenHugepagesWish(Struct, frozen=True):
     node_count: int
 
 
+MEMORY_POLICY_FLAGS: Final[Mapping[str, str]] = {
+    flag: f"MPOL_F_{flag.upper()}" for flag in ("static_nodes", "relative_nodes", "numa_balancing")
+}
+"""The kernel's names of the flags of memory policies, by ours."""
+
+
 class MemoryPolicyMode(enum.Enum):
     """The kernel's NUMA memory policies (set_mempolicy(2)) a container can be started with. DEFAULT, which is
     none, occurs only where a spec says so."""
@@ -125,6 +131,11 @@ class MemoryPolicyMode(enum.Enum):
     INTERLEAVE = "interleave"
     WEIGHTED_INTERLEAVE = "weighted-interleave"
     LOCAL = "local"
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel's, by which OCI documents and NRI call it."""
+        return f"MPOL_{self.name}"
 
 
 class MemoryPolicyWish(Struct, frozen=True):
@@ -143,6 +154,11 @@ class MemoryPolicySetting(Struct, frozen=True):
     nodes: NodeSet = NodeSet()
     flags: tuple[str, ...] = ()
 
+    @property
+    def kernel_flags(self) -> list[str]:
+        """The kernel's names of the flags."""
+        return [MEMORY_POLICY_FLAGS[flag] for flag in self.flags]
+
 
 class Request(Struct, frozen=True):
     """What one container asks for, and how we know.
@@ -159,7 +175,8 @@ class Request(Struct, frozen=True):
     running container, not with its spec. ``strategy`` is None where the pod leaves it to the operator.
     ``spec_memory``: what the spec alone shows of the memory request, where ``memory`` is what kubelet says of
     it; else None.
-    ``given_policy`` is the memory policy that its spec has already.
+    ``given_policy`` is the memory policy that its spec has already. ``cpu_weighed``: ``cpu_milli`` stands for
+    CPU shares outside of kubelet's tree, which are a weight there and request nothing.
     """
 
     container_id: str
@@ -188,6 +205,12 @@ class Request(Struct, frozen=True):
     even_hugepages: EvenHugepagesWish | None = None
     spec_memory: Interval | None = None
     given_policy: MemoryPolicySetting | None = None
+    cpu_weighed: bool = False
+
+    @property
+    def requested_milli(self) -> int:
+        """Thousandths of a CPU that count as a request."""
+        return 0 if self.cpu_weighed else self.cpu_milli
 
     @property
     def shown_memory(self) -> Interval:

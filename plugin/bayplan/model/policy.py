@@ -44,8 +44,8 @@ class PlacementStrategy(enum.Enum):
 
 
 class OutsideRequests(enum.Enum):
-    """What counts as a request where kubelet gives none, outside of its cgroup tree: memory reservations and
-    CPU shares, limits too, or nothing."""
+    """What counts as a request where kubelet gives none, outside of its cgroup tree: memory reservations,
+    limits too, or nothing."""
 
     NOTHING = "nothing"
     RESERVATIONS = "reservations"

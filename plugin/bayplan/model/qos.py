@@ -178,12 +178,19 @@ def milli_from_shares(shares: int) -> int:
 
 
 def cpu_request_milli(resources: Resources, qos: QosClass) -> int:
-    """Thousandths of a CPU requested. Guaranteed means request = limit, and the quota is the exact one of
-    the two; a spec without shares asks for its limit, as the API server defaults a missing request."""
-    if resources.cpu_shares is None or qos is QosClass.GUARANTEED:
-        quota_milli = resources.quota_milli
-        return quota_milli if quota_milli is not None else milli_from_shares(resources.cpu_shares or 0)
-    return milli_from_shares(resources.cpu_shares)
+    """Thousandths of a CPU requested: by shares or by the quota, see `is_by_shares`."""
+    if is_by_shares(resources, qos):
+        return milli_from_shares(resources.cpu_shares or 0)
+    return resources.quota_milli or 0
+
+
+def is_by_shares(resources: Resources, qos: QosClass) -> bool:
+    """Whether its CPU shares say what a container requests. Guaranteed means request = limit, and the quota
+    is the exact one of the two; a spec without shares asks for its limit, as the API server defaults a
+    missing request."""
+    if resources.cpu_shares is None:
+        return False
+    return qos is not QosClass.GUARANTEED or resources.quota_milli is None
 
 
 def exclusive_cpu_count(qos: QosClass, cpu_milli: int, *, pod_level: bool) -> int:

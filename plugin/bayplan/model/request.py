@@ -21,6 +21,7 @@ from bayplan.model.qos import (
     exclusive_cpu_count,
     has_pod_level_resources,
     is_burstable_score,
+    is_by_shares,
     qos_from_cgroup_parent,
     request_from_oom_score_adj,
     reservation,
@@ -129,6 +130,7 @@ def derive_request(
         pod_level=pod_level,
         score=adjustment if has_score else None,
         given_policy=container.memory_policy,
+        cpu_weighed=not kubelets and is_by_shares(words, qos),
     )
 
 
@@ -167,6 +169,7 @@ def changed_request(
         spec_memory=shown,
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
+        cpu_weighed=not kubelets and is_by_shares(words, request.qos),
         exclusive_cpus=exclusive_cpu_count(
             request.qos, cpu_milli, pod_level=request.pod_level and not has_part(request)
         ),

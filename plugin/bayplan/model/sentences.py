@@ -90,6 +90,8 @@ def asked(request: Request) -> list[str]:
     lines += [f"{resource}: {format_bytes(amount)}" for resource, amount in request.hugepages_bytes.items()]
     if request.exclusive_cpus:
         lines.append(f"CPUs: {request.exclusive_cpus} of its own")
+    elif request.cpu_weighed and request.cpu_milli:
+        lines.append(f"CPUs: shared, with the weight of {request.cpu_milli / 1000:g}")
     elif request.cpu_milli:
         lines.append(f"CPUs: {request.cpu_milli / 1000:g}, shared")
     lines += [f"wish: {text}" for text in wishes(request)]

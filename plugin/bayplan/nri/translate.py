@@ -254,10 +254,9 @@ def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | U
 
 
 def _write_memory_policy(message: pb.LinuxMemoryPolicy, setting: MemoryPolicySetting) -> None:
-    """NRI's names are the kernel's: MPOL_WEIGHTED_INTERLEAVE, MPOL_F_STATIC_NODES."""
-    message.mode = pb.MpolMode.Value(f"MPOL_{setting.mode.value.replace('-', '_').upper()}")
+    message.mode = pb.MpolMode.Value(setting.mode.kernel_name)
     message.nodes = str(setting.nodes)
-    message.flags.extend(pb.MpolFlag.Value(f"MPOL_F_{flag.upper()}") for flag in setting.flags)
+    message.flags.extend(map(pb.MpolFlag.Value, setting.kernel_flags))
 
 
 def _text(ids: IdSet, container_id: str, field: str) -> str:

@@ -59,11 +59,11 @@ def spec_patch(adjustment: Adjustment, spec: Spec) -> Patch:
 
 def _memory_policy(setting: MemoryPolicySetting) -> Patch:
     """linux.memoryPolicy of the runtime specification 1.3, whose names are the kernel's."""
-    patch: dict[str, Any] = {"mode": f"MPOL_{setting.mode.value.replace('-', '_').upper()}"}
+    patch: dict[str, Any] = {"mode": setting.mode.kernel_name}
     if setting.nodes:
         patch["nodes"] = str(setting.nodes)
     if setting.flags:
-        patch["flags"] = [f"MPOL_F_{flag.upper()}" for flag in setting.flags]
+        patch["flags"] = setting.kernel_flags
     return patch
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bayplan.errors import ParseError
-from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
+from bayplan.model.decision import MEMORY_POLICY_FLAGS, MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
 from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.workload import Container, DeviceNode, Mount, Pod
@@ -32,9 +32,8 @@ PODMAN: Final = "libpod"
 _IN_PODMANS_POD: Final = re.compile(r"libpod_pod_[0-9a-f]{64}\.slice:|/[0-9a-f]{64}/libpod-")
 _ID_AT_THE_END: Final = re.compile(r"[0-9a-f]{64}")
 _SYSTEMD_FIELDS: Final = 3
-_POLICY_FLAGS: Final = {
-    f"MPOL_F_{flag.upper()}": flag for flag in ("static_nodes", "relative_nodes", "numa_balancing")
-}
+_MODES: Final = {mode.kernel_name: mode for mode in MemoryPolicyMode}
+_FLAGS: Final = {kernel_name: flag for flag, kernel_name in MEMORY_POLICY_FLAGS.items()}
 
 
 def is_sandbox(spec: Spec) -> bool:
@@ -169,10 +168,9 @@ def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:
     written = spec.linux and spec.linux.memory_policy
     if not written:
         return None
-    modes = {f"MPOL_{mode.name}": mode for mode in MemoryPolicyMode}
     for field, found, known in (
-        ("mode", [written.mode], modes.keys()),
-        ("flags", written.flags or [], _POLICY_FLAGS.keys()),
+        ("mode", [written.mode], _MODES.keys()),
+        ("flags", written.flags or [], _FLAGS.keys()),
     ):
         unknown = next((one for one in found if one not in known), None)
         if unknown is not None:
@@ -182,8 +180,8 @@ def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:
         nodes = NodeSet.parse(written.nodes or "")
     except ParseError as error:
         raise OciError("linux.memoryPolicy.nodes", str(error)) from error
-    flags = tuple(_POLICY_FLAGS[flag] for flag in written.flags or ())
-    return MemoryPolicySetting(modes[written.mode], nodes, flags)
+    flags = tuple(_FLAGS[flag] for flag in written.flags or ())
+    return MemoryPolicySetting(_MODES[written.mode], nodes, flags)
 
 
 def _device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
-from bayplan.placement.page_placement import LivePages, short_nodes, takeable_bytes
+from bayplan.placement.page_placement import LivePages, takeable_bytes
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 
@@ -40,9 +40,8 @@ class _Taker(NamedTuple):
 
 def unbacked(live: LivePages) -> frozenset[str]:
     """The ids of the containers that must stay on nodes that have not got what was promised there."""
-    short = short_nodes(live.nodes, live.containers.values())
     return frozenset(
-        key for key, one in live.containers.items() if one.outstanding_bytes and one.nodes <= short
+        key for key, one in live.containers.items() if one.outstanding_bytes and one.nodes <= live.short
     )
 
 
@@ -55,7 +54,7 @@ def allowed_growth(
     *grown_bytes* is what each took of each node since the look before. Those *held_back* are about to start,
     or are slowed down already and would be seen to grow no longer because of that.
     """
-    short = short_nodes(live.nodes, live.containers.values())
+    short = live.short
     at_risk = NodeSet(node for risk in live.plan.risks for node in risk.nodes)
     takers: dict[str, _Taker] = {}
     for one in live.containers.values():

@@ -8,7 +8,7 @@ maximum flow answers it for all sets. Pure: nothing here knows how pages are cou
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from types import MappingProxyType
 from typing import Final
@@ -120,7 +120,7 @@ class Plan(Struct, frozen=True):
     reclaim_bytes: Mapping[int, int] = {}
 
 
-class LivePages(Struct, frozen=True):
+class LivePages(Struct, frozen=True, dict=True):
     """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows.
     ``outside`` are the machine's own services, by the paths of their cgroups; ``kept`` is what eviction
     thresholds that are met want available, as if it were promised on the node."""
@@ -136,6 +136,11 @@ class LivePages(Struct, frozen=True):
     def everybody(self) -> tuple[ContainerPages, ...]:
         """All that memory is to be there for."""
         return (*self.containers.values(), *self.outside.values(), *self.kept)
+
+    @cached_property
+    def short(self) -> NodeSet:
+        """The nodes that have not got what is outstanding to containers that must stay on them."""
+        return short_nodes(self.nodes, self.containers.values())
 
     def holder(self, container_id: str) -> ContainerPages:
         """One of the containers or services."""

@@ -75,7 +75,7 @@ def overclaims(
 
 
 class CrowdedPool(Struct, frozen=True):
-    """The shared pool has fewer CPUs than its *count* containers request together, by their CPU shares."""
+    """The shared pool has fewer CPUs than *count* of its containers request together."""
 
     cpus: CpuSet
     milli: int
@@ -83,20 +83,19 @@ class CrowdedPool(Struct, frozen=True):
 
     def __str__(self) -> str:
         who = counted(self.count, "container there requests", "containers there request")
-        return (
-            f"the shared pool has {cpus_text(self.cpus)} only; {who} {self.milli / MILLI_PER_CPU:g} CPUs in "
-            "all, by their CPU shares"
-        )
+        asked = f"{self.milli / MILLI_PER_CPU:g} CPUs in all"
+        return f"the shared pool has {cpus_text(self.cpus)} only; {who} {asked}"
 
 
 def crowded_pool(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> CrowdedPool | None:
     """The shared pool if it is too small for what its containers request; those that are left as they are run
-    elsewhere, and those with CPUs of their own do not count."""
+    elsewhere, and those with CPUs of their own do not count. Nor does a mere weight: nomad writes MHz as CPU
+    shares."""
     shared = ledger.shared_cpus(machine, policy.withheld_cpus)
     there = [
-        request.cpu_milli
+        requested
         for entry in ledger.entries.values()
-        if entry.decision.shares_cpus and (request := entry.decision.request).cpu_milli
+        if entry.decision.shares_cpus and (requested := entry.decision.request.requested_milli)
     ]
     milli = sum(there)
     return CrowdedPool(shared, milli, len(there)) if milli > len(shared) * MILLI_PER_CPU else None

@@ -8,7 +8,7 @@ disk.
 import logging
 import os
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -51,6 +51,11 @@ _FAULTS_OF_THE_DISK: Final = frozenset(
         sqlite3.SQLITE_NOMEM,
     }
 )
+_FAULTS_OF_THE_TARGET: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
+)
+"""With a copy: what reading a database that is open cannot fail with."""
+_LOG: Final = "-wal"
 _PRIMARY_CODE: Final = 0xFF
 """SQLite's extended result codes carry the primary one in their lowest byte."""
 
@@ -81,6 +86,52 @@ def connect(path: Path, *, create: bool) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def identities(path: Path) -> dict[str, tuple[int, int]]:
+    """Device and inode of the database ("") and of its log ("-wal"), of those that are there."""
+    found = {}
+    for companion in ("", _LOG):
+        with suppress(OSError):
+            status = os.stat(f"{path}{companion}")  # noqa: PTH116 - with each commit, and four times as quick
+            found[companion] = status.st_dev, status.st_ino
+    return found
+
+
+def put_copy(connection: sqlite3.Connection, path: Path) -> bool:
+    """Put all that *connection* reads beside *path* as a database of its own; whether it could be read. The
+    files of the connection may be gone: what is open can be read.
+
+    Raises:
+        sqlite3.Error, OSError: there is no room, or nothing can be written there.
+    """
+    copy = _copy_of(path)
+    copy.unlink(missing_ok=True)
+    try:
+        with closing(connect(copy, create=True)) as target:
+            connection.backup(target)
+    except sqlite3.Error as error:
+        copy.unlink(missing_ok=True)
+        if getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _FAULTS_OF_THE_TARGET:
+            raise
+        return False
+    return True
+
+
+def take_copy(path: Path) -> None:
+    """Put the copy that `put_copy` has made in the place of the database, which nobody has open. A log that
+    lies there is not the copy's.
+
+    Raises:
+        OSError: the directory does not allow it.
+    """
+    for companion in COMPANIONS[1:]:
+        Path(f"{path}{companion}").unlink(missing_ok=True)
+    _copy_of(path).rename(path)
+
+
+def _copy_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
 
 
 def grow_log(path: Path) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from bayplan.errors import ParseError, StateError
+from bayplan.errors import BayplanError, ParseError, StateError
 from bayplan.model.container_names import names_container
 from bayplan.model.decision import Decision
 from bayplan.model.eviction_records import EvictionRecord
@@ -33,9 +33,12 @@ from bayplan.state.database import (
     UnreadableDatabaseError,
     connect,
     grow_log,
+    identities,
     open_readable,
+    put_copy,
     read_entries,
     read_rows,
+    take_copy,
 )
 from bayplan.state.schema import VERSION, read_version
 from bayplan.state.step import Step
@@ -83,12 +86,18 @@ class Store:
         connection: sqlite3.Connection,
         clock_us: Callable[[], int],
         history_limit: int,
+        hold_directory: Callable[[], None],
     ) -> None:
         self.path = path
+        self.times_emptied = 0
+        """How often the database was made again without what was recorded: the caller records all anew."""
         self._connection: sqlite3.Connection | None = connection
         self._rows = read_rows(connection)
         self._clock_us = clock_us
         self._history_limit = history_limit
+        self._hold_directory = hold_directory
+        self._files = identities(path)
+        self._opened = self._files[""]
 
     @classmethod
     def open(
@@ -97,10 +106,13 @@ class Store:
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         *,
         history_limit: int = HISTORY_LIMIT,
+        hold_directory: Callable[[], None] = lambda: None,
     ) -> Self:
         """Open the store in *directory*, which is made if it is missing.
 
         A database that is damaged, or was written by another version, is set aside with one message.
+        *hold_directory* is called before the database is made again in a directory that may be another one;
+        it keeps other daemons out of it.
 
         Raises:
             StateError: the directory can't be used.
@@ -117,7 +129,7 @@ class Store:
             connection.execute(f"PRAGMA user_version = {VERSION}")
             connection.execute("COMMIT")
             grow_log(path)
-            return cls(path, connection, clock_us, history_limit)
+            return cls(path, connection, clock_us, history_limit, hold_directory)
         except (sqlite3.Error, OSError) as error:
             raise unusable(directory, _describe(error), getattr(error, "errno", None)) from error
 
@@ -261,19 +273,59 @@ class Store:
             )
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
+    def is_in_place(self) -> bool:
+        """Whether the database and its log are still the files that were opened. Any thread."""
+        return self._files.items() <= identities(self.path).items()
+
+    def ensure_in_place(self) -> None:
+        """Make the database again if it is not where it was opened: somebody removed or replaced its files or
+        their directory, or mounted something over it. A file that was removed can be read as long as it is
+        open, so that nothing that was recorded is lost.
+
+        Raises:
+            StateError: it cannot be made; the next call tries again.
+        """
+        found = identities(self.path)
+        if self._files.items() <= found.items():
+            self._files = found  # the log may be new
+        else:
+            self._make_again(foreign=found.get("") != self._opened)
+
+    def _make_again(self, *, foreign: bool) -> None:
+        """See `ensure_in_place`. *foreign*: what lies in its place is not what was opened."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._hold_directory()
+            copied = self._connection is not None and put_copy(self._connection, self.path)
+            self.close()  # SQLite removes the log by its name then, so that there must be no new one yet
+            if foreign and os.path.lexists(self.path):
+                move_aside(self.path, "replaced")
+            if copied:
+                take_copy(self.path)
+            self._connection = _open_or_replace(self.path)
+            self._rows = read_rows(self._connection)
+        except (sqlite3.Error, OSError, BayplanError) as error:
+            problem = f"it is not where it was opened, and cannot be made again: {_describe(error)}"
+            raise StateError(str(self.path), problem) from error
+        self._files = identities(self.path)
+        self._opened = self._files[""]
+        self.times_emptied += not copied
+        what = "with all that was recorded" if copied else "empty; what is promised is recorded anew"
+        logger.critical("state database %s was removed or replaced; it is made again, %s", self.path, what)
+
     def close(self) -> None:
         """Fold the log into the database and close it. Closing twice is harmless."""
         connection, self._connection = self._connection, None
         if connection is not None:
+            self._files = {"": self._opened}  # the log goes
             connection.close()
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """The connection; a new one after a failure, because the old one may be out of step with the file."""
+        self.ensure_in_place()
         try:
-            if self._connection is None:
-                self._connection = self._connect_again()
-            yield self._connection
+            yield self._connection or self._connect_again()
         except sqlite3.ProgrammingError:
             raise
         except (sqlite3.Error, OSError, ParseError) as error:
@@ -290,7 +342,10 @@ class Store:
             if version != VERSION:
                 connection.close()
         if version != VERSION:
-            raise StateError(str(self.path), "somebody replaced the database; restart baypland")
+            self._make_again(foreign=True)
+            assert self._connection is not None
+            return self._connection
+        self._connection = connection
         # The commit that failed may be there all the same.
         self._rows = read_rows(connection)
         return connection

@@ -65,6 +65,7 @@ def _asked(request: Request) -> View:
         },
         "hugepagesBytes": dict(request.hugepages_bytes),
         "cpuMilli": request.cpu_milli,
+        "cpuWeighed": request.cpu_weighed,
         "exclusiveCpus": request.exclusive_cpus,
         "wishes": sentences.wishes(request),
         "optedOut": request.opted_out,

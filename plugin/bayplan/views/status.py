@@ -98,31 +98,27 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
 
 def _kept_for_pods(snapshot: Snapshot) -> list[View]:
     """The room that is kept for containers which pods are still to get, or to get again."""
-    if snapshot.engine != KubeletEngine.name:
-        return [
-            {
-                "podId": pod_id,
-                "name": last.decision.request.name.rpartition("/")[0],
-                "nodes": str(claim.nodes),
-                "bytes": dict(sorted(claim.amounts_bytes.items())),
-                "cpus": str(held_cpus(last.decision.placement)),
-            }
-            for pod_id, last in sorted(snapshot.ledger.retained.items())
+    ledger = snapshot.ledger
+    entries = (*ledger.entries.values(), *ledger.retained.values())
+    if snapshot.engine == KubeletEngine.name:
+        kept = [(rest.pod_id, rest.nodes, rest.need, rest.cpus) for rest in kept_for_pods(entries) if rest]
+    else:
+        kept = [
+            (pod_id, claim.nodes, claim.amounts_bytes, held_cpus(last.decision.placement))
+            for pod_id, last in sorted(ledger.retained.items())
             if (claim := last.decision.placement.claim) is not None and is_member(last.decision.request)
         ]
-    entries = (*snapshot.ledger.entries.values(), *snapshot.ledger.retained.values())
     requests = (entry.decision.request for entry in entries)
     names = {request.pod_id: request.name.rpartition("/")[0] for request in requests}
     return [
         {
-            "podId": rest.pod_id,
-            "name": names[rest.pod_id],
-            "nodes": str(rest.nodes),
-            "bytes": dict(sorted(rest.need.items())),
-            "cpus": str(rest.cpus),
+            "podId": pod_id,
+            "name": names[pod_id],
+            "nodes": str(nodes),
+            "bytes": dict(sorted(amounts_bytes.items())),
+            "cpus": str(cpus),
         }
-        for rest in kept_for_pods(entries)
-        if rest
+        for pod_id, nodes, amounts_bytes, cpus in kept
     ]
 
 

@@ -21,12 +21,13 @@ Result = TypeVar("Result")
 
 class Disk:
     """What is durable: the entry of each container, by its id; ``decided``, the ids that there were.
-    ``full``: it takes no write."""
+    ``full``: it takes no write. ``times_emptied``: how often somebody removed all that it had."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
         self.decided: dict[str, None] = {}
         self.full = False
+        self.times_emptied = 0
         self.writes = 0
 
     def write(self, step: Step) -> None:
@@ -46,6 +47,11 @@ class Disk:
             self.decided[row.container_id] = None
         self.entries = entries
 
+    def empty(self) -> None:
+        """Have nothing any more."""
+        self.entries = {}
+        self.times_emptied += 1
+
     def shared_exclusives(self) -> CpuSet:
         """The CPUs that two containers have to themselves: none, at any moment."""
         taken, twice = CpuSet(), CpuSet()
@@ -61,6 +67,11 @@ class DiskStore(Store):
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+
+    @property
+    def times_emptied(self) -> int:  # type: ignore[override]  # of the disk, not of the daemon's run
+        """How often it was made again without what it had."""
+        return self._disk.times_emptied
 
     def entries(self) -> list[Entry]:
         """Everything that is recorded."""

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.conformance.sections import Folder, Section
-from bayplan.conformance.vectors import run, sections
+from conformance.sections import Folder, Section
+from conformance.vectors import run, sections
 
 FOLDER = Folder(Path(__file__).parents[2] / "data" / "vectors-1.37")
 

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from bayplan.conformance.sections import Folder, MismatchError, Section, expect, expect_error
-from bayplan.conformance.vectors import main, references, run, sections, unknown
+from conformance.sections import Folder, MismatchError, Section, expect, expect_error
+from conformance.vectors import main, references, run, sections, unknown
 
 AND = "bitmask.json"
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_errors_are_compared_by_what_the_record_has_of_them():
 
 
 def test_it_runs_as_a_module(folder):
-    command = [sys.executable, "-m", "bayplan.conformance", str(folder(bitmask=masks("10")))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "conformance", str(folder(bitmask=masks("10")))]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("1 passed, 0 failed, 0 unknown tables\n")

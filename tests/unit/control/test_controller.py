@@ -21,7 +21,7 @@ from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
 from support.clock import ManualClock
-from support.controllers import MACHINE, begun, controlled, full_disk
+from support.controllers import MACHINE, begun, by_hook, controlled, full_disk
 from support.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -172,7 +172,7 @@ async def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
         blocker.commit()
         blocker.close()
         with pytest.raises(StateError):
-            await one.controller.create_container(BEST_EFFORT, container("s", BEST_EFFORT))
+            await by_hook(one.controller, BEST_EFFORT, container("s", BEST_EFFORT))
         assert one.controller.ledger.entries == {}
 
 

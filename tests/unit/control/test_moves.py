@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
+from bayplan.errors import StateError
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, ContainerState, Update
@@ -11,7 +13,7 @@ from bayplan.nri import Event
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from support.controllers import begun, controlled
+from support.controllers import begun, controlled, full_disk
 from support.machines import container, pod
 
 FLEXIBLE_POD = pod("flexible", QosClass.GUARANTEED)
@@ -50,6 +52,16 @@ async def test_a_move_is_told_in_the_reply_and_recorded_with_the_decision(tmp_pa
         assert one.narrowing_due.is_set()
         assert recorded(tmp_path) == {"flexible": "0-1"}
         assert list(await one.controller.stop_container(FLEXIBLE_POD, FLEXIBLE)) == []
+
+
+async def test_a_move_that_is_not_on_the_disk_does_not_count(tmp_path: Path) -> None:
+    """The container that it is for carries its own decision, and nobody that of the others."""
+    async with controlled(tmp_path) as one:
+        await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
+        with full_disk(one.controller.recorder), pytest.raises(StateError):
+            await one.controller.create_container(LATE_POD, LATE)
+        assert set(one.controller.ledger.entries) == {"flexible"}
+        assert one.controller.ledger.entries["flexible"].decision.placement.mems == NodeSet([0])
 
 
 async def test_who_moves_while_it_is_created_gets_its_nodes_as_soon_as_it_exists(tmp_path: Path) -> None:

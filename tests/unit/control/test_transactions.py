@@ -1,6 +1,7 @@
 """Ledger, engine, machine and policy have one owner: who changes them waits for a turn; the disk follows."""
 
 import asyncio
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.clock import ManualClock
-from support.controllers import Controlled, controlled, full_disk
+from support.controllers import Controlled, by_hook, controlled, full_disk
 from support.coroutines import PATIENCE_S
 from support.machines import container, machine, pod
 
@@ -183,7 +184,7 @@ async def test_a_creation_that_could_not_be_recorded_is_taken_back_with_the_next
 
         store.commit = failing  # type: ignore[assignment, method-assign]  # stands in for it in a test
         with pytest.raises(StateError):
-            await controller.create_container(GUARANTEED, exclusive("first"))
+            await by_hook(controller, GUARANTEED, exclusive("first"))
         store.commit = taken  # type: ignore[method-assign]  # stands in for it in a test
         assert controller.ledger.entries == {}
         await controller.create_container(GUARANTEED, exclusive("second"))
@@ -196,7 +197,7 @@ async def test_a_full_disk_stays_a_problem_until_something_is_written(tmp_path: 
     async with controlled(tmp_path, clock=clock) as one:
         controller, recorder = one.controller, one.controller.recorder
         with full_disk(recorder), pytest.raises(StateError):
-            await controller.create_container(GUARANTEED, exclusive("first"))
+            await by_hook(controller, GUARANTEED, exclusive("first"))
         # Nothing is left to take back, and nothing is written: that works on a full disk, too.
         clock.advance(RETRY_S)
         await agree(one)
@@ -225,7 +226,7 @@ async def test_an_end_that_could_not_be_recorded_is_recorded_when_there_is_room(
             assert controller.ledger.entries == {}
             assert set(controller._transactions.unrecorded) == {"owner"}
             with pytest.raises(StateError):
-                await controller.create_container(GUARANTEED, exclusive("next"))
+                await by_hook(controller, GUARANTEED, exclusive("next"))
             assert controller.recorder.problem is not None
         if settled_by == "time":
             clock.advance(RETRY_S)
@@ -264,6 +265,60 @@ async def test_a_synchronize_on_a_full_disk_counts_and_is_recorded_later(tmp_pat
             assert set(controller.ledger.entries) == {"found"}
             await clock.until_armed()
         clock.advance(RETRY_S)
+        await agree(one)
+
+
+async def test_what_its_container_carries_is_promised_on_a_full_disk_and_recorded_later(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    async with controlled(tmp_path, clock=clock) as one:
+        controller = one.controller
+        with full_disk(controller.recorder):
+            adjustment, _ = await controller.create_container(GUARANTEED, exclusive("carried"))
+            assert set(controller.ledger.entries) == {"carried"}
+            assert set(controller._transactions.unrecorded) == {"carried"}
+        clock.advance(RETRY_S)
+        await agree(one)
+        [(_, decision)] = await controller.recorder.decided(0)
+        assert decision.request.container_id == "carried"
+    # As after a kill before there was room: the container has the entry.
+    async with controlled(tmp_path / "empty") as one:
+        spec = replace(exclusive("carried").resources, cpuset_cpus=adjustment.cpuset_cpus)
+        spec = replace(spec, cpuset_mems=adjustment.cpuset_mems)
+        carrying = replace(exclusive("carried"), annotations=adjustment.annotations, resources=spec)
+        await one.controller.synchronize([GUARANTEED], [carrying])
+        found = one.controller.ledger.entries["carried"].decision
+        assert found.placement.exclusive_cpus == adjustment.cpuset_cpus
+
+
+async def test_a_record_that_is_lost_is_made_again_from_the_ledger(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        controller, store = one.controller, one.controller.recorder.store
+        for name in ("first", "second"):
+            await controller.create_container(GUARANTEED, exclusive(name, 1))
+        await controller.recorder._run(store.close)
+        store.path.unlink()
+        await controller.create_container(GUARANTEED, exclusive("third", 1))
+        await agree(one)
+        assert set(controller.ledger.entries) == {"first", "second", "third"}
+
+
+async def test_a_record_is_made_again_without_a_write(tmp_path: Path) -> None:
+    async with controlled(tmp_path / "state") as one:
+        controller = one.controller
+        await controller.create_container(GUARANTEED, exclusive("first", 1))
+        shutil.rmtree(tmp_path / "state")
+        assert await controller.recorder.ensure_in_place()
+        await agree(one)
+        shutil.rmtree(tmp_path / "state")
+        (tmp_path / "state").write_text("in the way")
+        with pytest.raises(StateError):
+            await controller.recorder.ensure_in_place()
+        assert controller.recorder.problem is not None
+        (tmp_path / "state").unlink()
+        assert await controller.recorder.ensure_in_place()
+        assert controller.recorder.problem is None
         await agree(one)
 
 

@@ -110,6 +110,27 @@ def test_outside_kubelet_a_missing_request_is_the_limit() -> None:
     assert request.memory == Interval(GIB, GIB, "limit")
 
 
+@pytest.mark.parametrize(
+    ("parent", "resources", "requested_milli"),
+    [
+        (BURSTABLE, Resources(cpu_shares=512), 500),
+        # A weight: nomad writes MHz.
+        (pod("plain"), Resources(cpu_shares=48_000), 0),
+        (pod("plain"), Resources(cpu_shares=1024, memory_limit_bytes=GIB), 0),
+        (pod("plain"), Resources(cpu_quota_us=150_000), 1500),
+        (pod("plain"), Resources(cpu_shares=1024, cpu_quota_us=100_000, memory_limit_bytes=GIB), 1000),
+        (pod("plain"), Resources(cpu_shares=512, cpu_quota_us=100_000, memory_limit_bytes=GIB), 0),
+    ],
+)
+def test_cpu_shares_are_a_request_in_kubelets_tree_only(
+    parent: Pod, resources: Resources, requested_milli: int
+) -> None:
+    request = derive_request(parent, container("c", parent, resources=resources), MACHINE)
+    assert request.requested_milli == requested_milli
+    changed = changed_request(request, resources, Resources(cpu_shares=3), MACHINE)
+    assert changed.cpu_weighed == (parent is not BURSTABLE and changed.qos is not QosClass.GUARANTEED)
+
+
 def test_an_added_limit_never_changes_the_class() -> None:
     plain = pod("plain")
     one = container("c", plain, resources=Resources(cpu_quota_us=100_000))

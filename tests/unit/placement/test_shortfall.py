@@ -132,9 +132,10 @@ def test_a_pool_with_fewer_cpus_than_its_containers_request_is_named() -> None:
     assert crowded_pool(MACHINE, policy, ledger) is None
     more = ledger.with_entry(shares("c", 1))
     assert crowded_pool(MACHINE, policy, more) == CrowdedPool(CpuSet([0, 7]), 2001, 3)
-    # Those that are left as they are run elsewhere, whatever they request.
+    # Those that are left as they are run elsewhere, and a weight requests nothing.
     for elsewhere in (
         shares("pinned", 4000, pinned_cpus=CpuSet([3])),
         shares("out", 4000, opted_out=True),
+        shares("weighed", 4000, cpu_weighed=True),
     ):
         assert crowded_pool(MACHINE, policy, ledger.with_entry(elsewhere)) is None

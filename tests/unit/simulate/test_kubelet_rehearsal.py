@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bayplan.conformance.sections.sequences import recorded_machine
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
@@ -27,6 +26,7 @@ from bayplan.sets import CpuSet
 from bayplan.simulate.manifest import PlannedPod, plan_manifest
 from bayplan.simulate.simulation import Simulation
 from bayplan.simulate.trace_file import Arrival, Departure, Event
+from conformance.sections.sequences import recorded_machine
 from support.machines import machine
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors" / "oracle_sequences.jsonl"

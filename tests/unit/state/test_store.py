@@ -468,13 +468,25 @@ def test_a_database_replaced_under_a_failed_store_is_not_adopted(open_store: Ope
         nosy.execute("ROLLBACK")
     nosy.close()
     store.path.unlink()
-    with pytest.raises(StateError):
-        store.record([entry("a")])
     with closing(sqlite3.connect(store.path)) as other, other:
         other.execute("CREATE TABLE theirs (x)")
     other.close()
-    with pytest.raises(StateError, match="restart"):
-        store.record([entry("a")])
+    store.record([entry("a")])
+    assert store.entries() == [entry("a")]
+    with closing(sqlite3.connect(store.path.with_name("state.db.replaced"))) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+
+
+def test_a_database_overwritten_under_a_failed_store_is_not_adopted(open_store: Open, entry: Make) -> None:
+    store = open_store()
+    store.close()  # as after a write that failed
+    with store.path.open("r+b") as file, closing(sqlite3.connect(":memory:")) as other:
+        other.execute("CREATE TABLE theirs (x)")
+        file.truncate()
+        file.write(other.serialize())
+    store.record([entry("a")])
+    assert store.entries() == [entry("a")]
+    assert store.times_emptied == 1
 
 
 def test_rows_damaged_while_we_run_are_an_error(open_store: Open, entry: Make) -> None:

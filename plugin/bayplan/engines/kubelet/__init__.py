@@ -1,7 +1,7 @@
 """The engine `kubelet`: kubelet's resource managers (v1.36) as pure functions on immutable values.
 
 The same pods under the same policies get the same placement, the same refusals and the same words as from
-kubelet; `bayplan.conformance` holds the engine against recorded answers. `docs/kubelet-engine.md` has the
+kubelet; `tests/conformance` holds the engine against recorded answers. `docs/kubelet-engine.md` has the
 rules.
 
 Which file is which part of kubelet

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.conformance.sections import Folder, cpu, cpu_static
-from bayplan.conformance.vectors import run
+from conformance.sections import Folder, cpu, cpu_static
+from conformance.vectors import run
 
 FOLDER = Folder(Path(__file__).parents[3] / "data" / "vectors")
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.conformance.sections import Folder, memory, memory_around, memory_files
-from bayplan.conformance.vectors import run
+from conformance.sections import Folder, memory, memory_around, memory_files
+from conformance.vectors import run
 
 VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.conformance.sections import Folder, qos
-from bayplan.conformance.vectors import run
+from conformance.sections import Folder, qos
+from conformance.vectors import run
 
 VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
 

@@ -8,9 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.conformance.sections import Folder, MismatchError
-from bayplan.conformance.sections.sequences import SECTIONS
-from bayplan.conformance.vectors import run
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
@@ -25,6 +22,9 @@ from bayplan.engines.kubelet.topology.refusals import HINT, REFUSED, ROOM, reaso
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
+from conformance.sections import Folder, MismatchError
+from conformance.sections.sequences import SECTIONS
+from conformance.vectors import run
 
 VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
 GIB = 1 << 30

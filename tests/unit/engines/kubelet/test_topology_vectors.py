@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.conformance.sections import Folder
-from bayplan.conformance.sections.topology import SECTIONS
-from bayplan.conformance.vectors import run
+from conformance.sections import Folder
+from conformance.sections.topology import SECTIONS
+from conformance.vectors import run
 
 VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
 

@@ -7,9 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.conformance.sections import Folder
-from bayplan.conformance.sections.device import SECTIONS
-from bayplan.conformance.vectors import run
 from bayplan.engines.kubelet.devices.manager import (
     Device,
     DeviceManager,
@@ -21,6 +18,9 @@ from bayplan.engines.kubelet.devices.manager import (
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint
 from bayplan.sets import NodeSet
+from conformance.sections import Folder
+from conformance.sections.device import SECTIONS
+from conformance.vectors import run
 
 VECTORS = Folder(Path(__file__).parents[4] / "data" / "vectors")
 GPU = "example.com/gpu"

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.conformance.sections import Folder, eviction
-from bayplan.conformance.vectors import run
 from bayplan.engines.kubelet.eviction.rules import (
     NodeCondition,
     Observation,
@@ -32,6 +30,8 @@ from bayplan.engines.kubelet.eviction.thresholds import (
 )
 from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.quantity import GIB, MIB
+from conformance.sections import Folder, eviction
+from conformance.vectors import run
 
 VECTORS = Folder(Path(__file__).parents[4] / "data" / "vectors")
 MEMORY = "memory.available"

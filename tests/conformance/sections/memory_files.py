@@ -2,9 +2,6 @@
 
 from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, MismatchError, Section, expect, expect_error
-from bayplan.conformance.sections.memory import blocks, nodes, state
-from bayplan.conformance.sections.pods import gates
 from bayplan.engines.kubelet.cpu.checkpoint import restore_checkpoint
 from bayplan.engines.kubelet.cpu.errors import CpuStateError
 from bayplan.engines.kubelet.memory.checkpoint import (
@@ -17,6 +14,9 @@ from bayplan.engines.kubelet.memory.checkpoint import (
 )
 from bayplan.engines.kubelet.memory.checksum import checksum, dump
 from bayplan.engines.kubelet.memory.state import Blocks, MemoryState
+from conformance.sections import Case, Folder, MismatchError, Section, expect, expect_error
+from conformance.sections.memory import blocks, nodes, state
+from conformance.sections.pods import gates
 
 _PATH = "/var/lib/kubelet/memory_manager_state"
 

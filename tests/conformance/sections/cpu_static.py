@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, Section, expect, expect_error
-from bayplan.conformance.sections.cpu import assignments, error_of, named_topology
-from bayplan.conformance.sections.pods import container, gates, pod
 from bayplan.engines.kubelet.cpu.errors import SmtAlignmentError
 from bayplan.engines.kubelet.cpu.manager import STATIC, StaticCpuPolicy, cpu_policy
 from bayplan.engines.kubelet.cpu.options import CpuOptions, unavailable
@@ -17,6 +14,9 @@ from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpe
 from bayplan.engines.kubelet.topology.hints import ProviderHints
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
+from conformance.sections import Case, Folder, Section, expect, expect_error
+from conformance.sections.cpu import assignments, error_of, named_topology
+from conformance.sections.pods import container, gates, pod
 
 _FILE: Final = "cpu_manager_policy_static.json"
 

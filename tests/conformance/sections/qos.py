@@ -4,8 +4,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.pods import RULES, amounts, gates, pod, rules_of_case
 from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.qos.cgroup_values import (
     ContainerValues,
@@ -33,6 +31,8 @@ from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
 from bayplan.model.qos import quota_from_milli, shares_from_milli
 from bayplan.model.resources import MEMORY_HIGH
 from bayplan.quantity import parse_bytes, parse_page_size
+from conformance.sections import Case, Folder, Section, expect
+from conformance.sections.pods import RULES, amounts, gates, pod, rules_of_case
 
 _TIERED = MemoryQos(0.9, reservation=MemoryReservationPolicy.TIERED)
 _CAPACITY_BYTES = 8 << 30

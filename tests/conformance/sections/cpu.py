@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, Section, expect, expect_error
 from bayplan.engines.kubelet.cpu.assignment import FreeCpus, take_packed
 from bayplan.engines.kubelet.cpu.checkpoint import decode_checkpoint, format_checkpoint, restore_checkpoint
 from bayplan.engines.kubelet.cpu.distribution import take_distributed
@@ -12,6 +11,7 @@ from bayplan.engines.kubelet.cpu.errors import CpuManagerError
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
 from bayplan.sets import CpuSet
+from conformance.sections import Case, Folder, Section, expect, expect_error
 
 NAMED_TOPOLOGIES: Final = "cpu_topologies.json"
 RANDOM_TOPOLOGIES: Final = "oracle_cpu_topologies.json"
@@ -195,7 +195,7 @@ def _generated(case: Case, folder: Folder) -> None:
     checkpoint = decode_checkpoint(text, version)
     expect("hashed text", checkpoint.dump(), case["dump_text"])
     expect("checksum", checkpoint.computed_checksum(), case["checksum"])
-    managers = version > 2  # noqa: PLR2004 - version 3 came with the gate
+    managers = version > 2
     state = restore_checkpoint(text, checkpoint.policy_name, pod_level_managers=managers)
     written = format_checkpoint(state, checkpoint.policy_name, pod_level_managers=managers)
     expect("file", written, text)

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.pods import amounts, container, gates
 from bayplan.engines.kubelet.eviction.ranking import PodUsage, eviction_order
 from bayplan.engines.kubelet.eviction.rules import (
     NodeCondition,
@@ -32,6 +30,8 @@ from bayplan.engines.kubelet.pod import PodLevelResources, PodSpec
 from bayplan.errors import ParseError
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import parse_bytes
+from conformance.sections import Case, Folder, Section, expect
+from conformance.sections.pods import amounts, container, gates
 
 _FILE: Final = "eviction.json"
 _OPERATOR: Final = "LessThan"
@@ -62,9 +62,9 @@ def _percentage(case: Case, folder: Folder) -> None:
     try:
         share = parse_percentage(case["name"])
     except ParseError:
-        expect("refused", True, case["hasError"])  # noqa: FBT003 - a value, not a switch
+        expect("refused", True, case["hasError"])
         return
-    expect("refused", False, case["hasError"])  # noqa: FBT003 - a value, not a switch
+    expect("refused", False, case["hasError"])
     expect("share", share, case["value"])
 
 

@@ -1,4 +1,4 @@
-"""Run the engine against folders of recorded answers: ``python -m bayplan.conformance DIR``.
+"""Run the engine against folders of recorded answers: ``python -m conformance DIR``.
 
 Every case of every known table is executed; fields of a case that no check reads are ignored. Tables and
 files that no section claims, or that can't be read, are reported by name, never passed over in silence. The
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from bayplan.conformance.sections import Folder, MismatchError, Section, modules
 from bayplan.standard_streams import CommandLineParser
+from conformance.sections import Folder, MismatchError, Section, modules
 
 SHOWN_FAILURES = 3
 """Failures of one section that are printed in full; the rest are only counted."""
@@ -128,7 +128,7 @@ def report(folder: Folder, out: TextIO) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit status."""
     parser = CommandLineParser(
-        prog="python -m bayplan.conformance",
+        prog="python -m conformance",
         description="Check the kubelet engine against a folder of recorded answers.",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="folder of vector files (.json, .jsonl)")

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, Section, expect, expect_error
 from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.distances import Distances
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints, subsets
@@ -22,6 +21,7 @@ from bayplan.engines.kubelet.topology.options import (
 from bayplan.model.machine import Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
+from conformance.sections import Case, Folder, Section, expect, expect_error
 
 _BITMASK: Final = "bitmask.json"
 _TABLES: Final = "topology_manager.json"

@@ -18,9 +18,6 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.pods import gates, pod, rules_of_case
-from bayplan.conformance.sections.topology import hint
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
 from bayplan.engines.kubelet.cpu.errors import CpuManagerError
 from bayplan.engines.kubelet.cpu.manager import STATIC, StaticCpuPolicy
@@ -40,6 +37,9 @@ from bayplan.engines.kubelet.topology.options import TopologyOptions
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet
+from conformance.sections import Case, Folder, Section, expect
+from conformance.sections.pods import gates, pod, rules_of_case
+from conformance.sections.topology import hint
 
 Written = Mapping[str, Any]
 

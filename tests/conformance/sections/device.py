@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.pods import gates, pod
-from bayplan.conformance.sections.topology import hint, hint_set
 from bayplan.engines.kubelet.devices.manager import Device, DeviceManager, Devices, DeviceState
 from bayplan.engines.kubelet.topology.hints import ProviderHints
 from bayplan.sets import NodeSet
+from conformance.sections import Case, Folder, Section, expect
+from conformance.sections.pods import gates, pod
+from conformance.sections.topology import hint, hint_set
 
 _FILE: Final = "device_manager_hints.json"
 _POD, _CONTAINER, _OTHER = "pod", "container", "other"

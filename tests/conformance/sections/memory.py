@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bayplan.conformance.sections import Case, Folder, Section, expect
-from bayplan.conformance.sections.pods import container, gates, machine, pod
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
 from bayplan.engines.kubelet.memory.errors import EmptyPodSharedPoolError, MemoryManagerError
 from bayplan.engines.kubelet.memory.hints import violates_groups
@@ -25,6 +23,8 @@ from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import parse_bytes
 from bayplan.sets import NodeSet
+from conformance.sections import Case, Folder, Section, expect
+from conformance.sections.pods import container, gates, machine, pod
 
 Written = Mapping[str, Any]
 

@@ -1,15 +1,5 @@
 """The manager around the policy, and reserved memory."""
 
-from bayplan.conformance.sections import Case, Folder, MismatchError, Section, expect
-from bayplan.conformance.sections.memory import (
-    Written,
-    expect_hints,
-    expect_state,
-    raised,
-    reserved,
-    state,
-)
-from bayplan.conformance.sections.pods import amounts, container, gates, machine, pod
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.reservation import (
@@ -23,6 +13,16 @@ from bayplan.engines.kubelet.memory.reservation import (
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.model.machine import MEMORY
+from conformance.sections import Case, Folder, MismatchError, Section, expect
+from conformance.sections.memory import (
+    Written,
+    expect_hints,
+    expect_state,
+    raised,
+    reserved,
+    state,
+)
+from conformance.sections.pods import amounts, container, gates, machine, pod
 
 
 def _reservations(written: list[Written] | None) -> tuple[Reservation, ...]:

@@ -1,4 +1,0 @@
-"""Our engines held against recorded answers of kubelet: ``python -m bayplan.conformance DIR``.
-
-Nothing in the daemon imports this.
-"""
