@@ -146,8 +146,7 @@ proto: setup ## generate plugin/bayplan/_proto from proto/
 	proto/generate.sh
 
 reference: setup ## make man pages, completions, docs/metrics.md and the pictures of docs/concepts.md from the code
-	$(RUN) python -m bayplan.cli.reference .
-	$(RUN) python -m bayplan.views.metrics.reference >docs/metrics.md
+	$(RUN) PYTHONPATH=packaging/dev python -m reference .
 
 manifests: setup-go ## render packaging/kubernetes from the Helm chart (builds Helm, once)
 	$(RUN) PYTHONPATH=tests python tests/interop/chart.py >packaging/kubernetes/bayplan.yaml.new

@@ -1,85 +1,380 @@
-# Completion of bayplan for bash. Made by `make reference`.
-_bayplan() {
-  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" verb="" one
-  for one in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$one" in status|refused|explain|history|report|nodes|map|top|what-if|simulate|record-topology|replay|doctor|ping|metrics|log-level|import-state|export-state|release) verb="$one"; break ;; esac
-  done
-  case "$before" in
-    -o) COMPREPLY=($(compgen -W "table wide json yaml name" -- "$word")); return ;;
-    --output) COMPREPLY=($(compgen -W "table wide json yaml name" -- "$word")); return ;;
-    --admin-socket) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    -n) COMPREPLY=($(compgen -W "$(bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u)" -- "$word")); return ;;
-    --namespace) COMPREPLY=($(compgen -W "$(bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u)" -- "$word")); return ;;
-    --outcome) COMPREPLY=($(compgen -W "placed degraded adopted" -- "$word")); return ;;
-    --since) COMPREPLY=(); return ;;
-    --svg) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    --sort) COMPREPLY=($(compgen -W "elsewhere used promised faults stall" -- "$word")); return ;;
-    --interval) COMPREPLY=(); return ;;
-    --name) COMPREPLY=(); return ;;
-    --memory) COMPREPLY=(); return ;;
-    --memory-limit) COMPREPLY=(); return ;;
-    --cpus) COMPREPLY=(); return ;;
-    --hugepages) COMPREPLY=(); return ;;
-    --qos) COMPREPLY=($(compgen -W "guaranteed burstable besteffort" -- "$word")); return ;;
-    --annotation) COMPREPLY=(); return ;;
-    --count) COMPREPLY=(); return ;;
-    --topology) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    --trace) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    --engine) COMPREPLY=(); return ;;
-    --config) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    --set) COMPREPLY=(); return ;;
-    --root) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    --nri-socket) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    --kubelet-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
-    --only) COMPREPLY=($(compgen -W "cpu memory" -- "$word")); return ;;
-    --state-directory) COMPREPLY=($(compgen -f -- "$word")); return ;;
-  esac
-  case "$verb" in
-    "") COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release" -- "$word")) ;;
-    status) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-n --namespace --outcome -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    refused) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--since -n --namespace -w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    explain) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      COMPREPLY=($(compgen -W "$(bayplan status -o name 2>/dev/null)" -- "$word"))
-      ;;
-    history) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      COMPREPLY=($(compgen -W "$(bayplan status -o name 2>/dev/null)" -- "$word"))
-      ;;
-    report) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--since -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    nodes) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-w --watch -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    map) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--svg -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    top) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--sort --interval --once -n --namespace -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    what-if) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--name --memory --memory-limit --cpus --hugepages --qos --annotation --count -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      COMPREPLY=($(compgen -f -- "$word"))
-      ;;
-    simulate) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--topology --trace --engine --config --set --steps -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    record-topology) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--root -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    replay) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      COMPREPLY=($(compgen -f -- "$word"))
-      ;;
-    doctor) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--root --before-start --nri-socket -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    ping) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--runtime -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    metrics) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    log-level) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      COMPREPLY=($(compgen -W "debug info warning error" -- "$word"))
-      ;;
-    import-state) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--kubelet-directory --only --dry-run --yes -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-    export-state) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "-h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      COMPREPLY=($(compgen -f -- "$word"))
-      ;;
-    release) [[ "$word" == -* ]] && { COMPREPLY=($(compgen -W "--dry-run --yes --state-directory -h --help --version -o --output --json --admin-socket --no-color" -- "$word")); return; }
-      ;;
-  esac
+# AUTOMATICALLY GENERATED by https://github.com/tqdm/shtab
+# Usage:
+# 1) Copy this to somewhere (e.g. ~/.local/share/bash_completion/bayplan).
+# 2) Add the following line to your .bashrc:
+#    source ~/.local/share/bash_completion/bayplan
+# See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
+
+_shtab_bayplan_subparsers=(status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release)
+
+_shtab_bayplan_status_option_strings=(-h --help -n --namespace --outcome -w --watch -o --output --json --admin-socket --no-color)
+_shtab_bayplan_refused_option_strings=(-h --help --since -n --namespace -w --watch -o --output --json --admin-socket --no-color)
+_shtab_bayplan_explain_option_strings=(-h --help -o --output --json --admin-socket --no-color)
+_shtab_bayplan_history_option_strings=(-h --help -o --output --json --admin-socket --no-color)
+_shtab_bayplan_report_option_strings=(-h --help --since -o --output --json --admin-socket --no-color)
+_shtab_bayplan_nodes_option_strings=(-h --help -w --watch -o --output --json --admin-socket --no-color)
+_shtab_bayplan_map_option_strings=(-h --help --svg -o --output --json --admin-socket --no-color)
+_shtab_bayplan_top_option_strings=(-h --help --sort --interval --once -n --namespace -o --output --json --admin-socket --no-color)
+_shtab_bayplan_what_if_option_strings=(-h --help --name --memory --memory-limit --cpus --hugepages --qos --annotation --count -o --output --json --admin-socket --no-color)
+_shtab_bayplan_simulate_option_strings=(-h --help --topology --trace --engine --config --set --steps -o --output --json --admin-socket --no-color)
+_shtab_bayplan_record_topology_option_strings=(-h --help --root -o --output --json --admin-socket --no-color)
+_shtab_bayplan_replay_option_strings=(-h --help -o --output --json --admin-socket --no-color)
+_shtab_bayplan_doctor_option_strings=(-h --help --root --before-start --nri-socket -o --output --json --admin-socket --no-color)
+_shtab_bayplan_ping_option_strings=(-h --help --runtime -o --output --json --admin-socket --no-color)
+_shtab_bayplan_metrics_option_strings=(-h --help -o --output --json --admin-socket --no-color)
+_shtab_bayplan_log_level_option_strings=(-h --help -o --output --json --admin-socket --no-color)
+_shtab_bayplan_import_state_option_strings=(-h --help --kubelet-directory --only --dry-run --yes -o --output --json --admin-socket --no-color)
+_shtab_bayplan_export_state_option_strings=(-h --help -o --output --json --admin-socket --no-color)
+_shtab_bayplan_release_option_strings=(-h --help --dry-run --yes --state-directory -o --output --json --admin-socket --no-color)
+_shtab_bayplan_option_strings=(-h --help --version -o --output --json --admin-socket --no-color)
+
+_shtab_bayplan_status__n_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_bayplan_status___namespace_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_bayplan_status___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_refused__n_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_bayplan_refused___namespace_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_bayplan_refused___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_explain_pos_0_COMPGEN=_shtab_cmd_compgen_cae9377b
+_shtab_bayplan_explain___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_history_pos_0_COMPGEN=_shtab_cmd_compgen_cae9377b
+_shtab_bayplan_history___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_report___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_nodes___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_map___svg_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_map___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_top__n_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_bayplan_top___namespace_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_bayplan_top___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_what_if_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_what_if___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_simulate___topology_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_simulate___trace_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_simulate___config_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_simulate___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_record_topology___root_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_record_topology___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_replay_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_replay___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_doctor___root_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_doctor___nri_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_doctor___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_ping___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_metrics___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_log_level___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_import_state___kubelet_directory_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_import_state___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_export_state_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_export_state___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_release___state_directory_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_release___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan___admin_socket_COMPGEN=_shtab_compgen_files
+
+_shtab_bayplan_status___outcome_choices=(placed degraded adopted)
+_shtab_bayplan_status__o_choices=(table wide json yaml name)
+_shtab_bayplan_status___output_choices=(table wide json yaml name)
+_shtab_bayplan_refused__o_choices=(table wide json yaml name)
+_shtab_bayplan_refused___output_choices=(table wide json yaml name)
+_shtab_bayplan_explain__o_choices=(table wide json yaml name)
+_shtab_bayplan_explain___output_choices=(table wide json yaml name)
+_shtab_bayplan_history__o_choices=(table wide json yaml name)
+_shtab_bayplan_history___output_choices=(table wide json yaml name)
+_shtab_bayplan_report__o_choices=(table wide json yaml name)
+_shtab_bayplan_report___output_choices=(table wide json yaml name)
+_shtab_bayplan_nodes__o_choices=(table wide json yaml name)
+_shtab_bayplan_nodes___output_choices=(table wide json yaml name)
+_shtab_bayplan_map__o_choices=(table wide json yaml name)
+_shtab_bayplan_map___output_choices=(table wide json yaml name)
+_shtab_bayplan_top___sort_choices=(elsewhere used promised faults stall)
+_shtab_bayplan_top__o_choices=(table wide json yaml name)
+_shtab_bayplan_top___output_choices=(table wide json yaml name)
+_shtab_bayplan_what_if___qos_choices=(guaranteed burstable besteffort)
+_shtab_bayplan_what_if__o_choices=(table wide json yaml name)
+_shtab_bayplan_what_if___output_choices=(table wide json yaml name)
+_shtab_bayplan_simulate__o_choices=(table wide json yaml name)
+_shtab_bayplan_simulate___output_choices=(table wide json yaml name)
+_shtab_bayplan_record_topology__o_choices=(table wide json yaml name)
+_shtab_bayplan_record_topology___output_choices=(table wide json yaml name)
+_shtab_bayplan_replay__o_choices=(table wide json yaml name)
+_shtab_bayplan_replay___output_choices=(table wide json yaml name)
+_shtab_bayplan_doctor__o_choices=(table wide json yaml name)
+_shtab_bayplan_doctor___output_choices=(table wide json yaml name)
+_shtab_bayplan_ping__o_choices=(table wide json yaml name)
+_shtab_bayplan_ping___output_choices=(table wide json yaml name)
+_shtab_bayplan_metrics__o_choices=(table wide json yaml name)
+_shtab_bayplan_metrics___output_choices=(table wide json yaml name)
+_shtab_bayplan_log_level_pos_0_choices=(debug info warning error)
+_shtab_bayplan_log_level__o_choices=(table wide json yaml name)
+_shtab_bayplan_log_level___output_choices=(table wide json yaml name)
+_shtab_bayplan_import_state___only_choices=(cpu memory)
+_shtab_bayplan_import_state__o_choices=(table wide json yaml name)
+_shtab_bayplan_import_state___output_choices=(table wide json yaml name)
+_shtab_bayplan_export_state__o_choices=(table wide json yaml name)
+_shtab_bayplan_export_state___output_choices=(table wide json yaml name)
+_shtab_bayplan_release__o_choices=(table wide json yaml name)
+_shtab_bayplan_release___output_choices=(table wide json yaml name)
+_shtab_bayplan_pos_0_choices=(status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release)
+_shtab_bayplan__o_choices=(table wide json yaml name)
+_shtab_bayplan___output_choices=(table wide json yaml name)
+
+_shtab_bayplan_status__h_nargs=0
+_shtab_bayplan_status___help_nargs=0
+_shtab_bayplan_status__w_nargs='?'
+_shtab_bayplan_status___watch_nargs='?'
+_shtab_bayplan_status___json_nargs=0
+_shtab_bayplan_status___no_color_nargs=0
+_shtab_bayplan_refused__h_nargs=0
+_shtab_bayplan_refused___help_nargs=0
+_shtab_bayplan_refused__w_nargs='?'
+_shtab_bayplan_refused___watch_nargs='?'
+_shtab_bayplan_refused___json_nargs=0
+_shtab_bayplan_refused___no_color_nargs=0
+_shtab_bayplan_explain__h_nargs=0
+_shtab_bayplan_explain___help_nargs=0
+_shtab_bayplan_explain___json_nargs=0
+_shtab_bayplan_explain___no_color_nargs=0
+_shtab_bayplan_history__h_nargs=0
+_shtab_bayplan_history___help_nargs=0
+_shtab_bayplan_history___json_nargs=0
+_shtab_bayplan_history___no_color_nargs=0
+_shtab_bayplan_report__h_nargs=0
+_shtab_bayplan_report___help_nargs=0
+_shtab_bayplan_report___json_nargs=0
+_shtab_bayplan_report___no_color_nargs=0
+_shtab_bayplan_nodes__h_nargs=0
+_shtab_bayplan_nodes___help_nargs=0
+_shtab_bayplan_nodes__w_nargs='?'
+_shtab_bayplan_nodes___watch_nargs='?'
+_shtab_bayplan_nodes___json_nargs=0
+_shtab_bayplan_nodes___no_color_nargs=0
+_shtab_bayplan_map__h_nargs=0
+_shtab_bayplan_map___help_nargs=0
+_shtab_bayplan_map___json_nargs=0
+_shtab_bayplan_map___no_color_nargs=0
+_shtab_bayplan_top__h_nargs=0
+_shtab_bayplan_top___help_nargs=0
+_shtab_bayplan_top___once_nargs=0
+_shtab_bayplan_top___json_nargs=0
+_shtab_bayplan_top___no_color_nargs=0
+_shtab_bayplan_what_if_pos_0_nargs='*'
+_shtab_bayplan_what_if__h_nargs=0
+_shtab_bayplan_what_if___help_nargs=0
+_shtab_bayplan_what_if___json_nargs=0
+_shtab_bayplan_what_if___no_color_nargs=0
+_shtab_bayplan_simulate__h_nargs=0
+_shtab_bayplan_simulate___help_nargs=0
+_shtab_bayplan_simulate___steps_nargs=0
+_shtab_bayplan_simulate___json_nargs=0
+_shtab_bayplan_simulate___no_color_nargs=0
+_shtab_bayplan_record_topology__h_nargs=0
+_shtab_bayplan_record_topology___help_nargs=0
+_shtab_bayplan_record_topology___json_nargs=0
+_shtab_bayplan_record_topology___no_color_nargs=0
+_shtab_bayplan_replay__h_nargs=0
+_shtab_bayplan_replay___help_nargs=0
+_shtab_bayplan_replay___json_nargs=0
+_shtab_bayplan_replay___no_color_nargs=0
+_shtab_bayplan_doctor__h_nargs=0
+_shtab_bayplan_doctor___help_nargs=0
+_shtab_bayplan_doctor___before_start_nargs=0
+_shtab_bayplan_doctor___json_nargs=0
+_shtab_bayplan_doctor___no_color_nargs=0
+_shtab_bayplan_ping__h_nargs=0
+_shtab_bayplan_ping___help_nargs=0
+_shtab_bayplan_ping___runtime_nargs=0
+_shtab_bayplan_ping___json_nargs=0
+_shtab_bayplan_ping___no_color_nargs=0
+_shtab_bayplan_metrics__h_nargs=0
+_shtab_bayplan_metrics___help_nargs=0
+_shtab_bayplan_metrics___json_nargs=0
+_shtab_bayplan_metrics___no_color_nargs=0
+_shtab_bayplan_log_level__h_nargs=0
+_shtab_bayplan_log_level___help_nargs=0
+_shtab_bayplan_log_level___json_nargs=0
+_shtab_bayplan_log_level___no_color_nargs=0
+_shtab_bayplan_import_state__h_nargs=0
+_shtab_bayplan_import_state___help_nargs=0
+_shtab_bayplan_import_state___dry_run_nargs=0
+_shtab_bayplan_import_state___yes_nargs=0
+_shtab_bayplan_import_state___json_nargs=0
+_shtab_bayplan_import_state___no_color_nargs=0
+_shtab_bayplan_export_state__h_nargs=0
+_shtab_bayplan_export_state___help_nargs=0
+_shtab_bayplan_export_state___json_nargs=0
+_shtab_bayplan_export_state___no_color_nargs=0
+_shtab_bayplan_release__h_nargs=0
+_shtab_bayplan_release___help_nargs=0
+_shtab_bayplan_release___dry_run_nargs=0
+_shtab_bayplan_release___yes_nargs=0
+_shtab_bayplan_release___json_nargs=0
+_shtab_bayplan_release___no_color_nargs=0
+_shtab_bayplan_pos_0_nargs=A...
+_shtab_bayplan__h_nargs=0
+_shtab_bayplan___help_nargs=0
+_shtab_bayplan___version_nargs=0
+_shtab_bayplan___json_nargs=0
+_shtab_bayplan___no_color_nargs=0
+
+
+# Custom Preamble
+
+# $1=COMP_WORDS[1]
+_shtab_cmd_compgen_717393f5() {
+  compgen -W "$(bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u)" -- $1
 }
-complete -F _bayplan bayplan
+
+# $1=COMP_WORDS[1]
+_shtab_cmd_compgen_cae9377b() {
+  compgen -W "$(bayplan status -o name 2>/dev/null)" -- $1
+}
+# End Custom Preamble
+
+# $1=COMP_WORDS[1]
+_shtab_compgen_files() {
+  compgen -f -- $1  # files
+}
+
+# $1=COMP_WORDS[1]
+_shtab_compgen_dirs() {
+  compgen -d -- $1  # recurse into subdirs
+}
+
+# $1=COMP_WORDS[1]
+_shtab_replace_nonword() {
+  echo "${1//[^[:word:]]/_}"
+}
+
+# set default values (called for the initial parser & any subparsers)
+_set_parser_defaults() {
+  local subparsers_var="${prefix}_subparsers[@]"
+  sub_parsers=${!subparsers_var-}
+
+  local current_option_strings_var="${prefix}_option_strings[@]"
+  current_option_strings=${!current_option_strings_var}
+
+  completed_positional_actions=0
+
+  _set_new_action "pos_$completed_positional_actions" true
+}
+
+# $1=action identifier
+# $2=positional action (bool)
+# set all identifiers for an action's parameters
+_set_new_action() {
+  current_action="${prefix}_$(_shtab_replace_nonword $1)"
+
+  local current_action_compgen_var=${current_action}_COMPGEN
+  current_action_compgen="${!current_action_compgen_var-}"
+
+  local current_action_choices_var="${current_action}_choices[@]"
+  current_action_choices="${!current_action_choices_var-}"
+
+  local current_action_nargs_var="${current_action}_nargs"
+  if [ -n "${!current_action_nargs_var-}" ]; then
+    current_action_nargs="${!current_action_nargs_var}"
+  else
+    current_action_nargs=1
+  fi
+
+  current_action_args_start_index=$(( $word_index + 1 - $pos_only ))
+
+  current_action_is_positional=$2
+}
+
+# Notes:
+# `COMPREPLY`: what will be rendered after completion is triggered
+# `completing_word`: currently typed word to generate completions for
+# `${!var}`: evaluates the content of `var` and expand its content as a variable
+#     hello="world"
+#     x="hello"
+#     ${!x} -> ${hello} -> "world"
+_shtab_bayplan() {
+  local completing_word="${COMP_WORDS[COMP_CWORD]}"
+  local previous_word="${COMP_WORDS[COMP_CWORD-1]}"
+  local completed_positional_actions
+  local current_action
+  local current_action_args_start_index
+  local current_action_choices
+  local current_action_compgen
+  local current_action_is_positional
+  local current_action_nargs
+  local current_option_strings
+  local sub_parsers
+  COMPREPLY=()
+
+  local prefix=_shtab_bayplan
+  local word_index=0
+  local pos_only=0 # "--" delimiter not encountered yet
+  _set_parser_defaults
+  word_index=1
+
+  # determine what arguments are appropriate for the current state
+  # of the arg parser
+  while [ $word_index -ne $COMP_CWORD ]; do
+    local this_word="${COMP_WORDS[$word_index]}"
+
+    if [[ $pos_only = 1 || " $this_word " != " -- " ]]; then
+      if [[ -n $sub_parsers && " ${sub_parsers[@]} " == *" $this_word "* ]]; then
+        # valid subcommand: add it to the prefix & reset the current action
+        prefix="${prefix}_$(_shtab_replace_nonword $this_word)"
+        _set_parser_defaults
+      fi
+
+      if [[ " ${current_option_strings[@]} " == *" $this_word "* ]]; then
+        # a new action should be acquired (due to recognised option string or
+        # no more input expected from current action);
+        # the next positional action can fill in here
+        _set_new_action $this_word false
+      fi
+
+      if [[ "$current_action_nargs" != "*" ]] && \
+         [[ "$current_action_nargs" != "+" ]] && \
+         [[ "$current_action_nargs" != "?" ]] && \
+         [[ "$current_action_nargs" != *"..." ]] && \
+         (( $word_index + 1 - $current_action_args_start_index - $pos_only >= \
+            $current_action_nargs )); then
+        $current_action_is_positional && let "completed_positional_actions += 1"
+        _set_new_action "pos_$completed_positional_actions" true
+      fi
+    else
+      pos_only=1 # "--" delimiter encountered
+    fi
+
+    let "word_index+=1"
+  done
+
+  # Generate the completions
+
+  COMPREPLY=()
+  if [[ $pos_only = 0 && "$completing_word" == -* &&
+        ( -z "$current_action_compgen" || "$current_action_is_positional" = true ) ]]; then
+    # optional argument started: use option strings
+    while IFS= read -r line; do COMPREPLY+=("$line"); done < <(
+      compgen -W "${current_option_strings[*]}" -- "$completing_word")
+  elif [[ "$previous_word" =~ ^[0-9\&]*[\<\>]\>?$ ]]; then
+    # handle redirection operators
+    compopt -o filenames 2>/dev/null || : # bash>=4
+    while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$completing_word")
+  else
+    # use choices & compgen
+    local action_compgen_word="$completing_word"
+    # handle tab-completing in the middle of a line (#248 <- #116)
+    [[ -n "$current_action_compgen" && "$completing_word" == -* ]] && action_compgen_word=""
+    [ -n "$current_action_compgen" ] && {
+      [[ "$current_action_compgen" =~ _(file|dir|glob|FILE|DIR|GLOB)|File|Dir|Glob ]] &&
+        compopt -o filenames 2>/dev/null || : # bash>=4
+      while IFS= read -r line; do COMPREPLY+=("$line"); done < <(
+        "$current_action_compgen" "$action_compgen_word")
+    }
+    while IFS= read -r line; do COMPREPLY+=("$line"); done < <(
+      compgen -W "${current_action_choices[*]}" -- "$completing_word")
+  fi
+
+  if [[ ${#COMPREPLY[@]} = 0 ]]; then
+    # native fallback matches are not necessarily filenames (e.g. variables)
+    compopt +o filenames 2>/dev/null || : # bash>=4
+  fi
+
+  return 0
+}
+
+complete -o bashdefault -F _shtab_bayplan bayplan

@@ -1,2 +1,1 @@
-"""Man pages and shell completions, made from the parsers of the commands, and the pictures of the documents:
-``python -m bayplan.cli.reference``."""
+"""What is made from the code: man pages, completions, the page of metrics and the pictures of documents."""

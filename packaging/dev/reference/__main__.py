@@ -1,21 +1,36 @@
-"""``python -m bayplan.cli.reference ROOT`` writes all man pages, completions and pictures below ROOT, the
-source tree."""
+"""``python -m reference ROOT`` writes all that is made from the code below ROOT, the source tree: man pages,
+completions, the page of metrics and the pictures. `make reference` runs it.
 
+shtab makes the completions from the parser of bayplan. What the daemon knows, names of containers and
+namespaces, is asked from it at the moment of completion.
+"""
+
+import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+import shtab
 
 from bayplan import __version__
 from bayplan.agent import command_line as agent
 from bayplan.cli import kubectl_bayplan
 from bayplan.cli.main import EXIT_STATUSES, build_parser
-from bayplan.cli.reference.commands import command_of
-from bayplan.cli.reference.completions import bash, fish, zsh
-from bayplan.cli.reference.man_pages import man_page
-from bayplan.cli.reference.pictures import pictures
 from bayplan.config import flags
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
+from reference.man_pages import command_of, man_page
+from reference.metrics_page import page
+from reference.pictures import pictures
+
+_CONTAINERS: Final = shtab.cmd("bayplan status -o name 2>/dev/null")
+_NAMESPACES: Final = shtab.cmd("bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u")
+_COMPLETIONS: Final = {
+    "bash": "packaging/completions/bayplan.bash",
+    "zsh": "packaging/completions/_bayplan",
+    "fish": "packaging/completions/bayplan.fish",
+}
 
 _DAEMON_STATUSES: Final = {
     0: "it was asked to end, or the runtime that launched it is gone",
@@ -58,12 +73,36 @@ def reference() -> dict[str, str]:
         "docs/man/bayplan-agent.8": man_page(
             command_of(agent.build_parser()), 8, __version__, _AGENT_STATUSES, ["bayplan(1)", "baypland(8)"]
         ),
-        "packaging/completions/bayplan.bash": bash(bayplan),
-        "packaging/completions/_bayplan": zsh(bayplan),
-        "packaging/completions/bayplan.fish": fish(bayplan),
+        **completions(),
     }
 
 
+def completions() -> dict[str, str]:
+    """The file of each shell, by its path in the source tree."""
+    parser = build_parser()
+    for action in _actions(parser):
+        if action.type is Path or action.metavar in ("FILE", "PATH", "DIR"):
+            _complete_with(action, shtab.FILE)
+        elif action.dest == "subject":
+            _complete_with(action, _CONTAINERS)
+        elif action.dest == "namespace":
+            _complete_with(action, _NAMESPACES)
+    return {path: shtab.complete(parser, shell) for shell, path in _COMPLETIONS.items()}
+
+
+def _complete_with(action: argparse.Action, words: object) -> None:
+    action.complete = words  # type: ignore[attr-defined]  # what shtab reads, argparse does not know
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The options and operands of *parser* and of the commands below it."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way
+        yield action
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse has no other way
+            for below in action.choices.values():
+                yield from _actions(below)
+
+
 if __name__ == "__main__":
-    for path, text in (reference() | pictures()).items():
+    for path, text in (reference() | pictures() | {"docs/metrics.md": page()}).items():
         Path(sys.argv[1], path).write_text(text)

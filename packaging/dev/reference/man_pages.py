@@ -1,8 +1,95 @@
-"""Man pages as roff text (man(7)) from the commands' values."""
+"""Man pages as roff text (man(7)) from the parsers of the commands.
 
+A parser becomes values first, as argparse can be asked for nothing but its own help. argparse-manpage has no
+exit statuses, no other pages to see, and the day of its run in the page.
+"""
+
+import argparse
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from bayplan.cli.reference.commands import Command, Option
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option, or an operand where it has no ``flags``. ``metavar`` is empty for a switch."""
+
+    flags: tuple[str, ...]
+    metavar: str
+    help: str
+    optional_value: bool = False
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Options under one heading."""
+
+    heading: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command: its operands, its options by heading, and the commands below it."""
+
+    name: str
+    description: str
+    operands: tuple[Option, ...]
+    groups: tuple[Group, ...]
+    commands: tuple["Command", ...] = ()
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """All options, whatever their heading."""
+        return tuple(option for group in self.groups for option in group.options)
+
+
+def command_of(
+    parser: argparse.ArgumentParser, name: str = "", common: frozenset[str] = frozenset()
+) -> Command:
+    """What *parser* understands, without the options of *common* flags, which a command above it has."""
+    operands: list[Option] = []
+    groups: list[Group] = []
+    below: list[Command] = []
+    for group in parser._action_groups:  # noqa: SLF001 - argparse has no other way
+        options = []
+        for action in group._group_actions:  # noqa: SLF001 - argparse has no other way
+            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse has no other way
+                known = frozenset(parser._option_string_actions)  # noqa: SLF001 - argparse has no other way
+                below += [command_of(one, verb, known) for verb, one in action.choices.items()]
+            elif not action.option_strings:
+                operands.append(_option(parser, action))
+            elif common.isdisjoint(action.option_strings):
+                options.append(_option(parser, action))
+        if options:
+            groups.append(Group(group.title or "options", tuple(options)))
+    description = " ".join((parser.description or "").split())
+    return Command(name or parser.prog, description, tuple(operands), tuple(groups), tuple(below))
+
+
+def _option(parser: argparse.ArgumentParser, action: argparse.Action) -> Option:
+    help_text = parser._get_formatter()._expand_help(action)  # noqa: SLF001 - argparse has no other way
+    metavar = ""
+    if action.nargs != 0:
+        metavar = (
+            "|".join(map(str, action.choices))
+            if action.choices
+            else str(action.metavar or action.dest.upper())
+        )
+    return Option(
+        tuple(action.option_strings),
+        metavar,
+        " ".join(help_text.split()),
+        optional_value=action.nargs in ("?", "*"),
+        repeated=action.nargs in ("*", "+") or isinstance(action, argparse._AppendAction),  # noqa: SLF001 - argparse has no other way
+    )
+
+
+def every_option(command: Command) -> Iterator[Option]:
+    """The options of *command* and of those below it."""
+    yield from command.options
+    for one in command.commands:
+        yield from every_option(one)
 
 
 def man_page(

@@ -1,9 +1,5 @@
-"""The reference page of all metrics, docs/metrics.md, from their definitions.
+"""The reference page of all metrics, docs/metrics.md, from their definitions."""
 
-`make reference` writes it.
-"""
-
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -55,7 +51,3 @@ def _table(rows: Iterable[tuple[str, ...]]) -> str:
     head, *body = rows
     lines = [head, ("---",) * len(head), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bayplan.cli.main import EXIT_STATUSES, OUTPUTS, VERBS, build_parser
-from bayplan.cli.reference.__main__ import reference
-from bayplan.cli.reference.commands import Operand, command_of, every_option
 from bayplan.config.keys import KEYS
+from reference.__main__ import reference
+from reference.man_pages import command_of, every_option
 
 TREE = Path(__file__).parents[3]
 FILES = reference()
@@ -62,7 +62,7 @@ def completed(*words: str, known: str = "") -> list[str]:
     script = (
         f"bayplan() {{ printf %b {known!r}; }}\n"
         f"source {TREE / 'packaging/completions/bayplan.bash'}\n"
-        'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _bayplan; printf "%s\\n" "${COMPREPLY[@]}"'
+        'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shtab_bayplan; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     shell = ["bash", "-c", script, "bash", "bayplan", *words]
     return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.split()
@@ -77,23 +77,11 @@ def test_bash_completes_verbs_flags_and_values(tmp_path: Path) -> None:
     (tmp_path / "machine.toml").touch()
     assert completed("simulate", "--topology", f"{tmp_path}/m") == [f"{tmp_path}/machine.toml"]
     assert completed("log-level", "de") == ["debug"]
+    assert completed("status", "--watch", "2", "--outc") == ["--outcome"]
 
 
 def test_bash_asks_the_daemon_for_names() -> None:
     known = "shop/web-0/main\nshop/db-0/main\nprod/x/y\n"
     assert completed("explain", "shop/w", known=known) == ["shop/web-0/main"]
+    assert completed("history", "prod", known=known) == ["prod/x/y"]
     assert completed("status", "-n", "", known=known) == ["prod", "shop"]
-
-
-def test_operands_are_told_apart() -> None:
-    kinds = {
-        (command.name, operand.operand)
-        for command in command_of(build_parser()).commands
-        for operand in command.operands
-    }
-    assert kinds >= {
-        ("explain", Operand.CONTAINER),
-        ("history", Operand.CONTAINER),
-        ("what-if", Operand.PATH),
-        ("log-level", Operand.TEXT),
-    }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.cli.reference.pictures import SCENES, pictures, show
+from reference.pictures import SCENES, pictures, show
 
 TREE = Path(__file__).parents[3]
 PAGE = (TREE / "docs/concepts.md").read_text()
