@@ -28,7 +28,7 @@ from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.views.decision_view import View, decision_view
 from bayplan.views.node_room import node_rooms
 from bayplan.views.snapshot import Snapshot
-from bayplan.views.status import timestamp
+from bayplan.views.status import cpu_holders, timestamp
 
 Recorded = tuple[int, Decision]
 """A decision and when it was recorded, in microseconds since the epoch."""
@@ -172,11 +172,13 @@ def explanation_view(
     by_name: dict[str, list[Recorded]] = {}
     for at_us, decision in recorded:
         by_name.setdefault(decision.request.name, []).append((at_us, decision))
-    current = {
-        entry.decision.request.name: entry.decision
+    entries = {
+        entry.decision.request.name: entry
         for entry in snapshot.ledger.entries.values()
         if names_container(subject, entry.decision.request.name, entry.container_id)
     }
+    current, holders = {name: entry.decision for name, entry in entries.items()}, cpu_holders(snapshot)
+    also_of = {name: holders.others(entry) for name, entry in entries.items()}
     if any(decision.placement.claim is not None for decision in current.values()):
         current = _with_witness(snapshot, current)
     names = sorted(by_name.keys() | current.keys())
@@ -187,7 +189,7 @@ def explanation_view(
         "kind": "Explanation",
         "subject": subject,
         "containers": [
-            _explained(current.get(name), by_name.get(name, []))
+            _explained(current.get(name), by_name.get(name, []), also_of.get(name, ()))
             | {
                 "pageMoves": [_page_move(one) for one in moved if one.name == name],
                 "evictions": [eviction_view(one) for one in evicted if one.name == name],
@@ -290,8 +292,9 @@ def _page_move(one: PageMoveRecord) -> View:
     }
 
 
-def _explained(current: Decision | None, recorded: Sequence[Recorded]) -> View:
-    """*recorded* are the decisions about one name, the newest first; *current* is the one in force."""
+def _explained(current: Decision | None, recorded: Sequence[Recorded], also_of: Sequence[str]) -> View:
+    """*recorded* are the decisions about one name, the newest first; *current* is the one in force, *also_of*
+    as for `decision_view`."""
     if current is None:
         at_us, shown = recorded[0]
         state = "refused" if shown.outcome is Outcome.REFUSED else "departed"
@@ -307,7 +310,7 @@ def _explained(current: Decision | None, recorded: Sequence[Recorded]) -> View:
         at_us = own[0][0] if own else 0
         earlier = [one for one in recorded if not own or one is not own[0]]
     return {
-        **decision_view(shown),
+        **decision_view(shown, also_of),
         "state": state,
         "decidedAt": timestamp(at_us) if at_us else None,
         "earlier": [

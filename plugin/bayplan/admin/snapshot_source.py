@@ -17,6 +17,7 @@ from bayplan.model.decision import Outcome
 from bayplan.placement.foreign_cpusets import pin_sentences
 from bayplan.placement.page_placement import LivePages
 from bayplan.placement.shortfall import crowded_pool
+from bayplan.sets import CpuSet
 from bayplan.views.snapshot import Drifted, MemoryReservation, RuntimeState, Snapshot, Unmanaged
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,12 @@ def snapshot_of(
     reservations: Mapping[int, MemoryReservation] = MappingProxyType({}),
     kernel_oom_score_adj: Mapping[str, int] = MappingProxyType({}),
     live: LivePages | None = None,
+    kernel_cpus: Mapping[str, CpuSet] = MappingProxyType({}),
 ) -> Snapshot:
     """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
     so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes,
-    *live* is what was seen last of the nodes' memory."""
+    *live* is what was seen last of the nodes' memory, *kernel_cpus* the CPUs that containers were found to
+    have otherwise than decided."""
     known, runtime = controller.known, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
@@ -54,6 +57,7 @@ def snapshot_of(
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(known.oom_score_adj),
         kernel_oom_score_adj=dict(kernel_oom_score_adj),
+        kernel_cpus=dict(kernel_cpus),
         problems=tuple(_problems(controller, notices)),
         reservations=dict(reservations),
         live=live,

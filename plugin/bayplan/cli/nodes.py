@@ -8,6 +8,7 @@ from bayplan.cli.status import kept_for_pods
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amount_to_type, amounts, optional_bytes
 from bayplan.quantity import MIB, format_bytes
+from bayplan.sets import CpuSet
 
 VERB: Final = "nodes"
 HELP: Final = (
@@ -126,10 +127,21 @@ def _cpu_row(node: dict[str, Any], nodes: list[dict[str, Any]]) -> tuple[str, ..
         str(node["id"]),
         ", ".join(map(str, cpus["sockets"])) or "-",
         cpus["shared"] or "-",
-        cpus["exclusive"] or "-",
+        _own(cpus["exclusive"], cpus["contested"]),
         " ".join(cpus["l3Caches"]) or "-",
         " ".join(str(node["distances"].get(str(other["id"]), "-")) for other in nodes),
     )
+
+
+def _apart(cpus: str, contested: str) -> tuple[str, str]:
+    """Those of *cpus* that are not *contested*, and those that are."""
+    own, theirs = CpuSet.parse(cpus), CpuSet.parse(contested)
+    return str(own - theirs), str(own & theirs)
+
+
+def _own(alone: str, contested: str) -> str:
+    """CPUs that were given to somebody as its own, those apart that others' cpusets have too."""
+    return ", ".join([*([alone] if alone else []), *([f"{contested} not alone"] if contested else [])]) or "-"
 
 
 def _is_of_note(kind: dict[str, Any]) -> bool:
@@ -209,7 +221,7 @@ def _container_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
             one["name"],
             amounts(one["bookedBytes"]),
             optional_bytes(one["heldBytes"]),
-            one["exclusiveCpus"] or "-",
+            _own(*_apart(one["exclusiveCpus"], node["cpus"]["contested"])),
             ", ".join(one["devices"]) or "-",
         )
         for one in node["containers"]

@@ -125,7 +125,8 @@ def expectations(
     containers: Iterable[Container],
     starting: Collection[str] = (),
 ) -> list[Expectation]:
-    """What the kernel should show for *containers*, as far as the ledger has something to say. *withheld* are
+    """What the kernel should show for *containers*, as far as the ledger has something to say; where somebody
+    else chose the CPUs, that is to be looked at, and nothing of it checked. *withheld* are
     the CPUs on which no container runs. Of CPUs and nodes that are gone the kernel shows nothing. Who lost
     all its exclusive CPUs runs on the shared ones; the kernel would let it run on those of others. *starting*
     are the ids of those that do not run yet."""
@@ -139,7 +140,8 @@ def expectations(
         cpus, mems = cpus_for(decision, shared), _mems_for(machine, decision)
         cpus = None if cpus is None else cpus & machine.online_cpus or shared or None
         mems = None if mems is None else mems & machine.memory_nodes or None
-        if cpus is not None or mems is not None or entry.origin is not None or entry.oom_group:
+        chosen = decision.request.cpus_chosen_by_others
+        if chosen or cpus is not None or mems is not None or entry.origin is not None or entry.oom_group:
             name, parent = decision.request.name, pod.cgroup_parent
             soon = container.id in starting
             one = Expectation(container, parent, name, cpus, mems, entry.origin, entry.oom_group, soon)

@@ -52,6 +52,12 @@ class Drift(Struct, frozen=True):
         return f"{self.expectation.name}: {'; '.join(self.differences.values())}"
 
     @property
+    def has_other_cpus(self) -> bool:
+        """Whether it has CPUs that were not decided. Who does not run yet has no process on them but the
+        runtime's."""
+        return not self.expectation.starting and self.expectation.cpus != self.cpus
+
+    @property
     def repair(self) -> Update:
         """The change that undoes it, and nothing else."""
         whole, names = self.expectation.update, self.differences
@@ -110,6 +116,17 @@ class Verifier:
         self._agreed: dict[str, Update] = {}
         self._writes = 0
         self._times: dict[str, Counter[str]] = {}
+        self._otherwise: dict[str, Drift] = {}
+
+    def kernel_cpus(self) -> dict[str, CpuSet]:
+        """The CPUs that containers, by id, had at the last comparison where these are not the decided ones,
+        or where somebody else decides. Nothing is known of whom something else was decided about since."""
+        now = self._expected(self._otherwise.keys()) if self._otherwise else ()
+        return {
+            key: found.cpus
+            for one in now
+            if (found := self._otherwise[key := one.container.id]).expectation.cpus == one.cpus
+        }
 
     async def verify(self, *, at_once: bool) -> tuple[Drift, ...]:
         """Compare once, and repair what differed the last time too; the drift that was reported.
@@ -131,6 +148,7 @@ class Verifier:
         differing = tuple(one for one in compared if one.differences)
         due = tuple(one for one in differing if at_once or self._is_in(self._suspected, one))
         drift = tuple(one for one in due if not at_once or self._is_in(self._agreed, one))
+        self._otherwise = {_id(one): one for one in compared if one.has_other_cpus}
         self._suspected = {_id(one): one.expectation.update for one in differing}
         self._agreed = {_id(one): one.expectation.update for one in compared if not one.differences}
         self._times = {key: self._times.get(key, Counter()) for key in map(_id, compared)}
@@ -162,6 +180,9 @@ class Verifier:
         return [one for one in after if one.differences.keys() & tried[_id(one)]]
 
     def _note(self, wanted: list[Drift], left: Mapping[str, Drift]) -> None:
+        for key in map(_id, wanted):
+            self._otherwise.pop(key, None)
+        self._otherwise |= {key: one for key, one in left.items() if one.has_other_cpus}
         repaired = [one.expectation.name for one in wanted if _id(one) not in left]
         for key, one in left.items():
             before = self.unrepaired.get(key)

@@ -347,6 +347,7 @@ class Daemon:
             self.hardware.reservations(),
             scores,
             self.pressure.latest,
+            self.verifier.kernel_cpus(),
         )
 
     def agent_server(self, path: Path) -> AgentServer:

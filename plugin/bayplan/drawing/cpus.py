@@ -18,7 +18,7 @@ def cores(
         The height, and the picture.
     """
     owners = {cpu: one["name"] for one in node["containers"] for cpu in CpuSet.parse(one["exclusiveCpus"])}
-    reserved, shared = CpuSet.parse(node["cpus"]["reserved"]), CpuSet.parse(node["cpus"]["shared"])
+    kinds = {key: CpuSet.parse(node["cpus"][key]) for key in ("contested", "reserved", "shared")}
     siblings = [list(CpuSet.parse(text)) for text in node["cpus"]["cores"]]
     if not siblings:
         return 0.0, ""
@@ -29,18 +29,19 @@ def cores(
     for number, core in enumerate(siblings):
         left, top = (number % columns) * step_x, y + (number // columns) * step_y
         for place, cpu in enumerate(core):
-            class_, whose = _look(cpu, owners, reserved, shared, colors)
+            class_, whose = _look(cpu, owners, kinds, colors)
             drawn.append(box(left, top + place * size, size, size, class_, f"CPU {cpu}: {whose}", 1.5))
     rows = -(-len(siblings) // columns)
     return rows * step_y - _GAP, "".join(drawn)
 
 
 def _look(
-    cpu: int, owners: Mapping[int, str], reserved: CpuSet, shared: CpuSet, colors: Mapping[str, str]
+    cpu: int, owners: Mapping[int, str], kinds: Mapping[str, CpuSet], colors: Mapping[str, str]
 ) -> tuple[str, str]:
     """The class of a CPU's colour, and whose it is."""
     if cpu in owners:
-        return colors[owners[cpu]], f"only {owners[cpu]}"
-    if cpu in reserved:
+        whose = f"{owners[cpu]} and others" if cpu in kinds["contested"] else f"only {owners[cpu]}"
+        return colors[owners[cpu]], whose
+    if cpu in kinds["reserved"]:
         return "kept", "reserved"
-    return ("shared", "shared") if cpu in shared else ("free", "nobody's")
+    return ("shared", "shared") if cpu in kinds["shared"] else ("free", "nobody's")

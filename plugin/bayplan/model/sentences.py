@@ -4,7 +4,7 @@ simulator and refusals say the same of the same decision.
 The reasons, and the sentence of a shortage, are part of the decision itself; here is what stands around them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bayplan.errors import PlacementError
 from bayplan.model.decision import (
@@ -140,8 +140,9 @@ def policy_text(policy: MemoryPolicyWish | MemoryPolicySetting) -> str:
     return f"{policy.mode.value}{flags}{f':{policy.nodes}' if policy.nodes else ''}"
 
 
-def placed(decision: Decision) -> list[str]:
-    """Where a container is, a line for memory, CPUs and memory policy."""
+def placed(decision: Decision, also_of: Sequence[str] = ()) -> list[str]:
+    """Where a container is, a line for memory, CPUs and memory policy. *also_of* are the names of the others
+    whose cpusets have some of its own CPUs."""
     request, placement = decision.request, decision.placement
     mems = placement.mems if request.pinned_mems is None else request.pinned_mems
     lines = [f"memory: {_anywhere(mems)}{_witness(placement.booked_bytes)}"]
@@ -164,7 +165,7 @@ def placed(decision: Decision) -> list[str]:
             f"not claimed: {format_bytes(claim.explained_bytes)}, as another container of its pod has the "
             "same oom_score_adj, which kubelet also gives to sidecars"
         )
-    lines.append(f"CPUs: {_cpus(decision)}")
+    lines.append(f"CPUs: {_cpus(decision, also_of)}")
     if placement.memory_policy is not None:
         lines.append(f"memory policy: {policy_text(placement.memory_policy)}")
     elif request.given_policy is not None:
@@ -227,13 +228,15 @@ def _anywhere(nodes: NodeSet | None) -> str:
     return "any node" if nodes is None else nodes_text(nodes)
 
 
-def _cpus(decision: Decision) -> str:
+def _cpus(decision: Decision, also_of: Sequence[str]) -> str:
     request, own = decision.request, decision.placement.exclusive_cpus
     if request.pinned_cpus is not None:
         return f"{request.pinned_cpus}, set by somebody else"
     if request.opted_out:
         return "as in its spec"
-    return f"{own}, its own" if own else "the shared ones"
+    if not own:
+        return "the shared ones"
+    return f"{own}, its own" + (f", but not alone: {', '.join(also_of)} may run there too" if also_of else "")
 
 
 def _source(request: Request) -> str:

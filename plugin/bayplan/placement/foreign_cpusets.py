@@ -1,4 +1,5 @@
-"""cpusets that are not ours: set by kubelet's own managers, recognised by what they set, or by others.
+"""cpusets that are not ours: set by kubelet's own managers, recognised by what they set, or by others; and
+whose cpusets have CPUs that were given to somebody as its own.
 
 kubelet's CPU Manager gives cpuset.cpus to every container of the node, those of the shared pool included, in
 the spec or with UpdateContainer when it reconciles; its Memory Manager gives cpuset.mems to Guaranteed
@@ -6,10 +7,16 @@ containers, in the spec only. Nothing here changes a pin: see `bayplan.engines.k
 """
 
 import enum
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from msgspec import Struct
 
 from bayplan.model.decision import QosClass, QosSource, Request
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.pod_as_a_whole import held_cpus
+from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import counted
+from bayplan.sets import CpuSet
 
 
 class PinningManager(enum.Enum):
@@ -77,3 +84,59 @@ def pin_sentences(requests: Iterable[Request], configured: Collection[PinningMan
 def kubelet_sentence(manager: PinningManager, seen: str) -> str:
     """That a manager of kubelet pins containers, and how that was *seen*."""
     return f"kubelet's {manager.value} pins containers itself (seen in {seen}); what it sets stays as it is"
+
+
+class CpuHolder(Struct, frozen=True):
+    """A container whose cpuset has some of the exclusive CPUs, and which of these."""
+
+    container_id: str
+    pod_id: str
+    name: str
+    cpus: CpuSet
+
+
+class CpuHolders:
+    """Whose cpusets have which exclusive CPUs: what is said of a CPU anywhere comes from here.
+
+    A container has what was decided for it, or what somebody chose, but where the kernel was found to have
+    something else it has that. Of one that is to be left alone, and was not looked at, nothing is known: it
+    may have all. A pod counts as one where CPUs are its own as a whole.
+    """
+
+    def __init__(self, ledger: Ledger, shared: CpuSet, kernel_cpus: Mapping[str, CpuSet]) -> None:
+        """*shared* are the CPUs of who has none of its own; *kernel_cpus* what the kernel was found to have
+        otherwise, by container."""
+        self._holders: list[CpuHolder] = []
+        by_pod: dict[str, CpuSet] = {}
+        for pod_id, last in ledger.retained.items():
+            by_pod[pod_id] = held_cpus(last.decision.placement)
+        exclusive = ledger.exclusive_cpus
+        for key, entry in ledger.entries.items() if exclusive else ():
+            request, own = entry.decision.request, entry.decision.placement.exclusive_cpus
+            given = kernel_cpus.get(key, request.pinned_cpus)
+            if given is None:
+                given = exclusive if request.opted_out else cpus_for(entry.decision, shared) or CpuSet()
+            # What was given to it stays its own, also where the kernel does not have it.
+            there = (given | own) & exclusive
+            if there:
+                self._holders.append(CpuHolder(key, request.pod_id, request.name, there))
+                by_pod[request.pod_id] = by_pod.get(request.pod_id, CpuSet()) | there
+        once = CpuSet()
+        self.contested = CpuSet()
+        """The exclusive CPUs that cpusets of more than one pod have."""
+        for cpus in by_pod.values():
+            self.contested |= once & cpus
+            once |= cpus
+        self.alone = exclusive - self.contested
+        """Those that no other pod's cpuset has."""
+
+    def others(self, entry: Entry) -> list[str]:
+        """The names of the other containers whose cpusets have some of the exclusive CPUs of *entry*."""
+        own = entry.decision.placement.exclusive_cpus
+        return sorted(
+            {
+                one.name
+                for one in self._holders
+                if one.container_id != entry.container_id and not one.cpus.isdisjoint(own)
+            }
+        )

@@ -4,6 +4,7 @@ The same rules as in `bayplan.views.status`: fields are added, never renamed; by
 text, null means "none" or "not known".
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from bayplan.model import sentences
@@ -13,8 +14,9 @@ from bayplan.sets import NodeSet
 View = dict[str, Any]
 
 
-def decision_view(decision: Decision) -> View:
-    """Everything in a decision. ``refusal`` is the text that the runtime was given."""
+def decision_view(decision: Decision, also_of: Sequence[str] = ()) -> View:
+    """Everything in a decision. ``refusal`` is the text that the runtime was given. *also_of* are the names
+    of the other containers whose cpusets have some of its exclusive CPUs now."""
     refused = decision.outcome is Outcome.REFUSED
     return {
         "id": decision.request.container_id,
@@ -23,7 +25,7 @@ def decision_view(decision: Decision) -> View:
         "outcome": decision.outcome.value,
         "summary": sentences.summary(decision),
         "asked": _asked(decision.request),
-        "placement": None if refused else _placement(decision),
+        "placement": None if refused else _placement(decision, also_of),
         "refusal": str(sentences.refusal(decision)) if refused else None,
         "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
         "candidates": [
@@ -75,12 +77,13 @@ def _asked(request: Request) -> View:
     }
 
 
-def _placement(decision: Decision) -> View:
+def _placement(decision: Decision, also_of: Sequence[str]) -> View:
     placement = decision.placement
     policy, claim = placement.memory_policy, placement.claim
     return {
         "mems": _nodes(placement.mems),
         "exclusiveCpus": str(placement.exclusive_cpus),
+        "cpusAlsoOf": list(also_of),
         "bookedBytes": {str(node): dict(row) for node, row in sorted(placement.booked_bytes.items())},
         "claim": None
         if claim is None
@@ -95,7 +98,7 @@ def _placement(decision: Decision) -> View:
         "home": _nodes(placement.original_nodes),
         "overlapping": placement.overlapping,
         "memoryPolicy": None if policy is None else sentences.policy_text(policy),
-        "lines": sentences.placed(decision),
+        "lines": sentences.placed(decision, also_of),
     }
 
 

@@ -14,6 +14,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.page_placement import LivePages
+from bayplan.sets import CpuSet
 from bayplan.views.durations import Durations
 
 
@@ -58,8 +59,10 @@ class Observation(Struct, frozen=True, kw_only=True):
 
     ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
     was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
-    there is one. ``problems`` are conditions that last, each a sentence. ``live`` is what was seen last of
-    the nodes' memory, None where it is not watched. ``shadow``: nothing of all this is applied.
+    there is one. ``kernel_cpus`` are the CPUs of containers, by id, where the kernel was found to have others
+    than were decided, or where somebody else decides. ``problems`` are conditions that last, each a sentence.
+    ``live`` is what was seen last of the nodes' memory, None where it is not watched. ``shadow``: nothing of
+    all this is applied.
     """
 
     taken_us: int
@@ -73,6 +76,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     drift: tuple[Drifted, ...] = ()
     oom_score_adj: Mapping[str, int] = field(default_factory=dict)
     kernel_oom_score_adj: Mapping[str, int] = field(default_factory=dict)
+    kernel_cpus: Mapping[str, CpuSet] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
     live: LivePages | None = None

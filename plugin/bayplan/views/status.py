@@ -4,7 +4,7 @@ Pure functions of a Snapshot. The shapes are public (``apiVersion``): fields are
 are bytes as integers, sets are text in the kernel's list format, and null means "not known" or "not bound".
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,6 +20,7 @@ from bayplan.model.memory_kinds import tier_ranks
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.adjustment import cpus_for
+from bayplan.placement.foreign_cpusets import CpuHolders
 from bayplan.placement.page_placement import LivePages
 from bayplan.quantity import MIB, US_PER_S
 from bayplan.sets import CpuSet
@@ -37,15 +38,15 @@ def ping_view(snapshot: Snapshot) -> View:
     return _document("Pong", daemon=_daemon(snapshot), runtime=_runtime(snapshot.runtime))
 
 
-Sharers = Mapping[str, Sequence[tuple[str, CpuSet | None]]]
-"""Who may run on exclusive CPUs of others: name and CPUs, None for all. Under the id of a pod, its containers
-that have exclusive CPUs, of which several have the same where the pod has them as a whole; under "" those who
-are left as they are."""
-
-
 def spreads_of(snapshot: Snapshot) -> Spreads:
     """The witness of the snapshot: milliseconds where there are many nodes and containers."""
     return witness(snapshot.machine, snapshot.policy, snapshot.ledger)
+
+
+def cpu_holders(snapshot: Snapshot) -> CpuHolders:
+    """Whose cpusets have which exclusive CPUs."""
+    shared = snapshot.ledger.shared_cpus(snapshot.machine, snapshot.policy.withheld_cpus)
+    return CpuHolders(snapshot.ledger, shared, snapshot.kernel_cpus)
 
 
 def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
@@ -56,7 +57,7 @@ def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
     entries = sorted(
         snapshot.ledger.entries.values(), key=lambda one: (one.decision.request.name, one.container_id)
     )
-    sharers = _sharers(entries)
+    holders = cpu_holders(snapshot)
     return _document(
         "Status",
         daemon=_daemon(snapshot),
@@ -64,7 +65,7 @@ def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
         policy=_policy(snapshot.policy),
         sharedCpus=str(shared),
         containers=[
-            _container(entry, shared, snapshot, spreads[entry.container_id], sharers) for entry in entries
+            _container(entry, shared, snapshot, spreads[entry.container_id], holders) for entry in entries
         ],
         unmanaged=[{"id": one.container_id, "name": one.name} for one in snapshot.unmanaged],
         drift=[
@@ -84,11 +85,14 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
     spreads = spreads_of(snapshot) if spreads is None else spreads
     booked = by_node(spreads.values())
     free = free_bytes_by_node(machine, snapshot.policy, snapshot.ledger)
+    holders = cpu_holders(snapshot)
     return _document(
         "Nodes",
         daemon=_daemon(snapshot),
         nodes=[
-            _node(node, allocatable[node.id], booked.get(node.id, {}), free[node.id], spreads, snapshot)
+            _node(
+                node, allocatable[node.id], booked.get(node.id, {}), free[node.id], spreads, holders, snapshot
+            )
             | {"kind": _kind(node, machine, ranks)}
             for node in machine.nodes
         ],
@@ -166,10 +170,12 @@ def _policy(policy: PlacementPolicy) -> View:
     }
 
 
-def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread, sharers: Sharers) -> View:
+def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread, holders: CpuHolders) -> View:
     decision = entry.decision
     request, placement = decision.request, decision.placement
-    cpus = request.pinned_cpus if (given := cpus_for(decision, shared)) is None else given
+    cpus = cpus_for(decision, shared)
+    if request.pinned_cpus is not None:
+        cpus = snapshot.kernel_cpus.get(entry.container_id, request.pinned_cpus)
     mems = placement.mems if request.pinned_mems is None else request.pinned_mems
     wanted_score = snapshot.oom_score_adj.get(entry.container_id)
     return {
@@ -185,7 +191,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread,
         "memsPinnedByOthers": request.pinned_mems is not None,
         "cpus": None if cpus is None else str(cpus),
         "cpusExclusive": bool(placement.exclusive_cpus),
-        "cpusAlsoOf": _also_on(entry, sharers),
+        "cpusAlsoOf": holders.others(entry),
         "cpusPinnedByOthers": request.pinned_cpus is not None,
         "cpuMilli": request.cpu_milli,
         "memory": {
@@ -206,36 +212,16 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread,
     }
 
 
-def _sharers(entries: Iterable[Entry]) -> Sharers:
-    found: dict[str, list[tuple[str, CpuSet | None]]] = {}
-    for entry in entries:
-        request, own = entry.decision.request, entry.decision.placement.exclusive_cpus
-        if request.cpus_chosen_by_others:
-            found.setdefault("", []).append((request.name, request.pinned_cpus))
-        elif own:
-            found.setdefault(request.pod_id, []).append((request.name, own))
-    return found
-
-
-def _also_on(entry: Entry, sharers: Sharers) -> list[str]:
-    """The names of the other containers whose cpusets have some of a container's exclusive CPUs."""
-    request, own = entry.decision.request, entry.decision.placement.exclusive_cpus
-    others = (*sharers.get("", ()), *sharers.get(request.pod_id, ())) if own else ()
-    return sorted(
-        {name for name, cpus in others if cpus is None or not cpus.isdisjoint(own)} - {request.name}
-    )
-
-
 def _node(
     node: Node,
     allocatable: Mapping[str, int],
     booked: Mapping[str, int],
     free: Mapping[str, int],
     spreads: Spreads,
+    holders: CpuHolders,
     snapshot: Snapshot,
 ) -> View:
     machine, ledger = snapshot.machine, snapshot.ledger
-    exclusive = node.cpus & ledger.exclusive_cpus
     capacity = node.capacity_bytes()
     cpus = [machine.cpu_by_id[one] for one in node.cpus if one in machine.cpu_by_id]
     return {
@@ -259,7 +245,8 @@ def _node(
             "sockets": sorted({cpu.socket_id for cpu in cpus}),
             "l3Caches": _l3_caches(cpus),
             "cores": _cores(cpus),
-            "exclusive": str(exclusive),
+            "exclusive": str(node.cpus & holders.alone),
+            "contested": str(node.cpus & holders.contested),
             "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
             "reserved": str(node.cpus & reserved_cpus(machine, snapshot.policy)),
         },

@@ -132,6 +132,32 @@ async def test_what_somebody_undid_is_named_also_where_updates_are_due(
     assert "bayplan.dev/opt-out=true" in warning.__dict__["hint"]
 
 
+async def test_cpus_that_the_kernel_has_otherwise_are_known_until_they_are_repaired(
+    hierarchy: Hierarchy,
+) -> None:
+    wanted = [expectation("c1", "2")]
+    verifier = verifying(hierarchy, lambda *_: wanted)
+    await verifier.verify(at_once=False)
+    assert verifier.kernel_cpus() == {"c1": CpuSet(range(4))}
+    # It was to be repaired, and the kernel shows what it did before.
+    await verifier.verify(at_once=False)
+    assert verifier.kernel_cpus() == {"c1": CpuSet(range(4))}
+    # What is known is of that decision.
+    wanted[:] = [expectation("c1", "1")]
+    assert verifier.kernel_cpus() == {}
+    write(hierarchy, "1")
+    await verifier.verify(at_once=False)
+    assert verifier.kernel_cpus() == {}
+    # Before a container runs its runtime is still about to write its cpuset.
+    wanted[:] = [replace(expectation("c1", "2"), starting=True)]
+    await verifier.verify(at_once=False)
+    assert verifier.kernel_cpus() == {}
+    # Somebody else decides: there is nothing to check, and something to see.
+    wanted[:] = [replace(expectation("c1", "1"), cpus=None)]
+    assert await verifier.verify(at_once=False) == ()
+    assert verifier.kernel_cpus() == {"c1": CpuSet([1])}
+
+
 async def test_managers_that_fight_for_a_cpuset_do_not_fill_the_log(
     hierarchy: Hierarchy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -294,7 +320,7 @@ def test_slow_memory_that_came_later_is_not_for_containers_that_were_left_free()
     assert mems(free, before) == [None]
     assert mems(free, after) == [NodeSet([0, 1])]
     assert mems(replace(free, request=replace(request, pinned_mems=NodeSet([5]))), after) == [None]
-    assert mems(replace(free, request=replace(request, opted_out=True)), after) == []
+    assert mems(replace(free, request=replace(request, opted_out=True)), after) == [None]
     assert mems(replace(free, outcome=Outcome.ADOPTED), after) == [None]
     kubelets = replace(free, placement=Placement())
     assert mems(kubelets, after) == [None]

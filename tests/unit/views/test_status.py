@@ -174,6 +174,7 @@ def test_nodes(snapshot: Snapshot) -> None:
         "l3Caches": ["0-3"],
         "cores": ["0", "1", "2", "3"],
         "exclusive": "2-3",
+        "contested": "",
         "shared": "0-1",
         "reserved": "0",
     }

@@ -9,7 +9,7 @@ from bayplan.sets import CpuSet
 from bayplan.views.metrics.metric import Facts, Kind, Metric, Sample
 
 _STATES: Final = ("total", "reserved", "booked", "free")
-_CPU_STATES: Final = ("all", "exclusive", "shared", "reserved")
+_CPU_STATES: Final = ("all", "exclusive", "contested", "shared", "reserved")
 _LIVE_STATES: Final = {
     "free": "freeBytes",
     "reclaimable": "reclaimableBytes",
@@ -114,5 +114,12 @@ METRICS: Final = (
         _misplaced,
         ("node",),
     ),
-    Metric("bayplan_node_cpus", Kind.GAUGE, "CPUs.", _cpus, ("node", "state")),
+    Metric(
+        "bayplan_node_cpus",
+        Kind.GAUGE,
+        "CPUs; exclusive: one pod's own, which no other pod's cpuset has; contested: own, and in the cpusets "
+        "of others too.",
+        _cpus,
+        ("node", "state"),
+    ),
 )
