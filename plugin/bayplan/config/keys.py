@@ -39,11 +39,11 @@ from bayplan.config.values import (
     text_like,
     whole_number_or,
 )
-from bayplan.engines.kubelet.cpu import options as cpu_options
 from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
-from bayplan.engines.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.topology.options import OPTIONS
+from bayplan.kubelet import cpu_options
+from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
+from bayplan.kubelet.topology_options import OPTIONS
 from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
     MemoryReservationPolicy,

@@ -14,35 +14,35 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.cpu.errors import CpuConfigError, CpuManagerError
 from bayplan.engines.kubelet.cpu.manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.eviction.node_reservation import node_allocatable_reservation
-from bayplan.engines.kubelet.eviction.thresholds import (
+from bayplan.engines.kubelet.managers import ManagerOptions
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
+from bayplan.engines.kubelet.topology.manager import TopologyManager
+from bayplan.errors import Problem
+from bayplan.kubelet.cpu_options import CpuOptions
+from bayplan.kubelet.eviction.node_reservation import node_allocatable_reservation
+from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     MEMORY_AVAILABLE,
     Values,
     kept_bytes,
     thresholds_of,
 )
-from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.reservation import (
+from bayplan.kubelet.pod import CPU, FeatureGates
+from bayplan.kubelet.reservation import (
     KEY,
     ReservationProblem,
     check_sums,
     in_words,
     of_nodes,
 )
-from bayplan.engines.kubelet.pod import CPU, FeatureGates
-from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.engines.kubelet.topology.options import (
+from bayplan.kubelet.topology_options import (
     OptionGates,
     TopologyConfigError,
     TopologyOptions,
     maturity,
 )
-from bayplan.errors import Problem
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementStrategy, TopologyPolicy
 from bayplan.quantity import MILLI_PER_CPU

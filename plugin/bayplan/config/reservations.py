@@ -18,9 +18,9 @@ from bayplan.config.settings import KUBELET, Settings
 from bayplan.engines.kubelet.cpu.manager import STATIC
 from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.reservation import Reservation, check_machine, in_words
-from bayplan.engines.kubelet.resources import is_memory
 from bayplan.errors import ConfigError, Problem
+from bayplan.kubelet.reservation import Reservation, check_machine, in_words
+from bayplan.kubelet.resources import is_memory
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import MemoryQos, PlacementPolicy

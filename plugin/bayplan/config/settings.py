@@ -14,15 +14,15 @@ from bayplan.admin_protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.agent_protocol import DEFAULT_GROUP
 from bayplan.agent_protocol import DEFAULT_SOCKET as DEFAULT_AGENT_SOCKET
 from bayplan.engines.kubelet.cpu.manager import STATIC
-from bayplan.engines.kubelet.eviction.thresholds import (
+from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
+from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSITION_NS,
     MEMORY_AVAILABLE,
     ThresholdValue,
     Values,
 )
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.pod import Amounts
+from bayplan.kubelet.pod import Amounts
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import (
     MemoryReservationPolicy,

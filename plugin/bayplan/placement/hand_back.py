@@ -22,9 +22,9 @@ from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import MemoryState
-from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE
 from bayplan.errors import Problem
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.ledger import Entry, Ledger

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.engines.kubelet.pod_admission import PodAdmission
-from bayplan.engines.kubelet.resources import has_pod_level, most_exclusive_cpus
+from bayplan.kubelet.pod import PodSpec
+from bayplan.kubelet.resources import has_pod_level, most_exclusive_cpus
 from bayplan.model.decision import Decision, Move, Outcome, Placement, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine

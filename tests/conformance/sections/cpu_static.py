@@ -5,13 +5,13 @@ from typing import Any, Final
 
 from bayplan.engines.kubelet.cpu.errors import SmtAlignmentError
 from bayplan.engines.kubelet.cpu.manager import STATIC, StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.options import CpuOptions, unavailable
 from bayplan.engines.kubelet.cpu.pods import pod_exclusive_cpus
 from bayplan.engines.kubelet.cpu.reconcile import Running, UpdateNeed, reconcile_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.hints import ProviderHints
+from bayplan.kubelet.cpu_options import CpuOptions, unavailable
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 from conformance.sections import Case, Folder, Section, expect, expect_error

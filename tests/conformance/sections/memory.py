@@ -18,8 +18,8 @@ from bayplan.engines.kubelet.memory.state import (
     NodeMemory,
     Nodes,
 )
-from bayplan.engines.kubelet.pod import FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
+from bayplan.kubelet.pod import FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import parse_bytes
 from bayplan.sets import NodeSet

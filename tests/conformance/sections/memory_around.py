@@ -2,7 +2,9 @@
 
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.reservation import (
+from bayplan.engines.kubelet.memory.restore import start
+from bayplan.kubelet.pod import PodSpec
+from bayplan.kubelet.reservation import (
     Reservation,
     ReservationProblem,
     by_node,
@@ -10,8 +12,6 @@ from bayplan.engines.kubelet.memory.reservation import (
     check_sums,
     check_values,
 )
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.model.machine import MEMORY
 from conformance.sections import Case, Folder, MismatchError, Section, expect
 from conformance.sections.memory import (

@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.distances import Distances
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints, subsets
 from bayplan.engines.kubelet.topology.manager import TopologyManager, single_node
 from bayplan.engines.kubelet.topology.merge import largest_of_smallest, rank
-from bayplan.engines.kubelet.topology.options import (
+from bayplan.kubelet.pod import ContainerSpec, PodSpec
+from bayplan.kubelet.topology_options import (
     OPTIONS,
     Maturity,
     OptionGates,

@@ -12,8 +12,8 @@ from bayplan.config.flags import build_parser, given_flags
 from bayplan.config.keys import GROUPS, KEYS
 from bayplan.config.load import load_settings
 from bayplan.config.settings import Settings
-from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue
 from bayplan.errors import ConfigError
+from bayplan.kubelet.eviction.thresholds import ThresholdValue
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet
 

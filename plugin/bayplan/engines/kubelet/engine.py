@@ -21,10 +21,10 @@ from bayplan.engines.kubelet.managers import (
     ManagersState,
     PreparedManagers,
 )
-from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.engines.kubelet.pod_admission import PodAdmission
 from bayplan.engines.kubelet.resize import Resize
 from bayplan.engines.kubelet.trivial_decision import trivial_decision
+from bayplan.kubelet.pod import PodSpec
 from bayplan.model.decision import (
     Claim,
     Decision,

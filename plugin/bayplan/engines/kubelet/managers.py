@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from bayplan.engines.interface import reserved_cpus
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.devices.manager import DeviceManager, DeviceState
 from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import MemoryState, Nodes, empty_nodes
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
 from bayplan.engines.kubelet.topology.manager import Admission, Provider, TopologyManager
-from bayplan.engines.kubelet.topology.options import TopologyOptions
+from bayplan.kubelet.cpu_options import CpuOptions
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.topology_options import TopologyOptions
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet

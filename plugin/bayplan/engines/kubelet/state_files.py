@@ -20,8 +20,8 @@ from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import MemoryState
-from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.errors import ParseError, Problem, excerpt
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import MEMORY, Machine, hugepages
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, cpus_text

@@ -9,8 +9,8 @@ from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import Block, MemoryState
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet
 

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.topology.hints import Demand, Hint, HintSet, OfSize, Region
 from bayplan.engines.kubelet.topology.manager import NOT_ALIGNED, TopologyManager, single_node
-from bayplan.engines.kubelet.topology.options import (
+from bayplan.errors import BayplanError
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.kubelet.topology_options import (
     Maturity,
     OptionGates,
     TopologyConfigError,
@@ -18,7 +19,6 @@ from bayplan.engines.kubelet.topology.options import (
     parse_policy,
     parse_scope,
 )
-from bayplan.errors import BayplanError
 from bayplan.model.machine import Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet

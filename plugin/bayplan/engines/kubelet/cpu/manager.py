@@ -20,13 +20,13 @@ from bayplan.engines.kubelet.cpu.errors import (
     SmtAlignmentError,
 )
 from bayplan.engines.kubelet.cpu.hints import cpu_hints
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.pods import exclusive_cpus, pod_exclusive_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.resources import has_pod_level
 from bayplan.engines.kubelet.topology.hints import HintSet, ProviderHints
+from bayplan.kubelet.cpu_options import CpuOptions
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.resources import has_pod_level
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 

@@ -39,9 +39,9 @@ from bayplan.engines.kubelet.memory.requests import (
     takes_part,
 )
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, Nodes, book
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints
 from bayplan.engines.kubelet.topology.merge import best_hint
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.sets import NodeSet
 
 NO_HINT: Final = Hint(None, preferred=False)

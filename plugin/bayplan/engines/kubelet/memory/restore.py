@@ -20,7 +20,7 @@ from bayplan.engines.kubelet.memory.state import (
     empty_nodes,
     narrowest_set,
 )
-from bayplan.engines.kubelet.pod import FeatureGates
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.sets import NodeSet
 

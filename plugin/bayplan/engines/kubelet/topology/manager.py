@@ -11,13 +11,13 @@ from typing import Final, Generic, Protocol, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.resources import has_pod_level
 from bayplan.engines.kubelet.topology.distances import Distances
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints, flatten
 from bayplan.engines.kubelet.topology.merge import Merged, merge
-from bayplan.engines.kubelet.topology.options import TopologyConfigError, TopologyOptions
 from bayplan.errors import BayplanError
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.resources import has_pod_level
+from bayplan.kubelet.topology_options import TopologyConfigError, TopologyOptions
 from bayplan.model.machine import Machine
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import NodeSet

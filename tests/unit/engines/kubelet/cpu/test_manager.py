@@ -16,12 +16,12 @@ from bayplan.engines.kubelet.cpu.errors import (
     SmtAlignmentError,
 )
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.reconcile import Reconciled, Running, UpdateNeed, reconcile_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.topology.hints import HintSet
+from bayplan.kubelet.cpu_options import CpuOptions
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.sets import CpuSet, NodeSet
 
 GIB = 1 << 30

@@ -2,8 +2,8 @@
 
 import pytest
 
-from bayplan.engines.kubelet.eviction.ranking import DiskUse, PodUsage, disk_uses, eviction_order
-from bayplan.engines.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, PIDS
+from bayplan.kubelet.eviction.ranking import DiskUse, PodUsage, disk_uses, eviction_order
+from bayplan.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, PIDS
 
 
 def names(pods, resource):

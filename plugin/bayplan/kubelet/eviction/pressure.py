@@ -1,7 +1,7 @@
 """What kubelet remembers from one look at its signals to the next: since when a threshold is met, which ones
 it acts on until their minimum was reclaimed, and which conditions the node still reports.
 
-Pure; the rules of a single look are in `bayplan.engines.kubelet.eviction.rules`. Source: synchronize() in
+Pure; the rules of a single look are in `bayplan.kubelet.eviction.rules`. Source: synchronize() in
 pkg/kubelet/eviction/eviction_manager.go.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from bayplan.engines.kubelet.eviction.rules import NodeCondition, Observation, conditions, met
-from bayplan.engines.kubelet.eviction.thresholds import INODES, PIDS, Threshold, starved
+from bayplan.kubelet.eviction.rules import NodeCondition, Observation, conditions, met
+from bayplan.kubelet.eviction.thresholds import INODES, PIDS, Threshold, starved
 from bayplan.quantity import format_bytes
 
 

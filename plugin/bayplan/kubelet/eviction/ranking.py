@@ -9,13 +9,13 @@ from enum import Enum
 
 from msgspec import Struct
 
-from bayplan.engines.kubelet.eviction.thresholds import PIDS
+from bayplan.kubelet.eviction.thresholds import PIDS
 from bayplan.model.machine import MEMORY
 
 
 class PodUsage(Struct, frozen=True):
     """What the order of eviction depends on. ``used`` is None while nothing was measured; ``request`` is the
-    pod's own, by `bayplan.engines.kubelet.resources.pod_requests`. ``deducted`` is what the use beyond the
+    pod's own, by `bayplan.kubelet.resources.pod_requests`. ``deducted`` is what the use beyond the
     request is counted from, where that is something else: of inodes kubelet deducts the request in bytes."""
 
     name: str

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from bayplan.engines.kubelet.pod import Amounts
-from bayplan.engines.kubelet.resources import is_memory, page_size_bytes
 from bayplan.errors import Problem
+from bayplan.kubelet.pod import Amounts
+from bayplan.kubelet.resources import is_memory, page_size_bytes
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import format_bytes, format_page_size

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.eviction.rules import (
+from bayplan.kubelet.eviction.rules import (
     NodeCondition,
     Observation,
     conditions,
@@ -14,7 +14,7 @@ from bayplan.engines.kubelet.eviction.rules import (
     reclaimed_first,
     with_container_fs,
 )
-from bayplan.engines.kubelet.eviction.thresholds import (
+from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     STARVED,
     Threshold,
@@ -28,7 +28,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     thresholds_of,
     without_grace_period,
 )
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.quantity import GIB, MIB
 from conformance.sections import Folder, eviction
 from conformance.vectors import run

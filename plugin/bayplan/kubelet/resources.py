@@ -8,8 +8,8 @@ knows nodes or cgroups.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodSpec
 from bayplan.errors import ParseError
+from bayplan.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import MILLI_PER_CPU, parse_bytes

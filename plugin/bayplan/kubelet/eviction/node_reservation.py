@@ -4,9 +4,9 @@ The reservations per NUMA node must add up to this, for memory and each size of 
 and how it came about.
 """
 
-from bayplan.engines.kubelet.eviction.thresholds import MEMORY_AVAILABLE
-from bayplan.engines.kubelet.pod import Amounts
-from bayplan.engines.kubelet.resources import is_memory
+from bayplan.kubelet.eviction.thresholds import MEMORY_AVAILABLE
+from bayplan.kubelet.pod import Amounts
+from bayplan.kubelet.resources import is_memory
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import format_page_size
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.qos.classes import container_oom_score_adj, is_critical, qos_class
-from bayplan.engines.kubelet.resources import (
+from bayplan.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.qos.classes import container_oom_score_adj, is_critical, qos_class
+from bayplan.kubelet.resources import (
     has_pod_level,
     limited_throughout,
     page_size_bytes,

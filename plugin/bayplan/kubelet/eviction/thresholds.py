@@ -2,7 +2,7 @@
 
 The keys are evictionHard, evictionSoft, evictionSoftGracePeriod and evictionMinimumReclaim. The daemon reads
 its configuration with these functions, because the hard threshold for memory counts as reserved. What follows
-when one is met is in `bayplan.engines.kubelet.eviction.rules`.
+when one is met is in `bayplan.kubelet.eviction.rules`.
 """
 
 import re
@@ -14,8 +14,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.eviction.node_signals import is_node_signal
 from bayplan.errors import ParseError
+from bayplan.kubelet.eviction.node_signals import is_node_signal
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import MIB, parse_quantity
 

@@ -2,17 +2,17 @@
 
 import pytest
 
-from bayplan.engines.kubelet.eviction.node_reservation import node_allocatable_reservation
 from bayplan.engines.kubelet.memory.errors import MemoryConfigurationError
 from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.reservation import (
+from bayplan.engines.kubelet.memory.restore import start
+from bayplan.kubelet.eviction.node_reservation import node_allocatable_reservation
+from bayplan.kubelet.pod import FeatureGates
+from bayplan.kubelet.reservation import (
     Reservation,
     check_machine,
     check_sums,
     check_values,
 )
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet
 

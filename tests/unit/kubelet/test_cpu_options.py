@@ -3,8 +3,8 @@
 import pytest
 
 from bayplan.engines.kubelet.cpu.errors import CpuConfigError
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
+from bayplan.kubelet.cpu_options import CpuOptions
 from bayplan.model.policy import TopologyPolicy
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.engines.kubelet.qos.cgroup_values import (
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.kubelet.qos.cgroup_values import (
     NodeSettings,
     SwapBehavior,
     container_hugepage_limits,
@@ -18,7 +18,7 @@ from bayplan.engines.kubelet.qos.cgroup_values import (
     runtime_page_size,
     swap_behavior,
 )
-from bayplan.engines.kubelet.qos.cgroup_weights import (
+from bayplan.kubelet.qos.cgroup_weights import (
     MAX_WEIGHT,
     reported_milli,
     weight_linear,

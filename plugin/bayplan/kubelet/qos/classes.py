@@ -6,7 +6,7 @@ The way back, from what a runtime shows, is in `bayplan.model.qos`, where the fo
 from collections.abc import Mapping
 from typing import Final
 
-from bayplan.engines.kubelet.pod import (
+from bayplan.kubelet.pod import (
     CPU,
     Amounts,
     ContainerSpec,
@@ -14,7 +14,7 @@ from bayplan.engines.kubelet.pod import (
     PodLevelResources,
     PodSpec,
 )
-from bayplan.engines.kubelet.resources import (
+from bayplan.kubelet.resources import (
     container_requests,
     has_pod_level,
     pod_level_requests,

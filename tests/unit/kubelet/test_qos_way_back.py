@@ -4,9 +4,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.engines.kubelet.qos.cgroup_values import NodeSettings, container_values
-from bayplan.engines.kubelet.qos.classes import (
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.kubelet.qos.cgroup_values import NodeSettings, container_values
+from bayplan.kubelet.qos.classes import (
     container_oom_score_adj,
     is_node_critical,
     qos_class,

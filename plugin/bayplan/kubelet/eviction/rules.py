@@ -2,8 +2,8 @@
 
 These are the rules of kubelet's eviction manager as pure functions, so that they can be held against its
 records like those of the other managers. The daemon goes by them, too; what it adds are the signals of NUMA
-nodes. Rules for one look: what lasts from one to the next is in `bayplan.engines.kubelet.eviction.pressure`;
-who goes first in `bayplan.engines.kubelet.eviction.ranking`.
+nodes. Rules for one look: what lasts from one to the next is in `bayplan.kubelet.eviction.pressure`;
+who goes first in `bayplan.kubelet.eviction.ranking`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,8 +13,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.eviction.node_signals import node_of
-from bayplan.engines.kubelet.eviction.thresholds import (
+from bayplan.kubelet.eviction.node_signals import node_of
+from bayplan.kubelet.eviction.thresholds import (
     ALLOCATABLE_MEMORY,
     INODES,
     MEMORY_AVAILABLE,
@@ -22,8 +22,8 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     Threshold,
     starved,
 )
-from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
-from bayplan.engines.kubelet.resources import pod_level_requests
+from bayplan.kubelet.pod import FeatureGates, PodSpec
+from bayplan.kubelet.resources import pod_level_requests
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import format_count, format_page_size
 
