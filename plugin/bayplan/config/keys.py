@@ -18,7 +18,7 @@ from bayplan.config.amounts import (
     reserved_resources,
     transition_period,
 )
-from bayplan.config.settings import EXACT, KUBELET, MemoryPressure, Settings, Undecided
+from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.config.values import (
     Reader,
     absolute_path,
@@ -39,11 +39,10 @@ from bayplan.config.values import (
     text_like,
     whole_number_or,
 )
-from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.kubelet import cpu_options
+from bayplan.engines.interface import EXACT, KUBELET
+from bayplan.kubelet import manager_options
 from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
-from bayplan.kubelet.topology_options import OPTIONS
+from bayplan.kubelet.manager_options import NONE, OPTIONS, STATIC, MemoryManagerPolicy
 from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
     MemoryReservationPolicy,
@@ -65,12 +64,12 @@ FEATURE_GATES: Final = (
 
 
 _CPU_OPTIONS: Final = (
-    cpu_options.FULL_PCPUS_ONLY,
-    cpu_options.DISTRIBUTE_ACROSS_NUMA,
-    cpu_options.ALIGN_BY_SOCKET,
-    cpu_options.DISTRIBUTE_ACROSS_CORES,
-    cpu_options.STRICT_RESERVATION,
-    cpu_options.PREFER_UNCORE,
+    manager_options.FULL_PCPUS_ONLY,
+    manager_options.DISTRIBUTE_ACROSS_NUMA,
+    manager_options.ALIGN_BY_SOCKET,
+    manager_options.DISTRIBUTE_ACROSS_CORES,
+    manager_options.STRICT_RESERVATION,
+    manager_options.PREFER_UNCORE,
 )
 
 

@@ -1,27 +1,17 @@
-"""The engine that the settings ask for, and the rules that kubelet's managers have beside the common ones.
+"""The engine that the settings ask for, the options of kubelet's managers, and what nothing goes by.
 
-Pure. Only for the engine `kubelet`: reservedMemory must add up to what the node keeps, the CPU Manager needs
-reserved CPUs, options must fit each other and the machine. A problem has kubelet's own
-sentence about the rule in it, because people search for that.
+Pure. What depends on a machine, and only with the engine `kubelet`, is in `bayplan.config.kubelet_managers`.
+A problem has kubelet's own sentence about the rule in it, because people search for that.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
 from bayplan.config.sources import Source
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.cpu.errors import CpuConfigError, CpuManagerError
-from bayplan.engines.kubelet.cpu.manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.topology.manager import TopologyManager
+from bayplan.engines.interface import KUBELET, Engine
 from bayplan.errors import Problem
-from bayplan.kubelet.cpu_options import CpuOptions
-from bayplan.kubelet.eviction.node_reservation import node_allocatable_reservation
 from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     MEMORY_AVAILABLE,
@@ -29,55 +19,23 @@ from bayplan.kubelet.eviction.thresholds import (
     kept_bytes,
     thresholds_of,
 )
-from bayplan.kubelet.pod import CPU, FeatureGates
-from bayplan.kubelet.reservation import (
-    KEY,
-    ReservationProblem,
-    check_sums,
-    in_words,
-    of_nodes,
-)
-from bayplan.kubelet.topology_options import (
+from bayplan.kubelet.manager_options import (
+    NONE,
+    STATIC,
+    CpuOptions,
+    ManagerConfigError,
+    ManagerOptions,
+    MemoryManagerPolicy,
     OptionGates,
-    TopologyConfigError,
     TopologyOptions,
     maturity,
 )
-from bayplan.model.machine import MEMORY, Machine
+from bayplan.kubelet.pod import CPU
+from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementStrategy, TopologyPolicy
-from bayplan.quantity import MILLI_PER_CPU
-from bayplan.sets import CpuSet
 
-_CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
-_TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
-_SUM_OF: Final = {
-    "engine",
-    "memoryManagerPolicy",
-    "reservedMemory",
-    "kubeReserved",
-    "systemReserved",
-    "evictionHard",
-    "mergeDefaultEvictionSettings",
-}
-_TOPOLOGY_OF: Final = {
-    "engine",
-    "topologyManagerPolicy",
-    "topologyManagerScope",
-    "featureGates",
-    _TOPOLOGY_OPTIONS,
-}
-_CPUS_OF: Final = {
-    "engine",
-    "cpuManagerPolicy",
-    "reservedSystemCPUs",
-    "kubeReserved",
-    "systemReserved",
-    "topologyManagerPolicy",
-    "featureGates",
-    _CPU_OPTIONS,
-}
-"""The keys on which the checks against a machine depend."""
-
+CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
+TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
 _ENGINE_GATES: Final = {
     "PodLevelResources": False,
     "PodLevelResourceManagers": True,
@@ -86,7 +44,6 @@ _ENGINE_GATES: Final = {
 }
 """kubelet's feature gates with the values that change answers of its managers and none of the engine's."""
 
-_NO_RESERVED_MEMORY: Final = "[memorymanager] you should specify the system reserved memory"
 _NO_SPREAD: Final = (
     "placementStrategy spread has no effect with the engine kubelet, which prefers nodes as kubelet does"
 )
@@ -100,6 +57,8 @@ def engine_of(settings: Settings) -> Engine:
     """The engine that decides; *settings* are those that `load_settings` let pass."""
     if settings.engine != KUBELET:
         return ExactEngine(settings.topology_scope)
+    from bayplan.engines.kubelet.engine import KubeletEngine  # noqa: PLC0415 - loaded where it is chosen
+
     return KubeletEngine(manager_options(settings))
 
 
@@ -108,52 +67,25 @@ def manager_options(settings: Settings) -> ManagerOptions:
     return ManagerOptions(
         settings.memory_manager,
         settings.cpu_manager == STATIC,
-        _cpu_options(settings),
+        cpu_options_of(settings),
         settings.topology_scope,
-        _topology_options(settings),
+        topology_options_of(settings),
     )
 
 
 def wrong_options(settings: Settings) -> Iterator[Problem]:
     """The options that kubelet's managers would not take on any machine, by their keys."""
     try:
-        _cpu_options(settings)
-    except CpuConfigError as error:
-        yield from _in_kubelets_words(_CPU_OPTIONS, settings.cpu_options, error.problems)
+        cpu_options_of(settings)
+    except ManagerConfigError as error:
+        yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, error.problems)
     if settings.cpu_options and settings.cpu_manager == NONE:
         sentence = "None policy: received unsupported options"
-        yield from _in_kubelets_words(_CPU_OPTIONS, settings.cpu_options, [sentence])
+        yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, [sentence])
     try:
-        _topology_options(settings)
-    except TopologyConfigError as error:
-        yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
-
-
-def wrong_on_machine(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
-    """What kubelet's managers would not start with on *machine*; nothing that depends on keys *unread*."""
-    if settings.memory_manager is not MemoryManagerPolicy.NONE and _SUM_OF.isdisjoint(unread):
-        yield from _wrong_sums(settings, machine)
-    if _TOPOLOGY_OF.isdisjoint(unread):
-        yield from _wrong_topology(settings, machine)
-    if _CPUS_OF.isdisjoint(unread):
-        yield from _wrong_cpu_policy(settings, machine)
-
-
-def _wrong_topology(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    try:
-        TopologyManager.of(machine, settings.topology, settings.topology_scope, _topology_options(settings))
-    except TopologyConfigError as error:
-        yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
-
-
-def _wrong_cpu_policy(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    try:
-        _cpu_policy(settings, machine)
-    except CpuConfigError as error:
-        for sentence in error.problems:
-            yield _wrong_cpus(settings, sentence)
-    except CpuManagerError as error:
-        yield _wrong_cpus(settings, str(error))
+        topology_options_of(settings)
+    except ManagerConfigError as error:
+        yield from in_kubelets_words(TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
 
 
 def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[str]:
@@ -204,9 +136,7 @@ def _left_to_kubelet(sources: Sequence[Source]) -> Iterator[str]:
     """The options of kubelet's managers in kubelet's files, which only the engine `kubelet` has."""
     for source in sources:
         tables = [
-            value
-            for key, (_, value) in source.of_managers.items()
-            if key in (_CPU_OPTIONS, _TOPOLOGY_OPTIONS)
+            value for key, (_, value) in source.of_managers.items() if key in (CPU_OPTIONS, TOPOLOGY_OPTIONS)
         ]
         options = [option for table in tables if isinstance(table, Mapping) for option in table]
         if options:
@@ -229,7 +159,7 @@ def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
         _NO_MINIMUM: bool(settings.shared_cpus_minimum),
     }
     remarks = tuple(text for text, given in without_effect.items() if given and settings.engine == KUBELET)
-    beyond = _topology_options(settings).beyond_kubelet(len(machine.nodes))
+    beyond = topology_options_of(settings).beyond_kubelet(len(machine.nodes))
     if settings.engine != KUBELET or settings.topology is TopologyPolicy.NONE or beyond is None:
         return remarks
     policy, nodes = settings.topology.value, len(machine.nodes)
@@ -254,64 +184,19 @@ def hard_thresholds(settings: Settings) -> Values:
     return settings.eviction_hard
 
 
-def kept_cpus(settings: Settings, machine: Machine) -> tuple[CpuSet, CpuSet]:
-    """The CPUs that never become exclusive, and those on which no container runs at all.
-
-    Where only an amount is reserved, it is the CPUs that kubelet would pick. *settings* must be good on
-    *machine*.
-    """
-    policy = _cpu_policy(settings, machine)
-    if policy is None:
-        return settings.reserved_cpus, CpuSet()
-    return policy.reserved, policy.reserved if policy.options.strict_cpu_reservation else CpuSet()
-
-
-def _cpu_policy(settings: Settings, machine: Machine) -> StaticCpuPolicy | None:
-    return cpu_policy(
-        settings.cpu_manager,
-        CpuTopology.of_machine(machine),
-        _cpu_options(settings),
-        reserved_milli_cpus=_reserved_milli_cpus(settings),
-        reserved_cpus=settings.reserved_cpus,
-        topology_policy=settings.topology,
-        gates=FeatureGates(rules=settings.kubelet_rules),
-    )
-
-
-def _reserved_milli_cpus(settings: Settings) -> int | None:
-    """A list of reserved CPUs replaces the amounts, as in kubelet."""
-    if settings.reserved_cpus:
-        return len(settings.reserved_cpus) * MILLI_PER_CPU
-    amounts = [kept[CPU] for kept in (settings.kube_reserved, settings.system_reserved) if CPU in kept]
-    return sum(amounts) if amounts else None
-
-
-def _wrong_sums(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    eviction = eviction_bytes(settings, machine.memory_bytes)
-    reserved = of_nodes(settings.reserved_memory or {})
-    total, words = node_allocatable_reservation(settings.kube_reserved, settings.system_reserved, eviction)
-    problems = check_sums(reserved, total, words)
-    if not problems and not any(each.sizes.get(MEMORY) for each in reserved):
-        expected = "memory on at least one node"
-        problems = (ReservationProblem(KEY, "no memory", expected, _NO_RESERVED_MEMORY),)
-    yield from map(in_words, problems)
-
-
-def _wrong_cpus(settings: Settings, sentence: str) -> Problem:
-    if _reserved_milli_cpus(settings):
-        expected = "what this machine and the reservations allow"
-        return Problem("cpuManagerPolicy", repr(settings.cpu_manager), f"{expected}; kubelet: {sentence}")
-    expected = "reservedSystemCPUs, or cpu in kubeReserved or systemReserved"
-    return Problem("cpuManagerPolicy", "'static', and no CPU is reserved", f"{expected}; kubelet: {sentence}")
-
-
-def _in_kubelets_words(key: str, options: Iterable[str], sentences: Iterable[str]) -> Iterator[Problem]:
+def in_kubelets_words(key: str, options: Iterable[str], sentences: Iterable[str]) -> Iterator[Problem]:
+    """One problem for each of kubelet's *sentences* about the *options* of *key*."""
     found = ",".join(sorted(options))
     for sentence in sentences:
         yield Problem(key, found, f"options that can be used; kubelet: {sentence}")
 
 
-def _cpu_options(settings: Settings) -> CpuOptions:
+def cpu_options_of(settings: Settings) -> CpuOptions:
+    """The CPU Manager's options.
+
+    Raises:
+        ManagerConfigError: they cannot be used.
+    """
     gates = settings.feature_gates
     return CpuOptions.parse(
         settings.cpu_options,
@@ -321,7 +206,12 @@ def _cpu_options(settings: Settings) -> CpuOptions:
     )
 
 
-def _topology_options(settings: Settings) -> TopologyOptions:
+def topology_options_of(settings: Settings) -> TopologyOptions:
+    """The Topology Manager's options.
+
+    Raises:
+        ManagerConfigError: they cannot be used.
+    """
     gates = settings.feature_gates
     return TopologyOptions.parse(
         settings.topology_options,

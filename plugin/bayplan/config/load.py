@@ -18,7 +18,7 @@ from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_documents import KUBELETS_KIND
 from bayplan.config.kubelet_files import kubelet_defaults, kubelet_sources
 from bayplan.config.kubelet_rules import without_effect, wrong_options
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
 from bayplan.config.sources import (
     Document,
     File,
@@ -37,6 +37,7 @@ from bayplan.config.values import (
     show,
     unknown_keys,
 )
+from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import MemoryReservationPolicy

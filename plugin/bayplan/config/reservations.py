@@ -1,7 +1,7 @@
 """The settings held against the machine: which node keeps how much from containers, and the policy.
 
 Pure. The engine `kubelet` demands that reservedMemory sums up to kubeReserved + systemReserved + the eviction
-threshold (`bayplan.config.kubelet_rules`); otherwise those three are what is spread over the nodes when
+threshold (`bayplan.config.kubelet_managers`); otherwise those three are what is spread over the nodes when
 reservedMemory is not given, and what was measured on a node counts if it is more.
 """
 
@@ -13,12 +13,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.config.eviction import wrong_thresholds
-from bayplan.config.kubelet_rules import eviction_bytes, kept_cpus, manager_options, wrong_on_machine
-from bayplan.config.settings import KUBELET, Settings
-from bayplan.engines.kubelet.cpu.manager import STATIC
-from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
+from bayplan.config.kubelet_rules import eviction_bytes, manager_options
+from bayplan.config.settings import Settings
+from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, Problem
+from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.reservation import Reservation, check_machine, in_words
 from bayplan.kubelet.resources import is_memory
 from bayplan.model.ledger import Ledger
@@ -53,6 +52,8 @@ def resolve_policy(
         raise ConfigError("configuration on this machine", problems)
     reserved_cpus, withheld_cpus = settings.reserved_cpus, CpuSet()
     if settings.engine == KUBELET:
+        from bayplan.config.kubelet_managers import kept_cpus  # noqa: PLC0415 - loaded with that engine
+
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
     configured = PlacementPolicy(
         topology=settings.topology,
@@ -110,6 +111,8 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
         yield Problem("sharedCPUsMinimum", str(settings.shared_cpus_minimum), has)
     yield from wrong_thresholds(settings, machine)
     if settings.engine == KUBELET:
+        from bayplan.config.kubelet_managers import wrong_on_machine  # noqa: PLC0415 - loaded with that engine
+
         yield from wrong_on_machine(settings, machine, unread)
 
 

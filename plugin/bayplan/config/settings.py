@@ -6,15 +6,13 @@
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Final
 
 from msgspec import Struct, field
 
 from bayplan.admin_protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.agent_protocol import DEFAULT_GROUP
 from bayplan.agent_protocol import DEFAULT_SOCKET as DEFAULT_AGENT_SOCKET
-from bayplan.engines.kubelet.cpu.manager import STATIC
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
+from bayplan.engines.interface import EXACT
 from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSITION_NS,
@@ -22,6 +20,7 @@ from bayplan.kubelet.eviction.thresholds import (
     ThresholdValue,
     Values,
 )
+from bayplan.kubelet.manager_options import STATIC, MemoryManagerPolicy
 from bayplan.kubelet.pod import Amounts
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import (
@@ -34,10 +33,6 @@ from bayplan.model.policy import (
 from bayplan.placement.foreign_cpusets import PinningManager, kubelet_sentence
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
-
-EXACT: Final = "exact"
-KUBELET: Final = "kubelet"
-"""The engines, by their names in the configuration."""
 
 
 class Undecided(Enum):

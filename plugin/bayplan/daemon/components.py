@@ -17,7 +17,6 @@ from typing import Final
 from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.history import recorded_questions
-from bayplan.admin.kubelet_state import exporting, importing
 from bayplan.admin.questions import Question, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
@@ -71,6 +70,7 @@ from bayplan.oci.cri import list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.views.snapshot import Observation, Snapshot
+from bayplan.views.status import View
 
 logger = logging.getLogger(__name__)
 
@@ -374,11 +374,20 @@ class Daemon:
             ),
             "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
             "release": releasing(self.controller, self.hierarchy, self.cpu_lists, self.host_thread.do),
-            "import-state": importing(self.controller, self._verify_now.set),
-            "export-state": exporting(
-                self.controller, lambda: static_managers(self.settings, self.hardware.machine)
-            ),
+            "import-state": self._import_state,
+            "export-state": self._export_state,
         }
+
+    async def _import_state(self, snapshot: Snapshot, asked: Mapping[str, object]) -> View:
+        from bayplan.admin.kubelet_state import importing  # noqa: PLC0415 - kubelet's managers take 40 modules
+
+        return await importing(self.controller, self._verify_now.set)(snapshot, asked)
+
+    async def _export_state(self, snapshot: Snapshot, asked: Mapping[str, object]) -> View:
+        from bayplan.admin.kubelet_state import exporting  # noqa: PLC0415 - as above
+
+        managers = partial(static_managers, self.settings, self.hardware.machine)
+        return await exporting(self.controller, managers)(snapshot, asked)
 
     def _remarks(self) -> tuple[str, ...]:
         return remarks_here(self.settings, self.hardware.machine)

@@ -14,7 +14,8 @@ from bayplan.config.eviction import remarks_here
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.load import load_settings
 from bayplan.config.reservations import reserved_bytes, resolve_policy
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
+from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, Problem
 from bayplan.files import STANDARD_INPUT
 from bayplan.model.decision import Move

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from bayplan.config.load import load_settings
 from bayplan.config.settings import Settings
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.errors import ConfigError
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet
 

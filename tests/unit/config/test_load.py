@@ -15,9 +15,9 @@ from bayplan.config.kubelet_files import DEFAULT_EVICTION_HARD
 from bayplan.config.kubelet_rules import eviction_bytes
 from bayplan.config.load import load_settings
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.errors import ConfigError, Problem
 from bayplan.kubelet.eviction.thresholds import ThresholdValue, parse_percentage, read_threshold
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,

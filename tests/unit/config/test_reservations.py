@@ -10,12 +10,9 @@ from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import resolve_policy
 from bayplan.config.settings import Settings
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.errors import ConfigError
-from bayplan.kubelet.cpu_options import CpuOptions
 from bayplan.kubelet.eviction.thresholds import ThresholdValue, Values, parse_percentage
-from bayplan.kubelet.topology_options import TopologyOptions
+from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy, TopologyOptions
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import (
     MemoryQos,

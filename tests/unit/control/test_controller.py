@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from bayplan.control.expectations import expectations
 from bayplan.control.transactions import RETRY_S
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import PlacementError, StateError
+from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.resources import Resources

@@ -2,9 +2,7 @@
 
 import pytest
 
-from bayplan.engines.kubelet.cpu.errors import CpuConfigError
-from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
-from bayplan.kubelet.cpu_options import CpuOptions
+from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
 from bayplan.model.policy import TopologyPolicy
 
 
@@ -29,19 +27,19 @@ def test_values_are_those_that_go_reads_as_booleans():
     ],
 )
 def test_a_wrong_option_is_named_in_kubelets_words(options, problem):
-    with pytest.raises(CpuConfigError) as raised:
+    with pytest.raises(ManagerConfigError) as raised:
         CpuOptions.parse(options)
 
     assert str(raised.value) == problem
 
 
 def test_beta_options_can_be_switched_off():
-    with pytest.raises(CpuConfigError, match="Beta-level Options not enabled"):
+    with pytest.raises(ManagerConfigError, match="Beta-level Options not enabled"):
         CpuOptions.parse({"distribute-cpus-across-numa": "true"}, beta=False)
 
 
 def test_all_problems_are_reported_together():
-    with pytest.raises(CpuConfigError) as raised:
+    with pytest.raises(ManagerConfigError) as raised:
         CpuOptions.parse({"fast": "true", "full-pcpus-only": "yes", "align-by-socket": "true"})
 
     assert len(raised.value.problems) == 3
@@ -57,17 +55,16 @@ def test_all_problems_are_reported_together():
     ],
 )
 def test_options_that_exclude_each_other(one, other):
-    with pytest.raises(CpuConfigError, match=f"{one} and {other} can not be used"):
+    with pytest.raises(ManagerConfigError, match=f"{one} and {other} can not be used"):
         CpuOptions.parse({one: "true", other: "true"}, alpha=True)
     CpuOptions.parse({one: "true", other: "false"}, alpha=True)
 
 
 def test_align_by_socket_needs_sockets_that_hold_nodes_and_a_policy_that_allows_several():
-    topology = CpuTopology.of_cpus(LogicalCpu(cpu, cpu, 0, cpu, 0) for cpu in range(2))
     options = CpuOptions(align_by_socket=True)
 
-    with pytest.raises(CpuConfigError) as raised:
-        options.check(topology, TopologyPolicy.SINGLE_NUMA_NODE)
+    with pytest.raises(ManagerConfigError) as raised:
+        options.check(2, 1, TopologyPolicy.SINGLE_NUMA_NODE)
 
     assert len(raised.value.problems) == 2
-    CpuOptions().check(topology, TopologyPolicy.SINGLE_NUMA_NODE)
+    CpuOptions().check(2, 1, TopologyPolicy.SINGLE_NUMA_NODE)

@@ -8,7 +8,7 @@ import pytest
 from conformance.sections import Folder, qos
 from conformance.vectors import run
 
-VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
+VECTORS = Folder(Path(__file__).parents[2] / "data" / "vectors")
 
 
 @pytest.mark.parametrize("section", qos.SECTIONS, ids=str)

@@ -3,9 +3,9 @@
 import pytest
 
 from bayplan.engines.kubelet.memory.errors import MemoryConfigurationError
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.kubelet.eviction.node_reservation import node_allocatable_reservation
+from bayplan.kubelet.manager_options import ManagerConfigError, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.kubelet.reservation import (
     Reservation,
@@ -98,6 +98,6 @@ def test_static_needs_memory_reserved_for_the_system():
 
 
 def test_unknown_policy():
-    with pytest.raises(MemoryConfigurationError) as raised:
+    with pytest.raises(ManagerConfigError) as raised:
         MemoryManagerPolicy.named("static")
     assert str(raised.value) == 'unknown policy: "static"'

@@ -12,9 +12,8 @@ from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.ledger_state import managers_state
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
-from bayplan.kubelet.cpu_options import CpuOptions
+from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger

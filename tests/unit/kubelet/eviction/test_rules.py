@@ -33,7 +33,7 @@ from bayplan.quantity import GIB, MIB
 from conformance.sections import Folder, eviction
 from conformance.vectors import run
 
-VECTORS = Folder(Path(__file__).parents[4] / "data" / "vectors")
+VECTORS = Folder(Path(__file__).parents[3] / "data" / "vectors")
 MEMORY = "memory.available"
 
 
