@@ -17,6 +17,7 @@ from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.workload import Container, DeviceNode, Mount, Pod
 from bayplan.oci.documents import Cpu, LinuxResources, Memory, Spec
 from bayplan.oci.errors import OciError
+from bayplan.printable import printable
 from bayplan.quantity import whole_number
 from bayplan.sets import NodeSet
 
@@ -152,7 +153,7 @@ def resources_from(resources: LinuxResources) -> Resources:
         cpu_idle=cpu.idle,
         cpus=cpu.cpus or "",
         mems=cpu.mems or "",
-        hugepage_limits=tuple((one.page_size, one.limit) for one in resources.hugepage_limits or ()),
+        hugepage_limits=tuple((one.page_size, one.limit or 0) for one in resources.hugepage_limits or ()),
         unified=resources.unified or {},
     )
     found = read(written)
@@ -174,7 +175,7 @@ def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:
     ):
         unknown = next((one for one in found if one not in known), None)
         if unknown is not None:
-            expected = f"found {unknown!r}, expected one of {', '.join(sorted(known))}"
+            expected = f"found {printable(repr(unknown), 80)}, expected one of {', '.join(sorted(known))}"
             raise OciError(f"linux.memoryPolicy.{field}", expected)
     try:
         nodes = NodeSet.parse(written.nodes or "")
@@ -186,7 +187,7 @@ def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:
 
 def _device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:
     return tuple(
-        DeviceNode(device.path, DEVICE_TYPES[device.type], device.major, device.minor)
+        DeviceNode(device.path, DEVICE_TYPES[device.type], device.major or 0, device.minor or 0)
         for device in (spec.linux and spec.linux.devices) or ()
         if device.type in DEVICE_TYPES
     )
@@ -195,7 +196,7 @@ def _device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:
 def _opens_everything(spec: Spec) -> bool:
     resources = spec.linux and spec.linux.resources
     return any(
-        opens_everything(allow=rule.allow, kind=rule.type or "", major=rule.major, minor=rule.minor)
+        opens_everything(allow=bool(rule.allow), kind=rule.type or "", major=rule.major, minor=rule.minor)
         for rule in (resources and resources.devices) or ()
     )
 
