@@ -66,6 +66,20 @@ class MemoryQos(Struct, frozen=True):
     reservation: MemoryReservationPolicy = MemoryReservationPolicy.NONE
 
 
+class CpuAlignment(Struct, frozen=True):
+    """Which CPUs of its own a container gets with the engine `exact`: kubelet's cpuManagerPolicyOptions of
+    these names, without strict-cpu-reservation, which is ``withheld_cpus`` of the policy.
+
+    Here ``prefer_align_cpus_by_uncorecache`` is on unless said otherwise.
+    """
+
+    full_pcpus_only: bool = False
+    distribute_cpus_across_numa: bool = False
+    align_by_socket: bool = False
+    distribute_cpus_across_cores: bool = False
+    prefer_align_cpus_by_uncorecache: bool = True
+
+
 class PlacementPolicy(Struct, frozen=True):
     """All of the operator's choices that a decision depends on.
 
@@ -79,7 +93,8 @@ class PlacementPolicy(Struct, frozen=True):
     ``shared_cpus_minimum``, for the same engine, is how many CPUs stay in the shared pool at least: None for
     as many as those of its containers that are kubelet's request.
     ``kubelet_minor``: the kubelet of the node is that of Kubernetes 1.``kubelet_minor``.
-    ``outside_requests`` is for containers outside of kubelet's tree.
+    ``outside_requests`` is for containers outside of kubelet's tree. ``cpu_alignment`` is for the engine
+    `exact`.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -94,6 +109,7 @@ class PlacementPolicy(Struct, frozen=True):
     strategy: PlacementStrategy = PlacementStrategy.PACK
     outside_requests: OutsideRequests = OutsideRequests.LIMITS
     shared_cpus_minimum: int | None = None
+    cpu_alignment: CpuAlignment = CpuAlignment()
     kubelet_minor: int = NEWEST.minor
 
     @property
