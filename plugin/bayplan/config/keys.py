@@ -337,12 +337,13 @@ CONNECTION: Final = (
     Key(
         "crioSocket", "crio_socket", "crio-socket", "PATH",
         absolute_path, syntax.text, "/var/run/crio/crio.sock",
-        "CRI-O's own socket, which is asked whether containers without a process have ended",
+        "CRI-O's own socket, which is asked what runs after it listed that over NRI, and whether containers "
+        "without a process have ended",
     ),
     Key(
         "containerdSocket", "containerd_socket", "containerd-socket", "PATH",
         absolute_path, syntax.text, "/run/containerd/containerd.sock",
-        "containerd's own socket, which is asked whether containers without a process have ended",
+        "containerd's own socket, which is asked likewise",
     ),
     Key(
         "requestDeadline", "request_deadline_ms", "request-deadline", "DURATION",

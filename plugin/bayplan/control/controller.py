@@ -4,6 +4,7 @@ Order in every handler: decide, commit, answer. `bayplan.nri.handler` has the co
 a time, late, missed). No IO but through the recorder and the host calls given to it.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -112,6 +113,8 @@ class Controller:
         """Awaited in the transaction in which a runtime listed what runs, before anything is promised."""
         self.before_start: Callable[[str], Awaitable[None]] = _nothing_before_start
         """Awaited before a container starts that has its cgroup, by its id."""
+        self.synchronized = asyncio.Event()
+        """Set each time that a runtime has listed what runs."""
         self._write_oom_score_adj = write_oom_score_adj
         self._cpusets = cpusets
         self._verify_soon = verify_soon
@@ -226,7 +229,16 @@ class Controller:
             updates = self._synchronize(transaction, by_id, listed)
             await self.before_promises()
         await self.wait_written()
+        self.synchronized.set()
         return self._for_runtime(updates, {container.id for container in containers})
+
+    async def enter_listed(self, pod: Pod, container: Container) -> None:
+        """Enter a container that exists and that the runtime has not told of, neither by NRI's list nor by an
+        event; nothing of one that was heard of meanwhile."""
+        async with self.transaction() as transaction:
+            if self.placements.lives.phase(container.id) in (Phase.UNKNOWN, Phase.UNDECIDED):
+                await self._report(transaction, listed_as(container), pod, container)
+        await self.wait_written()
 
     async def _as_it_is(self, pods: Mapping[str, Pod], container: Container) -> Container:
         """*container* as the runtime lists it; as one that has ended if it did, and the runtime has not dealt

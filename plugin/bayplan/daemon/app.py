@@ -103,6 +103,7 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
             daemon.reload_on_signal(read_again, notifier),
             daemon.verification.follow(),
             daemon.controller.follow_record(),
+            daemon.unlisted.follow(),
             daemon.cpusets.follow_starting(),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),

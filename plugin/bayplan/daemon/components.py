@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -40,6 +40,7 @@ from bayplan.control.recorder import Recorder
 from bayplan.control.shadow_handler import answering
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
+from bayplan.control.unlisted_containers import UnlistedContainers
 from bayplan.control.verify import Verifier
 from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.container_usage import ContainerUsage
@@ -65,8 +66,9 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
+from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
-from bayplan.oci.cri import list_containers
+from bayplan.oci.cri import describe_containers, list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.views.snapshot import Observation, Snapshot
@@ -234,6 +236,9 @@ class Daemon:
         self.verification = Verification(
             self.verifier, self._verify_now, ended, unmanaged, self.controller.counters
         )
+        self.unlisted = UnlistedContainers(
+            self.controller, self.host_thread.do, self._list_containers, self._describe_containers
+        )
         if self.controller.known.containers:
             # No runtime will list the containers that came without NRI: look what became of them.
             self._verify_now.set()
@@ -400,8 +405,14 @@ class Daemon:
 
     def _list_containers(self, runtime: str) -> Mapping[str, bool]:
         """What a runtime lists over CRI; blocks."""
-        settings = self.settings
-        return list_containers(settings.crio_socket if runtime == CRIO else settings.containerd_socket)
+        return list_containers(self._cri_socket(runtime))
+
+    def _describe_containers(self, runtime: str, ids: Collection[str]) -> Sequence[tuple[Pod, Container]]:
+        """What a runtime says over CRI of the containers *ids*; blocks."""
+        return describe_containers(self._cri_socket(runtime), ids)
+
+    def _cri_socket(self, runtime: str) -> Path:
+        return self.settings.crio_socket if runtime == CRIO else self.settings.containerd_socket
 
     def _expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         return self.controller.expectations(container_ids)
