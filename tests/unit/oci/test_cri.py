@@ -118,7 +118,7 @@ def test_a_container_with_its_pod(tmp_path: Path) -> None:
     assert (container.id, container.pod_id, container.name, container.pid) == ("c1", "box", "main", 77)
     assert container.labels == {"app": "web"}
     assert container.state is ContainerState.RUNNING
-    assert container.oom_score_adj == SPEC["process"]["oomScoreAdj"]  # type: ignore[index]
+    assert container.oom_score_adj == -997
     assert container.resources.memory_limit_bytes == 1 << 30
 
 
