@@ -7,17 +7,20 @@ moment with an engine of its own. Neither changes anything.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
 from bayplan.admin_protocol import API_VERSION, MAX_PODS
+from bayplan.config.kubelet_rules import engine_of
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.model.container_names import names_container, similar_pods
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.eviction_records import EvictionRecord
+from bayplan.model.ledger import Ledger
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -198,6 +201,23 @@ def explanation_view(
             for name in names
         ],
     }
+
+
+def what_if_described(topology: Path, configs: Sequence[Path], manifests: Sequence[object]) -> View:
+    """The answer to ``what-if`` of a daemon with the files *configs* on the empty machine of *topology*, with
+    the remarks about that machine.
+
+    Raises:
+        ConfigError, HostError: a file is wrong, or a manifest is.
+    """
+    from bayplan.simulate.comparison import empty_machine  # noqa: PLC0415 - the daemon reads no such files
+
+    machine, policy, settings = empty_machine(topology, configs)
+    snapshot = Snapshot(
+        taken_us=0, started_us=0, machine=machine, policy=policy, ledger=Ledger(), engine=settings.engine
+    )
+    view = what_if_view(snapshot, engine_of(settings), MemoryPolicyAbility(), manifests)
+    return {**view, "remarks": list(machine.remarks)}
 
 
 def what_if_view(

@@ -231,7 +231,10 @@ def _distances(tree: TopologyTree, directory: str, online_nodes: NodeSet) -> Map
         columns = text.split()
         if len(columns) != len(online_nodes):
             raise ParseError("distances", text, f"one distance for each of the online nodes {online_nodes}")
-        return [parse_number(column) for column in columns]
+        row = [parse_number(column) for column in columns]
+        if min(row) < LOCAL_DISTANCE:
+            raise ParseError("distances", text, f"no distance below {LOCAL_DISTANCE}")
+        return row
 
     row = tree.optional(f"{directory}/distance", parse, None)
     return {} if row is None else dict(zip(online_nodes, row, strict=True))
