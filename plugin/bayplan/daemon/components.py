@@ -111,7 +111,7 @@ class Daemon:
         self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do, starts)
         kernel = self.hierarchy, self.cpusets, self._expectations, self.host_thread.do
         self.verifier = Verifier(
-            *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files()
+            *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files().agreement
         )
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
         self.cpu_lists = CpuListLimit(settings.state_directory)
@@ -200,7 +200,7 @@ class Daemon:
             in_start_thread=self.start_thread.do,
             deadline_s=self.settings.request_deadline_ms / 1000,
         )
-        await self.host_thread.do(self.pressure.brakes.release_left_over)
+        await self.host_thread.do(self.pressure.take_over)
         self.controller.before_start = self.pressure.before_start
         self.controller.placements.by_live_memory = self.pressure.completed
         disks = await self.host_thread.do(partial(find_file_systems, self.hierarchy.root))
@@ -225,7 +225,7 @@ class Daemon:
         """What compares the record with the kernel and the container engines."""
         ended = EndedContainers(
             self.controller,
-            Occupancy(self.hierarchy, spare_files()),
+            Occupancy(self.hierarchy, spare_files().occupancy),
             self.host_thread.do,
             self._list_containers,
             self.cpusets.starts.forget,
