@@ -143,8 +143,7 @@ PLACEMENT: Final = (
     Key(
         "cpuManagerPolicyOptions", "cpu_options", "cpu-manager-policy-options", "NAME=BOOL[,...]",
         policy_options(_CPU_OPTIONS), syntax.assignments("="), "none",
-        "options of the static CPU policy, with the engine kubelet, e.g. full-pcpus-only=true",
-        of_managers=True,
+        "which CPUs of its own a container gets, e.g. full-pcpus-only=true", of_kubelet=True,
     ),
     Key(
         "returnDeadline", "return_deadline_ms", "return-deadline", "DURATION",

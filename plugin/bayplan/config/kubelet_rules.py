@@ -21,7 +21,10 @@ from bayplan.kubelet.eviction.thresholds import (
 )
 from bayplan.kubelet.manager_options import (
     NONE,
+    PREFER_UNCORE,
     STATIC,
+    STRICT_RESERVATION,
+    TRUE,
     CpuOptions,
     ManagerConfigError,
     ManagerOptions,
@@ -32,9 +35,11 @@ from bayplan.kubelet.manager_options import (
 )
 from bayplan.kubelet.pod import CPU
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementStrategy, TopologyPolicy
+from bayplan.model.policy import CpuAlignment, PlacementStrategy, TopologyPolicy
 
 CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
+_ALPHA_CPU_OPTIONS: Final = "CPUManagerPolicyAlphaOptions"
+_BETA_CPU_OPTIONS: Final = "CPUManagerPolicyBetaOptions"
 TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
 _ENGINE_GATES: Final = {
     "PodLevelResources": False,
@@ -79,6 +84,8 @@ def wrong_options(settings: Settings) -> Iterator[Problem]:
         cpu_options_of(settings)
     except ManagerConfigError as error:
         yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, error.problems)
+    if settings.engine != KUBELET:
+        return
     if settings.cpu_options and settings.cpu_manager == NONE:
         sentence = "None policy: received unsupported options"
         yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, [sentence])
@@ -97,7 +104,10 @@ def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[st
         if not settings.reserved_cpus:
             amounts = {"kubeReserved": settings.kube_reserved, "systemReserved": settings.system_reserved}
             keys = [key for key, kept in amounts.items() if CPU in kept]
-            yield from _remark(said_by, keys, ".cpu", "name the CPUs in reservedSystemCPUs")
+            advice = "name the CPUs in reservedSystemCPUs"
+            yield from _remark(said_by, keys, ".cpu", advice)
+            if settings.cpu_options.get(STRICT_RESERVATION) in TRUE:
+                yield from _remark(said_by, [CPU_OPTIONS], f".{STRICT_RESERVATION}", advice)
     else:
         yield from _unknown_to_the_engine(sources)
     factor = settings.memory_throttling_factor
@@ -133,15 +143,12 @@ def _unknown_to_the_engine(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def _left_to_kubelet(sources: Sequence[Source]) -> Iterator[str]:
-    """The options of kubelet's managers in kubelet's files, which only the engine `kubelet` has."""
+    """The options of the Topology Manager in kubelet's files, which only the engine `kubelet` has."""
     for source in sources:
-        tables = [
-            value for key, (_, value) in source.of_managers.items() if key in (CPU_OPTIONS, TOPOLOGY_OPTIONS)
-        ]
-        options = [option for table in tables if isinstance(table, Mapping) for option in table]
-        if options:
-            what = ", ".join(map(str, options))
-            advice = "options of kubelet's managers take the engine kubelet"
+        _, table = source.of_managers.get(TOPOLOGY_OPTIONS, ("", None))
+        if isinstance(table, Mapping) and table:
+            what = ", ".join(map(str, table))
+            advice = "options of kubelet's Topology Manager take the engine kubelet"
             yield f"{source.name}: {what}: without effect; {advice}"
 
 
@@ -191,17 +198,40 @@ def in_kubelets_words(key: str, options: Iterable[str], sentences: Iterable[str]
         yield Problem(key, found, f"options that can be used; kubelet: {sentence}")
 
 
+def cpu_alignment(settings: Settings) -> CpuAlignment:
+    """Which CPUs of its own a container gets with the engine `exact`."""
+    options = cpu_options_of(settings)
+    return CpuAlignment(
+        options.full_pcpus_only,
+        options.distribute_cpus_across_numa,
+        options.align_by_socket,
+        options.distribute_cpus_across_cores,
+        options.prefer_align_cpus_by_uncorecache or PREFER_UNCORE not in settings.cpu_options,
+    )
+
+
+def wrong_alignment(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    """The CPU Manager's options that do not go with *machine*."""
+    sockets, nodes = len({cpu.socket_id for cpu in machine.cpus if cpu.online}), len(machine.cpu_nodes)
+    try:
+        cpu_options_of(settings).check(sockets, nodes, settings.topology)
+    except ManagerConfigError as error:
+        yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, error.problems)
+
+
 def cpu_options_of(settings: Settings) -> CpuOptions:
-    """The CPU Manager's options.
+    """The CPU Manager's options, with the engine `exact` without the gates that kubelet has before them.
 
     Raises:
         ManagerConfigError: they cannot be used.
     """
     gates = settings.feature_gates
+    if settings.engine != KUBELET:
+        gates = dict.fromkeys((_ALPHA_CPU_OPTIONS, _BETA_CPU_OPTIONS), True)
     return CpuOptions.parse(
         settings.cpu_options,
-        alpha=gates.get("CPUManagerPolicyAlphaOptions", False),
-        beta=gates.get("CPUManagerPolicyBetaOptions", True),
+        alpha=gates.get(_ALPHA_CPU_OPTIONS, False),
+        beta=gates.get(_BETA_CPU_OPTIONS, True),
         rules=settings.kubelet_rules,
     )
 

@@ -195,9 +195,9 @@ def _contradictions(
         yield origin[key], Problem(key, found, "'None', or featureGates with MemoryQoS true")
     for problem in missing_grace_periods(settings, unread):
         yield origin[problem.path], problem
+    for problem in wrong_options(settings):
+        yield origin[problem.path], problem
     if settings.engine == KUBELET:
-        for problem in wrong_options(settings):
-            yield origin[problem.path], problem
         return
     for manager in _MANAGER_KEYS:
         value, usual = getattr(settings, manager.field), getattr(Settings(), manager.field)

@@ -13,7 +13,14 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.config.eviction import wrong_thresholds
-from bayplan.config.kubelet_rules import eviction_bytes, manager_options
+from bayplan.config.kubelet_rules import (
+    CPU_OPTIONS,
+    cpu_alignment,
+    cpu_options_of,
+    eviction_bytes,
+    manager_options,
+    wrong_alignment,
+)
 from bayplan.config.settings import Settings
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, Problem
@@ -22,7 +29,7 @@ from bayplan.kubelet.reservation import Reservation, check_machine, in_words
 from bayplan.kubelet.resources import is_memory
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import MemoryQos, PlacementPolicy
+from bayplan.model.policy import CpuAlignment, MemoryQos, PlacementPolicy
 from bayplan.placement.measured_reservation import Learned, within_promises
 from bayplan.quantity import format_bytes, parse_page_size
 from bayplan.sets import CpuSet
@@ -55,6 +62,8 @@ def resolve_policy(
         from bayplan.config.kubelet_managers import kept_cpus  # noqa: PLC0415 - loaded with that engine
 
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
+    elif cpu_options_of(settings).strict_cpu_reservation:
+        withheld_cpus = reserved_cpus
     configured = PlacementPolicy(
         topology=settings.topology,
         reserved_bytes=reserved_bytes(settings, machine),
@@ -69,6 +78,7 @@ def resolve_policy(
         refuse_wrong_annotations=settings.refuse_wrong_annotations,
         outside_requests=settings.outside_requests,
         strategy=settings.placement_strategy,
+        cpu_alignment=CpuAlignment() if settings.engine == KUBELET else cpu_alignment(settings),
         kubelet_minor=settings.kubelet_minor,
         # kubelet knows no such thing: what is reserved stays shared, and nothing else.
         shared_cpus_minimum=0 if settings.engine == KUBELET else settings.shared_cpus_minimum,
@@ -114,6 +124,8 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
         from bayplan.config.kubelet_managers import wrong_on_machine  # noqa: PLC0415 - loaded with that engine
 
         yield from wrong_on_machine(settings, machine, unread)
+    elif CPU_OPTIONS not in unread:
+        yield from wrong_alignment(settings, machine)
 
 
 def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:

@@ -49,7 +49,7 @@ MAX_NODES: Final = "max-allowable-numa-nodes"
 DEFAULT_MAX_NODES: Final = 8
 """More nodes than this kubelet accepts only with an option, because its merge takes 2^n steps."""
 
-_TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+TRUE: Final = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 """What Go's strconv.ParseBool accepts, and with it kubelet."""
 _INT64_CHARACTERS: Final = 20
@@ -127,13 +127,13 @@ class CpuOptions(Struct, frozen=True):
         values: dict[str, bool] = {}
         for name, text in sorted(options.items()):
             problem = unavailable_cpu_option(name, alpha=alpha, beta=beta, rules=rules)
-            if problem is None and text not in _TRUE | _FALSE:
+            if problem is None and text not in TRUE | _FALSE:
                 problem = (
                     f'bad value for option "{name}": strconv.ParseBool: parsing "{text}": invalid syntax'
                 )
             if problem is not None:
                 problems.append(problem)
-            values[name] = text in _TRUE
+            values[name] = text in TRUE
         problems += [
             f"static policy options {one} and {other} can not be used at the same time"
             for one, other in _EXCLUSIVE
@@ -241,7 +241,7 @@ class TopologyOptions(Struct, frozen=True):
         if problems:
             raise ManagerConfigError(*problems)
         return cls(
-            prefer_closest=options.get(PREFER_CLOSEST) in _TRUE,
+            prefer_closest=options.get(PREFER_CLOSEST) in TRUE,
             max_nodes=int(options.get(MAX_NODES, DEFAULT_MAX_NODES)),
         )
 
@@ -254,7 +254,7 @@ class TopologyOptions(Struct, frozen=True):
 
 
 def _bad_value(name: str, text: str) -> str | None:
-    if name == PREFER_CLOSEST and text not in _TRUE | _FALSE:
+    if name == PREFER_CLOSEST and text not in TRUE | _FALSE:
         return f'bad value for option "{name}": strconv.ParseBool: parsing "{text}": invalid syntax'
     if name == MAX_NODES:
         if re.fullmatch("[+-]?[0-9]+", text) is None:

@@ -577,9 +577,9 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.log_level == "debug"
     file = settings.sources[0]
     assert settings.kubelet_managers == {PinningManager.CPU: file, PinningManager.MEMORY: file}
-    assert [file in remark for remark in settings.remarks] == [True, True, True]
-    (unused,) = settings.notices
-    assert "full-pcpus-only" in unused
+    assert [file in remark for remark in settings.remarks] == [True, True]
+    assert settings.cpu_options == {"full-pcpus-only": "true"}
+    assert settings.notices == ()
 
 
 def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
@@ -663,7 +663,10 @@ def test_wrong_options_are_reported_beside_unknown_ones(write: Write) -> None:
     ("content", "problems"),
     [
         ("memoryManagerPolicy = 'BestEffort'", ["memoryManagerPolicy: 'BestEffort'"]),
-        ("cpuManagerPolicyOptions = { full-pcpus-only = true }", ["cpuManagerPolicyOptions: a table"]),
+        (
+            "topologyManagerPolicyOptions = { prefer-closest-numa-nodes = true }",
+            ["topologyManagerPolicyOptions: a table"],
+        ),
         ("engine = 'widest'", ["engine: 'widest'"]),
     ],
 )
@@ -701,6 +704,33 @@ def test_options_that_kubelet_would_not_take(write: Write, content: str, found: 
     with pytest.raises(ConfigError) as raised:
         load_settings([write(f"engine = 'kubelet'\n{content}")])
     assert [one.found for one in raised.value.problems] == found
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ("full-pcpus-only = 'yes'", ["full-pcpus-only"]),
+        (
+            "full-pcpus-only = true, distribute-cpus-across-cores = true",
+            ["distribute-cpus-across-cores,full-pcpus-only"],
+        ),
+        (
+            "distribute-cpus-across-numa = true, prefer-align-cpus-by-uncorecache = true",
+            ["distribute-cpus-across-numa,prefer-align-cpus-by-uncorecache"],
+        ),
+    ],
+)
+def test_cpu_options_that_kubelet_would_not_take_are_none_of_the_engine_exact_either(
+    write: Write, options: str, found: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings([write(f"cpuManagerPolicyOptions = {{ {options} }}")])
+    assert [one.found for one in raised.value.problems] == found
+
+
+def test_cpu_options_of_the_engine_exact_need_no_gate(write: Write) -> None:
+    options = "cpuManagerPolicyOptions = { align-by-socket = true, distribute-cpus-across-cores = 'false' }"
+    assert load_settings([write(options)]).cpu_options["align-by-socket"] == "true"
 
 
 def test_wrong_values_in_kubelets_own_file_are_named(write: Write) -> None:
