@@ -9,7 +9,7 @@ import re
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bayplan.oci.errors import OciError
 from bayplan.printable import printable
@@ -113,10 +113,18 @@ class Linux(Struct, frozen=True, rename="camel"):
     memory_policy: MemoryPolicy | None = None
 
 
+class ExecAffinity(Struct, frozen=True):
+    """process.execCPUAffinity: the CPUs of processes that enter the container later, once they are in its
+    cgroup."""
+
+    final: str | None = None
+
+
 class Process(Struct, frozen=True, rename="camel"):
     """process."""
 
     oom_score_adj: int | None = None
+    exec_affinity: ExecAffinity | None = field(default=None, name="execCPUAffinity")
 
 
 class Spec(Struct, frozen=True):

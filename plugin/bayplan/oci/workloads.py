@@ -19,7 +19,7 @@ from bayplan.oci.documents import Cpu, LinuxResources, Memory, Spec
 from bayplan.oci.errors import OciError
 from bayplan.printable import printable
 from bayplan.quantity import whole_number
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 
 _CRIO: Final = "io.kubernetes.cri-o."
 _CONTAINERD: Final = "io.kubernetes.cri."
@@ -81,7 +81,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
     """The container that *spec* describes.
 
     Raises:
-        OciError: a cpuset, a limit or the memory policy of the spec cannot be read.
+        OciError: a cpuset, a limit, the memory policy or an affinity of the spec cannot be read.
     """
     annotations, linux = spec.annotations or {}, spec.linux
     labels = _texts(annotations.get(f"{_CRIO}Labels", ""))
@@ -109,6 +109,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         ),
         cdi_devices=cdi_names((), annotations),
         memory_policy=_memory_policy(spec),
+        exec_cpus=_exec_cpus(spec),
     )
 
 
@@ -183,6 +184,15 @@ def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:
         raise OciError("linux.memoryPolicy.nodes", str(error)) from error
     flags = tuple(_FLAGS[flag] for flag in written.flags or ())
     return MemoryPolicySetting(_MODES[written.mode], nodes, flags)
+
+
+def _exec_cpus(spec: Spec) -> CpuSet | None:
+    """The CPUs of processes that enter the container later."""
+    affinity = spec.process and spec.process.exec_affinity
+    try:
+        return CpuSet.parse((affinity and affinity.final) or "") or None
+    except ParseError as error:
+        raise OciError("process.execCPUAffinity.final", str(error)) from error
 
 
 def _device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:
