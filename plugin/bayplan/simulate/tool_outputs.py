@@ -16,30 +16,34 @@ from bayplan.config.values import ProblemCollector, invalid
 from bayplan.errors import ParseError, Problem
 from bayplan.host.sysfs import UNKNOWN_SOCKET
 from bayplan.model.machine import LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node
+from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import GIB, MIB, format_bytes
 from bayplan.sets import CpuSet, NodeSet
 
 ASSUMED_BYTES_PER_CPU: Final = 4 * GIB
 """Where nothing says how much memory there is: the usual ratio of servers and clouds' general sizes."""
 
-_QUOTED: Final = r"^[\s>|*`]*"
+_QUOTED: Final = r"^[\s>|*`#]*"
 _AVAILABLE: Final = re.compile(_QUOTED + r"available: \d+ nodes? \(([0-9,-]+)\)")
 _CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:([\d\s]*)$")
 _SIZE: Final = re.compile(_QUOTED + r"node (\d{1,4}) size: *(?:(\d{1,12}) ([MG])B|(<not available>))")
 _DISTANCES: Final = re.compile(_QUOTED + r"node distances:")
 _HEADER: Final = re.compile(_QUOTED + r"node((?:\s+\d{1,4})+)\s*$")
-_ROW: Final = re.compile(_QUOTED + r"(\d{1,4}):((?:\s+\d{1,4})*)\s*$")
+_ROW: Final = re.compile(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*$")
 _MORE: Final = re.compile(_QUOTED + r"((?:\d{1,4}\s*)+)$")
 _NO_NUMA: Final = re.compile(r"No NUMA (?:support )?available", re.IGNORECASE)
 _PARSABLE: Final = re.compile(r"^[\s>#*]*(CPU,[A-Za-z0-9,:]+)\s*$", re.IGNORECASE)
 _PARSED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:,[0-9:YNyn-]*){1,20})\s*$")
 _TABLE: Final = re.compile(r"^[\s>]*(CPU(?:\s+[A-Z0-9][A-Za-z0-9:]*)+)\s*$")
-_TABLED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:\s+[0-9:.,-]+|\s+(?:yes|no))+)\s*$")
+_TABLED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:\s+\S+)+)\s*$")
 _JSON: Final = re.compile(r'"(?:lscpu|cpus)"\s*:\s*\[\s*\{')
 _FIELD: Final = re.compile(_QUOTED + r"([A-Z][^:]{1,40}):\s+(\S.*)$")
 _ONLINE: Final = "On-line CPU(s) list"
+_ADJACENT: Final = ("ppc", "s390")
+"""Architectures on which Linux numbers the threads of a core one after the other."""
 _USUAL: Final = "CPU,Core,Socket,Node,,L1d,L1i,L2,L3"
 """The columns of `lscpu -p` since util-linux 2.19, where the comments with them were cut away."""
+_NONE: Final = "-"
 _OFFLINE: Final = ("no", "n", "false")
 _MAX_DISTANCE: Final = 255
 _SCALES: Final = {"M": MIB, "G": GIB}
@@ -59,6 +63,8 @@ class _Numactl(Struct):
     columns: list[int] = []
     rows: dict[int, list[int]] = {}
     without_numa: bool = False
+    sharing: NodeSet = NodeSet()
+    """Nodes with CPUs that an earlier one has too."""
 
 
 class _Lscpu(NamedTuple):
@@ -73,7 +79,8 @@ class _Lscpu(NamedTuple):
 
     @property
     def online(self) -> bool:
-        return self.row.get("online", "yes").lower() not in _OFFLINE
+        """What the column says, whose words are the reader's language: an offline CPU has no core either."""
+        return self.row.get("online", "yes").lower() not in _OFFLINE and self.row.get("core") != _NONE
 
     @property
     def l3(self) -> int | None:
@@ -110,6 +117,14 @@ def machine_of_outputs(text: str) -> Imported:
     numactl = _numactl(lines)
     assumed: list[str] = []
     listed = _lscpu(text, lines, assumed)
+    if not numactl.cpus and numactl.memory_bytes:
+        # Those before 2.0 print no CPUs.
+        online = [one for one in listed if one.online]
+        numactl.cpus = {
+            node: CpuSet(one.cpu for one in online if (one.number("node") or 0) == node)
+            for node in numactl.memory_bytes
+            if online
+        }
     if not numactl.cpus and not listed:
         found = "No NUMA available" if numactl.without_numa else "no CPU"
         raise invalid("the file", found, "the output of numactl -H, or of lscpu -p where there is no NUMA")
@@ -117,7 +132,13 @@ def machine_of_outputs(text: str) -> Imported:
         return _without_numactl(listed, assumed)
     _check(numactl, listed)
     nodes = tuple(
-        Node(node, cpus, numactl.memory_bytes[node], distances=_distances(numactl, node))
+        Node(
+            node,
+            cpus,
+            numactl.memory_bytes[node],
+            distances=_distances(numactl, node),
+            tier=0 if numactl.sharing and (cpus or node in numactl.sharing) else None,
+        )
         for node, cpus in sorted(numactl.cpus.items())
     )
     if not numactl.rows and len(nodes) > 1:
@@ -127,7 +148,9 @@ def machine_of_outputs(text: str) -> Imported:
     rows = listed or [_Lscpu(cpu, {}) for cpus in numactl.cpus.values() for cpu in cpus]
     node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
     assumed.append("no huge pages, and no memory of devices")
-    return Imported(Machine(nodes, _cpus(rows, node_of, assumed, known=bool(listed))), tuple(assumed))
+    remarks = (shared_cpus(numactl.sharing),) if numactl.sharing else ()
+    cpus = _cpus(rows, node_of, assumed, known=bool(listed))
+    return Imported(Machine(nodes, cpus, remarks=remarks), tuple(assumed))
 
 
 def _numactl(lines: Iterable[str]) -> _Numactl:
@@ -150,6 +173,7 @@ def _numactl(lines: Iterable[str]) -> _Numactl:
             found.columns = [int(column) for column in match[1].split()]
         elif in_distances and (match := _ROW.match(line)):
             found.rows[int(match[1])] = [int(column) for column in match[2].split()]
+            in_distances = not found.columns or len(found.rows) < len(found.columns)
         elif before is not None and (match := _MORE.match(line)):
             continued = before
             found.cpus[before] |= _ids(f"node {before} cpus", match[1])
@@ -172,6 +196,8 @@ def _check(numactl: _Numactl, listed: list[_Lscpu]) -> None:
         if node not in numactl.memory_bytes:
             collector.problems.append(Problem(f"node {node} size", "nothing", "an amount in MB"))
         numactl.cpus[node] = cpus - CpuSet(node_of)
+        if numactl.cpus[node] != cpus:
+            numactl.sharing |= NodeSet([node])
         node_of |= dict.fromkeys(numactl.cpus[node], node)
     if numactl.rows:
         collector.problems += _wrong_distances(numactl, known)
@@ -357,7 +383,8 @@ def _fields(entries: Iterable[Any]) -> dict[str, str]:
 
 def _of_sums(fields: Mapping[str, str]) -> Iterator[_Lscpu]:
     """The CPUs of lscpu's summary: nodes are listed, threads and sockets only counted. Threads are taken as
-    Linux numbers them on x86 and arm64: the second ones after the first ones of all cores."""
+    Linux numbers them on x86, the second ones after the first ones of all cores, unless they would be of two
+    nodes; sockets and caches go by the nodes."""
     try:
         threads, sockets = int(fields["Thread(s) per core"]), int(fields.get("Socket(s)", "1"))
         online = CpuSet.parse(fields[_ONLINE])
@@ -369,16 +396,24 @@ def _of_sums(fields: Mapping[str, str]) -> Iterator[_Lscpu]:
     except (KeyError, ValueError) as error:
         expected = f"Thread(s) per core and {_ONLINE}, as LC_ALL=C lscpu prints them"
         raise invalid("lscpu", f"no {error}", expected) from error
+    node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
     own = list(online)
     cores = max(1, len(own) // max(1, threads))
+    by_core = {cpu: position % cores for position, cpu in enumerate(own)}
+    of_one_node = all(node_of.get(cpu) == node_of.get(own[core]) for cpu, core in by_core.items())
+    if fields.get("Architecture", "").startswith(_ADJACENT) or not of_one_node:
+        by_core = {cpu: position // max(1, threads) for position, cpu in enumerate(own)}
     instances = re.search(r"\((\d{1,4}) instances?\)", fields.get("L3 cache", fields.get("L3", "")))
-    for position, cpu in enumerate(own):
-        core = position % cores
-        row = {"core": str(core), "socket": str(core * max(1, sockets) // cores)}
+    node_of_core: dict[int, int] = {}
+    for cpu, core in by_core.items():
+        node_of_core.setdefault(core, node_of.get(cpu, 0))
+    ordered = sorted(node_of_core, key=lambda core: (node_of_core[core], core))
+    place = {core: number for number, core in enumerate(ordered)}
+    for cpu, core in by_core.items():
+        row = {"core": str(core), "socket": str(place[core] * max(1, sockets) // len(place))}
         if instances:
-            row["l3"] = str(core * int(instances[1]) // cores)
-        node = next((node for node, cpus in nodes.items() if cpu in cpus), 0)
-        yield _Lscpu(cpu, {**row, "node": str(node)})
+            row["l3"] = str(place[core] * int(instances[1]) // len(place))
+        yield _Lscpu(cpu, {**row, "node": str(node_of.get(cpu, 0))})
 
 
 def _text(value: object) -> str:

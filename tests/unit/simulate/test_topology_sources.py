@@ -207,6 +207,30 @@ def test_lscpu_alone_has_no_memory_and_says_so(tmp_path):
     assert read(tmp_path, bare).cpus == found.cpus
 
 
+def test_nodes_that_share_cpus_are_memory_near_the_first(tmp_path):
+    text = numactl_text(machine(2, 4, distances={(0, 1): 10, (1, 0): 10})).replace(
+        "node 1 cpus: 4 5 6 7", "node 1 cpus: 0 1 2 3"
+    )
+    found = read(tmp_path, text)
+    assert [str(node.cpus) for node in found.nodes] == ["0-3", ""]
+    assert found.ordinary_nodes == NodeSet([0, 1])
+
+
+def test_numactl_before_2_0_prints_no_cpus_which_lscpu_has(tmp_path):
+    text = "".join(f"{line}\n" for line in numactl_text(PLAIN).splitlines() if " cpus:" not in line)
+    with pytest.raises(ConfigError):
+        read(tmp_path, text)
+    assert layout(read(tmp_path, text + lscpu_text(PLAIN))) == layout(PLAIN)
+
+
+def test_comments_and_rows_without_colons(tmp_path):
+    text = "".join(f"# {line}\n" for line in numactl_text(PLAIN).splitlines())
+    assert layout(read(tmp_path, text), caches=False) == layout(PLAIN, caches=False)
+    before, rows = numactl_text(PLAIN).split("distances:")
+    text = f"{before}distances:{rows.replace(':', ' ')}"
+    assert layout(read(tmp_path, text + lscpu_text(PLAIN))) == layout(PLAIN)
+
+
 TABLE = """\
 CPU NODE SOCKET CORE L1d:L1i:L2:L3 ONLINE    MAXMHZ   MINMHZ
   0    0      0    0 0:0:0:0          yes 3600.0000 800.0000
@@ -227,6 +251,13 @@ def test_lscpu_as_a_table_and_as_json(tmp_path):
     keys, *rows = [line.split() for line in TABLE.splitlines()]
     values = [dict(zip(map(str.lower, keys), row, strict=True)) for row in rows]
     assert read(tmp_path, json.dumps({"cpus": values}, indent=3), "cpus.json").cpus == found.cpus
+
+
+def test_the_words_of_another_language_in_a_table(tmp_path):
+    text = TABLE.replace("yes", "да").replace("no ", "нет")
+    found = read(tmp_path, text)
+    assert str(found.online_cpus) == "0-2"
+    assert found.cpus == read(tmp_path, TABLE).cpus
 
 
 SUMMARY = {
@@ -251,6 +282,15 @@ def test_lscpu_as_a_summary(nested, tmp_path):
     assert found.cpu_by_id[5].core_id == 1
     text = "".join(f"{key:25}{value}\n" for key, value in SUMMARY.items())
     assert read(tmp_path, text).cpus == found.cpus
+
+
+def test_threads_of_a_summary_are_neighbours_where_the_nodes_say_so(tmp_path):
+    nodes = {"NUMA node0 CPU(s):": "0-3", "NUMA node1 CPU(s):": "4-7", "NUMA node252 CPU(s):": ""}
+    for more in (nodes, {"Architecture:": "ppc64le", "NUMA node0 CPU(s):": "0-7", "NUMA node1 CPU(s):": ""}):
+        text = "".join(f"{key:25}{value}\n" for key, value in (SUMMARY | more).items())
+        found = read(tmp_path, text)
+        assert [cpu.core_id for cpu in found.cpus] == [0, 0, 2, 2, 4, 4, 6, 6]
+        assert [cpu.socket_id for cpu in found.cpus] == [0] * 4 + [1] * 4
 
 
 def test_a_tree_without_memory_as_those_of_lscpu(tmp_path):
