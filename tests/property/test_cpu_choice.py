@@ -1,11 +1,8 @@
-"""The choice of CPUs against all choices there are, on small machines with caches, clusters and broken cores.
+"""The choice of CPUs against all there are, on small machines with caches, clusters and broken cores."""
 
-The judge has the order as docs/exact-engine.md states it, and counts everything on the finished choice.
-"""
-
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 
 from hypothesis import event, given
@@ -15,6 +12,7 @@ from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, Wanted, choose
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
+from support import cpu_order
 
 MOST_CPUS = 12
 
@@ -31,68 +29,6 @@ class Puzzle:
         rest = [cpu for cpu in CpuSet.of_mask(self.wanted.available) if cpu not in kept]
         for more in combinations(rest, self.wanted.count - len(kept)):
             yield kept | set(more)
-
-    def key(self, chosen: frozenset[int]) -> tuple[object, ...]:
-        """What *chosen* is compared by."""
-        cpus = [self.machine.cpu_by_id[cpu] for cpu in sorted(chosen)]
-        free = set(CpuSet.of_mask(self.wanted.free))
-        cores = self.groups(lambda cpu: cpu.core_id)
-        whole = {core for core, members in cores.items() if members <= free}
-        counts = Counter(cpu.core_id for cpu in cpus)
-        split = {core for core, count in counts.items() if count < len(cores[core])}
-        spread, caches = self.wanted.rules.spread, self.wanted.rules.caches
-        doubled = sum(count - 1 for count in counts.values())
-        of_cores = (doubled,) if spread else (len(split & whole), len(split))
-        clusters = self.groups(cluster_of)
-        cells = self.groups(cell_of)
-        if any(
-            sorted(map(sorted, clusters.values())) == sorted(map(sorted, one.values()))
-            for one in (cells, cores)
-        ):
-            clusters = {}
-        by_node = self.groups(lambda cpu: cpu.node_id)
-        return (
-            *of_cores,
-            len({cache_of(cpu) for cpu in cpus}) if caches else 0,
-            len({cluster_of(cpu) for cpu in cpus}) if clusters else 0,
-            len({die_of(cpu) for cpu in cpus}),
-            len({cpu.node_id for cpu in cpus}),
-            len({cpu.socket_id for cpu in cpus}),
-            sum(self.wanted.distances.get(cpu.node_id or 0, 0) for cpu in cpus),
-            self.left(cells, cell_of, whole - set(counts)),
-            self.left(clusters, cluster_of, whole - set(counts)),
-            sorted(-len(members & free - chosen) for members in by_node.values()),
-            sorted(chosen),
-        )
-
-    def groups(self, key: Callable[[Cpu], object]) -> dict[object, set[int]]:
-        found: dict[object, set[int]] = {}
-        for cpu in self.machine.cpus:
-            found.setdefault(key(cpu), set()).add(cpu.id)
-        return found
-
-    def left(
-        self, groups: Mapping[object, set[int]], key: Callable[[Cpu], object], cores: Collection[object]
-    ) -> list[int]:
-        """How many of *cores* are in each group, with a minus, the most first."""
-        counts = Counter(key(cpu) for cpu in self.machine.cpus if cpu.id == cpu.core_id and cpu.id in cores)
-        return sorted(-counts[group] for group in groups)
-
-
-def cache_of(cpu: Cpu) -> object:
-    return ("socket", cpu.socket_id) if cpu.l3_cache_id is None else cpu.l3_cache_id
-
-
-def die_of(cpu: Cpu) -> object:
-    return ("socket", cpu.socket_id) if cpu.die_id is None else cpu.die_id
-
-
-def cell_of(cpu: Cpu) -> object:
-    return cpu.socket_id, cpu.node_id, die_of(cpu), cache_of(cpu)
-
-
-def cluster_of(cpu: Cpu) -> object:
-    return ("core", cpu.core_id) if cpu.cluster_id is None else cpu.cluster_id
 
 
 @st.composite
@@ -178,12 +114,15 @@ def puzzles(draw: st.DrawFn) -> Puzzle:
 def test_no_choice_is_better(puzzle: Puzzle) -> None:
     found = choose(CpuLayout(puzzle.machine), puzzle.wanted)
     chosen = frozenset(CpuSet.of_mask(found.cpus))
-    best = min(puzzle.every_choice(), key=puzzle.key)
+    best = min(puzzle.every_choice(), key=partial(cpu_order.key, puzzle.machine, puzzle.wanted))
     event(f"{len(puzzle.machine.cpus)} CPUs")
-    assert (puzzle.key(chosen), sorted(chosen)) == (puzzle.key(best), sorted(best))
+    assert (cpu_order.key(puzzle.machine, puzzle.wanted, chosen), sorted(chosen)) == (
+        cpu_order.key(puzzle.machine, puzzle.wanted, best),
+        sorted(best),
+    )
     assert found.proven
     if not puzzle.wanted.rules.spread:
-        assert (found.broken, found.split) == puzzle.key(chosen)[:2]
+        assert (found.broken, found.split) == cpu_order.key(puzzle.machine, puzzle.wanted, chosen)[:2]
 
 
 @given(puzzles(), st.integers(0, 40))
