@@ -169,7 +169,7 @@ complete -c bayplan -n '_shtab_bayplan_using replay' -l json -d 'the same as --o
 complete -c bayplan -n '_shtab_bayplan_using replay' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'
 complete -c bayplan -n '_shtab_bayplan_using replay' -l no-color -d 'no colours on a terminal; the environment variable NO_COLOR does the same'
 complete -c bayplan -n '_shtab_bayplan_using replay; and test $_shtab_bayplan_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a recording of baypland --record'
-complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a doctor -d 'Show which of NRI, OCI hook, precreate and runtime wrapper is active, and what is wrong with it.'
+complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a doctor -d 'Show which of NRI, OCI hook, precreate and runtime wrapper is active, and what is wrong with it or with what the daemon has promised.'
 complete -c bayplan -n '_shtab_bayplan_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c bayplan -n '_shtab_bayplan_using doctor' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'the node'"'"'s root directory (default: /)'
 complete -c bayplan -n '_shtab_bayplan_using doctor' -l before-start -d 'only say what would keep a daemon that is asked over NRI from placing containers'

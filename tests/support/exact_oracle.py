@@ -22,6 +22,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_as_a_whole import with_pod_known
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
+from bayplan.placement.ledger_check import contradictions
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 from support.exact_allowed import STRICT, Choice, amounts_of, choices, is_close, is_required
@@ -242,6 +243,8 @@ class Trial:
     def check_promises(self) -> None:
         """No subset of the nodes is promised more than it holds, and the witness shows how it is kept. What
         is unmet because capacity went away never becomes more."""
+        for fault in contradictions(self.ledger):
+            raise BrokenPromiseError(fault.code, fault.text)
         unmet, self.unmet = self.unmet, self._unmet()
         for resource, amount in self.unmet.items():
             if amount > unmet.get(resource, 0):

@@ -23,6 +23,7 @@ from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
+from bayplan.placement.ledger_check import Fault
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable
 from bayplan.quantity import US_PER_S
@@ -53,6 +54,21 @@ MAX_CHOICES: Final = 20
 
 _MAX_SINCE_S: Final = 366 * 86_400
 _WHAT_IF_IDS: Final = "what-if:"
+
+
+def checking(check_ledger: Callable[[], Awaitable[tuple[Fault, ...]]]) -> Question:
+    """The question ``check``: what does not hold of the ledger and its record. ``mended`` says of each
+    whether it was put right; what hardware has taken away is not."""
+
+    async def check(_: Snapshot, __: Mapping[str, object]) -> View:
+        faults = await check_ledger()
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "LedgerCheck",
+            "faults": [{"code": one.code, "text": one.text, "mended": one.is_ours} for one in faults],
+        }
+
+    return check
 
 
 class UnknownSubjectError(BayplanError):

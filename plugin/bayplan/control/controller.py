@@ -35,6 +35,7 @@ from bayplan.model.wishes import readable_wishes
 from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update
 from bayplan.nri import Clock, Event, Runtime
 from bayplan.placement.adjustment import wanted_for, wanted_oom_score_adj
+from bayplan.placement.ledger_check import Fault
 from bayplan.placement.reconcile import reconcile
 from bayplan.state import entries_in
 
@@ -71,7 +72,8 @@ _REPLIES = {Event.SYNCHRONIZE, Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, E
 class Controller:
     """The handlers, one at a time. What they decide by can be read at any time; it changes in transactions.
 
-    ``placements`` are the steps for those who open a transaction of their own.
+    ``placements`` are the steps for those who open a transaction of their own. *became* is called with each
+    basis that becomes current.
     """
 
     def __init__(
@@ -91,8 +93,9 @@ class Controller:
         capacity_freed: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         decide_in_thread: InThread | None = None,
+        became: Callable[[Basis], None] | None = None,
     ) -> None:
-        self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock)
+        self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock, became)
         self.changes = self._transactions.changes
         """Everything that became different lately, in order, refusals too."""
         self.placements = Placements(
@@ -174,9 +177,26 @@ class Controller:
         """See that what is recorded stays where it is, until cancelled."""
         await self._transactions.follow_record()
 
+    async def check_ledger(self) -> tuple[Fault, ...]:
+        """What does not hold of the ledger and its record, after it was put right where it could be."""
+        async with self.transaction() as transaction:
+            await self.wait_written()
+            faults = self._check(transaction, await self.recorder.ledger())
+        await self.wait_written()
+        return faults
+
+    def _check(self, transaction: Transaction, recorded: Ledger | None = None) -> tuple[Fault, ...]:
+        faults = transaction.check(recorded)
+        for fault in faults:
+            if fault.is_ours:
+                self.counters["ledger_faults"] += 1
+        return faults
+
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
         await self._transactions.restore()
+        async with self.transaction() as transaction:
+            self._check(transaction)
         names = await self.recorder.names(REMEMBERED)
         just_now = await self.recorder.decided(time.time_ns() // 1000 - _CREATION_US)
         self.placements.lives.restore(
@@ -227,6 +247,7 @@ class Controller:
         async with self.transaction() as transaction:
             listed = [await self._as_it_is(by_id, one) for one in containers]
             updates = self._synchronize(transaction, by_id, listed)
+            self._check(transaction)
             await self.before_promises()
         await self.wait_written()
         self.synchronized.set()

@@ -17,7 +17,7 @@ from typing import Final
 from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.history import recorded_questions
-from bayplan.admin.questions import Question, rehearsing
+from bayplan.admin.questions import Question, checking, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
@@ -379,6 +379,7 @@ class Daemon:
             ),
             "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
             "release": releasing(self.controller, self.hierarchy, self.cpu_lists, self.host_thread.do),
+            "check": checking(self.controller.check_ledger),
             "import-state": self._import_state,
             "export-state": self._export_state,
         }

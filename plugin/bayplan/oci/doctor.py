@@ -258,6 +258,9 @@ class Examination:
             yield Finding(
                 Level.WARNING, "baypland", text, "switch NRI on, or install a form of docs/oci-hook.md"
             )
+        for text, mended in ({} if self._daemon is None else self._daemon.faults).items():
+            advice = "it was put right; please report it, with the daemon's log" if mended else ""
+            yield Finding(Level.ERROR if mended else Level.WARNING, "ledger", text, advice)
         for forms in self.forms:
             if forms.nri == "on" and self._daemon is not None:
                 text = f"{NRI_SOCKETS[0]} is there, but the daemon is not connected to {forms.engine}"
