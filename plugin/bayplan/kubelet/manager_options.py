@@ -127,10 +127,7 @@ class CpuOptions(Struct, frozen=True):
         values: dict[str, bool] = {}
         for name, text in sorted(options.items()):
             problem = unavailable_cpu_option(name, alpha=alpha, beta=beta, rules=rules)
-            if problem is None and text not in TRUE | _FALSE:
-                problem = (
-                    f'bad value for option "{name}": strconv.ParseBool: parsing "{text}": invalid syntax'
-                )
+            problem = problem or _no_boolean(name, text)
             if problem is not None:
                 problems.append(problem)
             values[name] = text in TRUE
@@ -253,9 +250,15 @@ class TopologyOptions(Struct, frozen=True):
         return f"unsupported on machines with more than {self.max_nodes} NUMA Nodes"
 
 
+def _no_boolean(name: str, text: str) -> str | None:
+    if text in TRUE | _FALSE:
+        return None
+    return f'bad value for option "{name}": strconv.ParseBool: parsing "{text}": invalid syntax'
+
+
 def _bad_value(name: str, text: str) -> str | None:
-    if name == PREFER_CLOSEST and text not in TRUE | _FALSE:
-        return f'bad value for option "{name}": strconv.ParseBool: parsing "{text}": invalid syntax'
+    if name == PREFER_CLOSEST:
+        return _no_boolean(name, text)
     if name == MAX_NODES:
         if re.fullmatch("[+-]?[0-9]+", text) is None:
             return (

@@ -1,8 +1,14 @@
-"""Names, values, gates and conflicts of the static policy's options."""
+"""Names, values, gates and conflicts of the options of kubelet's managers."""
 
 import pytest
 
-from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
+from bayplan.kubelet.manager_options import (
+    CpuOptions,
+    ManagerConfigError,
+    Maturity,
+    OptionGates,
+    TopologyOptions,
+)
 from bayplan.model.policy import TopologyPolicy
 
 
@@ -68,3 +74,32 @@ def test_align_by_socket_needs_sockets_that_hold_nodes_and_a_policy_that_allows_
 
     assert len(raised.value.problems) == 2
     CpuOptions().check(2, 1, TopologyPolicy.SINGLE_NUMA_NODE)
+
+
+def test_every_wrong_option_is_named():
+    with pytest.raises(ManagerConfigError) as raised:
+        TopologyOptions.parse(
+            {"prefer-closest-numa-nodes": "yes", "max-allowable-numa-nodes": "7", "nearest": "true"}
+        )
+    assert raised.value.problems == (
+        'the minimum value of "max-allowable-numa-nodes" should not be less than 8',
+        'unknown Topology Manager Policy option: "nearest"',
+        'bad value for option "prefer-closest-numa-nodes": strconv.ParseBool: parsing "yes": invalid syntax',
+    )
+
+
+@pytest.mark.parametrize("maturity", [Maturity.ALPHA, Maturity.BETA])
+def test_an_option_behind_a_closed_gate_is_refused_in_kubelets_words(maturity):
+    """Not spelled like the CPU Manager's sentence. 1.36 has no such option; kubelet's tests add some."""
+    gates = OptionGates(beta=False, options={"fancy": maturity})
+    with pytest.raises(ManagerConfigError) as raised:
+        TopologyOptions.parse({"fancy": "true"}, gates)
+    assert str(raised.value) == (
+        f'topology manager policy {maturity.value}-level options not enabled, but option "fancy" provided'
+    )
+
+
+def test_many_nodes_are_remarked_on_but_not_refused():
+    options = TopologyOptions.parse({"max-allowable-numa-nodes": "16"})
+    assert options.beyond_kubelet(16) is None
+    assert options.beyond_kubelet(17) == "unsupported on machines with more than 16 NUMA Nodes"
