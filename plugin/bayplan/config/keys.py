@@ -28,6 +28,7 @@ from bayplan.config.values import (
     duration_ms,
     kubelet_minor,
     list_fraction,
+    namespaces,
     node_owners,
     off_or_one_of,
     one_of,
@@ -326,6 +327,17 @@ CONNECTION: Final = (
         "ociDeadline", "oci_deadline_ms", "oci-deadline", "DURATION",
         duration_ms(10, 60_000), syntax.text, "1500ms",
         "after this time hooks and wrappers are answered that there is no decision; less than they wait (2s)",
+    ),
+    Key(
+        "whenDown", "refuse_undecided", "when-down", "WHAT",
+        one_of({"pass": False, "refuse": True}), syntax.text, "pass",
+        "what becomes of a container of NRI about which bayplan cannot decide in time: pass lets it start on "
+        "the shared CPUs, refuse fails its creation",
+    ),
+    Key(
+        "whenDownExcept", "undecided_namespaces", "when-down-except", "NAMESPACE[,...]",
+        namespaces, syntax.words, "kube-system",
+        "the namespaces whose containers start all the same",
     ),
     Key(
         "ociUndecided", "oci_undecided", "oci-undecided", "WHAT",

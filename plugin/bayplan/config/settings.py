@@ -103,6 +103,8 @@ class Settings(Struct, frozen=True):
     set_oom_score_adj: bool = True
     default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
     refuse_wrong_annotations: bool = False
+    refuse_undecided: bool = False
+    undecided_namespaces: frozenset[str] = frozenset({"kube-system"})
     outside_requests: OutsideRequests = OutsideRequests.LIMITS
     nri_socket: Path = Path("/var/run/nri/nri.sock")
     plugin_name: str = "bayplan"

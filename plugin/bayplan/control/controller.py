@@ -25,12 +25,14 @@ from bayplan.control.transactions import Basis, Transaction, Transactions
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError
 from bayplan.host.occupancy import Place
+from bayplan.model.container_names import container_name
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Action, Phase, Report, Step
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources
+from bayplan.model.sentences import undecided
 from bayplan.model.wishes import readable_wishes
 from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update
 from bayplan.nri import Clock, Event, Runtime
@@ -512,9 +514,20 @@ class Controller:
             await self._cpusets.sync()
         await self.before_start(container_id)
 
+    def refuses_undecided(self) -> bool:
+        """Whether the runtime should fail a request that we do not answer."""
+        return self.policy.refuse_undecided
+
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
-        """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
+        """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs.
+
+        Raises:
+            PlacementError: the operator has it refused.
+        """
+        policy = self.policy
         opted_out = readable_wishes(pod.annotations, container.name, self.machine).opted_out
+        if policy.refuse_undecided and not opted_out and pod.namespace not in policy.undecided_namespaces:
+            raise undecided(container_name(pod, container))
         free = not opted_out and container.resources.cpuset_cpus is None
         return self.known.default_adjustment(container, self.basis.shared_cpus) if free else Adjustment()
 

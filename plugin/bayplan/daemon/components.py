@@ -66,6 +66,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
+from bayplan.model.sentences import ignores_silence
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import describe_containers, list_containers
@@ -396,7 +397,10 @@ class Daemon:
         return await exporting(self.controller, managers)(snapshot, asked)
 
     def _remarks(self) -> tuple[str, ...]:
-        return remarks_here(self.settings, self.hardware.machine)
+        remarks, runtime = remarks_here(self.settings, self.hardware.machine), self.controller.runtime
+        if not self.settings.refuse_undecided or runtime is None or runtime.capabilities.failure_policy:
+            return remarks
+        return (*remarks, ignores_silence(runtime.name, runtime.nri_version))
 
     def _count_unset_oom_score_adj(self) -> None:
         self.controller.counters["oom_score_adj_failed"] += 1

@@ -76,6 +76,22 @@ def refusal(decision: Decision) -> PlacementError:
     return PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
 
 
+def undecided(name: str) -> PlacementError:
+    """The error for a container that must not start without a decision, and about which there is none."""
+    text = (
+        "bayplan could not decide in time, and whenDown is refuse; it is tried again with the next creation"
+    )
+    return PlacementError(name, text, "UnexpectedAdmissionError")
+
+
+def ignores_silence(runtime: str, nri_version: str) -> str:
+    """That a runtime does not do all that ``whenDown: refuse`` asks for."""
+    return (
+        f"whenDown is refuse, but {runtime} with NRI {nri_version} goes on where the daemon hangs, and with "
+        "every version where none is connected: have the runtime require the plugin (docs/operations.md)"
+    )
+
+
 def asked(request: Request) -> list[str]:
     """What a container asks for and how that is known, a line for each thing."""
     lines = [f"{request.qos.value}, {_source(request)}"]

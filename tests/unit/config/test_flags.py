@@ -79,6 +79,8 @@ def test_every_flag() -> None:
         "--set-oom-score-adj=false",
         "--default-memory-limit=Burstable=4Gi,BestEffort=1Gi",
         "--annotation-errors=refuse",
+        "--when-down=refuse",
+        "--when-down-except=kube-system,storage",
         "--requests-outside-kubelet=nothing",
         "--nri-socket=/run/nri.sock",
         "--plugin-name=bay",

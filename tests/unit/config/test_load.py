@@ -60,6 +60,8 @@ singleProcessOOMKill = true
 setOomScoreAdj = false
 defaultMemoryLimit = { Burstable = "4Gi", BestEffort = "1Gi" }
 annotationErrors = "refuse"
+whenDown = "refuse"
+whenDownExcept = ["kube-system", "storage"]
 requestsOutsideKubelet = "nothing"
 nriSocket = "/run/other/nri.sock"
 pluginName = "bay-2"
@@ -128,6 +130,8 @@ FULL = Settings(
     set_oom_score_adj=False,
     default_memory_limit_bytes={"Burstable": 4 * GIB, "BestEffort": GIB},
     refuse_wrong_annotations=True,
+    refuse_undecided=True,
+    undecided_namespaces=frozenset({"kube-system", "storage"}),
     outside_requests=OutsideRequests.NOTHING,
     nri_socket=Path("/run/other/nri.sock"),
     plugin_name="bay-2",
