@@ -195,6 +195,8 @@ def test_a_handler_that_hangs_refuses_if_it_is_to(go_side):
 
 
 def test_a_runtime_fails_what_is_not_answered_and_keeps_us_if_it_can(go_side, nri_version):
+    clock = ManualClock()
+
     async def scenario(do, session, handler):
         assert handler.runtime.capabilities.failure_policy == (nri_version == "0.12.5")
         handler.hangs = True
@@ -202,12 +204,13 @@ def test_a_runtime_fails_what_is_not_answered_and_keeps_us_if_it_can(go_side, nr
         assert bool(created["error"]) == handler.runtime.capabilities.failure_policy
         if not handler.runtime.capabilities.failure_policy:
             return
+        # Our own clock stood still, so that we have not answered.
+        clock.advance(Timeouts().answer_s)
         handler.hangs = False
         assert (await do("CreateContainer", pod="pod", id="quick"))["error"] == ""
-        assert handler.told == []
+        assert handler.told == [("missed", Event.CREATE_CONTAINER, "slow")]
 
-    # The clock stands still: we never answer.
-    run(scenario, go_side("-request-timeout", "300ms"), Timeouts(), ManualClock(), refuses=True)
+    run(scenario, go_side("-request-timeout", "300ms"), Timeouts(), clock, refuses=True)
 
 
 def test_a_handler_that_hangs_costs_the_container_its_place_and_nothing_else(go_side):

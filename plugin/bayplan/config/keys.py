@@ -336,7 +336,7 @@ CONNECTION: Final = (
     ),
     Key(
         "whenDownExcept", "undecided_namespaces", "when-down-except", "NAMESPACE[,...]",
-        namespaces, syntax.words, "kube-system",
+        namespaces, syntax.text, "kube-system",
         "the namespaces whose containers start all the same",
     ),
     Key(

@@ -32,11 +32,6 @@ def whole_number(texts: Sequence[str]) -> object:
     return int(texts[-1]) if _INTEGER.fullmatch(texts[-1]) else texts[-1]
 
 
-def words(texts: Sequence[str]) -> object:
-    """What stands between the commas of all texts."""
-    return [word for text in texts for word in text.split(",") if word]
-
-
 def switch(texts: Sequence[str]) -> object:
     """The last text as true or false, or as it is if it is neither."""
     return _switch(texts[-1])

@@ -199,7 +199,9 @@ def text_like(pattern: str, expected: str) -> Reader[str]:
 
 
 def namespaces(path: str, value: object) -> frozenset[str]:
-    """Names of Kubernetes' namespaces, as a list."""
+    """Names of Kubernetes' namespaces, as a list, or with commas between them; an empty text for none."""
+    if isinstance(value, str):
+        value = [name for name in value.split(",") if name]
     if not isinstance(value, list):
         raise invalid(path, show(value), "a list of namespaces")
     read = text_like(
