@@ -86,6 +86,7 @@ FILES: Final = (
     _orders(f"{_CPU}/topology/core_id", "2.6.16", _NOTHING),
     _orders(f"{_CPU}/topology/die_id", "5.2", _NOTHING),
     _orders(f"{_CPU}/topology/die_cpus_list", "5.3", _NOTHING),
+    _orders(f"{_CPU}/topology/cluster_id", "5.16", _NOTHING),
     _orders(f"{_CPU}/topology/cluster_cpus_list", "5.16", _NOTHING),
     _orders(f"{_CPU}/cache/index[0-9]*/level", "2.6", _NOTHING),
     _orders(f"{_CPU}/cache/index[0-9]*/type", "2.6", _NOTHING),

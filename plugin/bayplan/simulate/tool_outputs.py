@@ -279,7 +279,8 @@ def _cpus(
         cpus.append(
             Cpu(
                 one.cpu,
-                one.cpu if core is None else lowest.setdefault(("core", core), one.cpu),
+                # lscpu -y has the kernel's ids of cores, which repeat in every socket.
+                one.cpu if core is None else lowest.setdefault((f"core {socket}", core), one.cpu),
                 (node or 0) if socket is None else socket,
                 node,
                 first("l3", l3, one.cpu),

@@ -274,6 +274,19 @@ class TestKinds:
         assert self.read(tmp_path / "parts", files) == ["e"] * 4 + ["p"] * 4
 
 
+def test_dies_and_clusters_that_firmware_does_not_know(tmp_path):
+    tree = SysfsTree(SMALL)
+    for cpu in range(8):
+        for group in ("die", "cluster"):
+            tree.files[f"{SYSTEM}/cpu/cpu{cpu}/topology/{group}_cpus_list"] = (
+                f"{cpu // 4 * 4}-{cpu // 4 * 4 + 3}\n"
+            )
+            tree.files[f"{SYSTEM}/cpu/cpu{cpu}/topology/{group}_id"] = f"{-1 if group == 'die' else 7}\n"
+    found = read_machine(tree.write(tmp_path))
+    assert {cpu.die_id for cpu in found.cpus} == {None}
+    assert [cpu.cluster_id for cpu in found.cpus] == [0] * 4 + [4] * 4
+
+
 def test_the_page_about_the_files_is_current():
     tree = Path(__file__).parents[3]
     assert (tree / PAGE_PATH).read_text() == page(), "run `make reference`"
