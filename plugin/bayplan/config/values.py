@@ -200,14 +200,12 @@ def text_like(pattern: str, expected: str) -> Reader[str]:
 
 def namespaces(path: str, value: object) -> frozenset[str]:
     """Names of Kubernetes' namespaces, as a list, or with commas between them; an empty text for none."""
-    if isinstance(value, str):
-        value = [name for name in value.split(",") if name]
-    if not isinstance(value, list):
+    names = [name for name in value.split(",") if name] if isinstance(value, str) else value
+    if not isinstance(names, list):
         raise invalid(path, show(value), "a list of namespaces")
-    read = text_like(
-        _NAMESPACE, "a namespace: up to 63 of a-z, 0-9 and -, with a letter or digit at both ends"
-    )
-    return frozenset(read(f"{path}[{place}]", one) for place, one in enumerate(value))
+    expected = "a namespace: up to 63 of a-z, 0-9 and -, with a letter or digit at both ends"
+    read, alone = text_like(_NAMESPACE, expected), len(names) == 1
+    return frozenset(read(path if alone else f"{path}[{place}]", one) for place, one in enumerate(names))
 
 
 def absolute_path(path: str, value: object) -> Path:
