@@ -136,7 +136,9 @@ class Brake:
         if mark.before != NO_LIMIT and int(mark.before) <= int(value):
             self.release()
             return False
-        if value != found:
+        if value == found:
+            self._mark = mark
+        else:
             mark = Mark(mark.before, (*mark.ours[-1:], value))
             self._attributes.write(self.directory, str(mark))
             self._mark = mark
