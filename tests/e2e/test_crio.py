@@ -18,9 +18,6 @@ from testbed.topology import TWO_NODES
 
 # Emulated, a decision takes ten times as long.
 PATIENT = ("--oci-deadline", "20s")
-HELD_S = 360
-"""What CRI-O's OCI runtime failed to create is in no list, and CRI-O says nothing of it: it holds for so
-long."""
 ANNOTATED = {"bayplan.dev/memory-limit": "300Mi", "bayplan.dev/required-nodes": "1"}
 EVERYWHERE = (frozenset({0, 1}), frozenset(range(4)))
 
@@ -91,7 +88,7 @@ def test_nothing_is_held_by_the_dead(node: CrioNode, nri: bool) -> None:
         live_shortly(node, pod, sandbox_id, (Short.EXITS,), first=3)
         node.bayplan.start_again()
         live_shortly(node, pod, sandbox_id, burst[3:], first=4)
-        node.bayplan.await_known([lives.container_id], limit_s=HELD_S)
+        node.bayplan.await_known([lives.container_id])
         assert exclusive_cpus(node).keys() == {lives.container_id}
 
 

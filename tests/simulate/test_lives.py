@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from bayplan.errors import UnavailableError
 from bayplan.host.occupancy import Occupancy
 from bayplan.model.policy import PlacementPolicy
 from bayplan.nri import Event, UnixSocket
+from bayplan.oci.storage import creation_failed
 from bayplan.quantity import MIB
 from support.controllers import MACHINE, Controlled, controlled, here
 from support.flavors import ALL, CONTAINERD_1_7, CONTAINERD_2_1, CONTAINERD_2_3, CRIO_1_36, Flavor
@@ -89,7 +91,12 @@ class Daemon:
         self.controller = around.controller
         occupancy = Occupancy(node.hierarchy, 16)
         self.look = EndedContainers(
-            around.controller, occupancy, here, _silent, Starts(None).forget
+            around.controller,
+            occupancy,
+            here,
+            _silent,
+            partial(creation_failed, node.root),
+            Starts(None).forget,
         ).release_ended
 
     @property

@@ -5,6 +5,7 @@ import asyncio
 import random
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.errors import UnavailableError
 from bayplan.host.occupancy import Occupancy
+from bayplan.oci.storage import creation_failed
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import here
@@ -73,7 +75,8 @@ async def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, s
     async with oci_socket(tmp_path) as one:
         controller, runtime = one.around.controller, Runtime(one, random.Random(seed))
         forget = one.handler._cpusets.starts.forget
-        ended = EndedContainers(controller, Occupancy(one.node.hierarchy), here, nobody, forget)
+        failed = partial(creation_failed, one.node.root)
+        ended = EndedContainers(controller, Occupancy(one.node.hierarchy), here, nobody, failed, forget)
         for number in range(STARTS):
             await runtime.start(number)
         await one.quiet()

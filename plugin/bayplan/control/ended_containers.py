@@ -4,8 +4,9 @@ A hook that was killed, a poststop that crun does not run after a failed creatio
 before the runtime has an event for it, an exit that a runtime did not see: no report about such a container
 will follow. So the kernel is asked, with every verification, whether it still has a process. Who had one and
 has none has ended. Who never had one is about to start, which is bounded: it keeps what it was promised as
-long as its runtime lists it over CRI, as that may start it at any time, and else for `PATIENCE_S`. One that
-is started after that is found when it starts, before its first instruction."""
+long as its runtime lists it over CRI, as that may start it at any time, and else for `PATIENCE_S`, unless
+CRI-O's storage shows that its creation failed. One that is started after that is found when it starts, before
+its first instruction."""
 
 import logging
 import time
@@ -42,11 +43,15 @@ up to `PATIENCE_S`."""
 ListContainers = Callable[[str], Mapping[str, bool]]
 """The ids of all containers that the runtime of that name lists over CRI, False for those that have ended."""
 
+CreationFailed = Callable[[str, str], bool]
+"""Whether CRI-O's storage shows that it gave up creating a container: the ids of its sandbox and its own."""
+
 
 class _Suspect(Struct, frozen=True):
     """A container that holds something. ``life`` and ``phase`` are those of the moment of the look."""
 
     entry: Entry
+    pod_id: str
     life: Life
     phase: Phase
     place: Place
@@ -66,6 +71,7 @@ class EndedContainers:
         occupancy: Occupancy,
         in_thread: InThread,
         list_containers: ListContainers,
+        creation_failed: CreationFailed,
         forget_start: Callable[[str], None],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,6 +79,7 @@ class EndedContainers:
         self._occupancy = occupancy
         self._in_thread = in_thread
         self._list_containers = list_containers
+        self._creation_failed = creation_failed
         self._forget_start = forget_start
         self._clock_s = clock_s
         self._pause_s = ASK_AFTER_S
@@ -100,8 +107,10 @@ class EndedContainers:
             self._pause_s = ASK_AFTER_S
             return
         listed = await self._in_thread(partial(self._listed, without, now_s))
+        failed = await self._in_thread(partial(self._failed, without))
         for one in without:
-            report = self._report(one, listed, now_s)
+            failing = one.container_id in failed
+            report = Report.NOT_CREATED if failing else self._report(one, listed, now_s)
             if report is not None:
                 await self._release(one, report)
 
@@ -114,7 +123,7 @@ class EndedContainers:
             if life is None or container is None:
                 continue  # before the runtime has listed it
             pod = known.pods.get(container.pod_id, Pod(container.pod_id))
-            yield _Suspect(entry, life, life.phase, Place.of(pod, container, entry.origin))
+            yield _Suspect(entry, container.pod_id, life, life.phase, Place.of(pod, container, entry.origin))
 
     def _with_process(self, suspects: Collection[_Suspect]) -> set[str]:
         """The ids of those that have a process, and of those of which the kernel does not say."""
@@ -146,6 +155,19 @@ class EndedContainers:
                 extra = {"runtime": engine, "problem": str(error)}
                 logger.debug("a runtime does not say which containers it has", extra=extra)
         return listed
+
+    def _failed(self, without: Collection[_Suspect]) -> set[str]:
+        """The ids of those *without* a process that CRI-O gave up creating: of these it has no event."""
+        runtime = self._controller.runtime
+        if runtime is None or runtime.name != CRIO:
+            return set()
+        return {
+            one.container_id
+            for one in without
+            if one.entry.origin is None
+            and one.phase is Phase.DECIDED
+            and self._creation_failed(one.pod_id, one.container_id)
+        }
 
     def _is_worth_asking(self, one: _Suspect, now_s: float) -> bool:
         """Whether the NRI runtime is asked about a container: one of its own, of which the kernel says

@@ -71,6 +71,7 @@ from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import describe_containers, list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
+from bayplan.oci.storage import creation_failed
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.views.snapshot import Observation, Snapshot
 from bayplan.views.status import View
@@ -229,6 +230,7 @@ class Daemon:
             Occupancy(self.hierarchy, spare_files().occupancy),
             self.host_thread.do,
             self._list_containers,
+            partial(creation_failed, self.hierarchy.root),
             self.cpusets.starts.forget,
         )
         unmanaged = UnmanagedContainers(

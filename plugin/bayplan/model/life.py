@@ -67,8 +67,8 @@ class Report(enum.Enum):
     NOT_APPLIED: what was decided could not be applied.
 
     Looked for: FOUND, it has a process and its engine says so; NO_PROCESS, it had a process and has none;
-    EXITED, its runtime lists it as one that has ended, or does not list it; OVERDUE, it got no process in
-    time.
+    EXITED, its runtime lists it as one that has ended, or does not list it; NOT_CREATED, its runtime gave up
+    creating it; OVERDUE, it got no process in time.
     """
 
     POST_CREATED = "created"
@@ -89,6 +89,7 @@ class Report(enum.Enum):
     FOUND = "found running"
     NO_PROCESS = "its last process has ended"
     EXITED = "its runtime says that it has ended"
+    NOT_CREATED = "its creation failed"
     OVERDUE = "it got no process in time"
 
 
@@ -278,6 +279,7 @@ TABLE: Final[Mapping[Report, Mapping[Phase, Step]]] = {
     ),
     Report.NO_PROCESS: _end_of(HELD, Action.RELEASE),
     Report.EXITED: _end_of(HELD, Action.RELEASE),
+    Report.NOT_CREATED: _end_of((Phase.DECIDED,), Action.RELEASE),
     Report.OVERDUE: _end_of(HELD, Action.RELEASE),
 }
 """What is done about each report in each phase. A creation needs no row: it begins another life."""

@@ -70,6 +70,18 @@ def started(storage: Storage, elsewhere: Collection[Path] = ()) -> Iterator[Star
             yield Started(container_id, bundle, pid)
 
 
+def creation_failed(root: Path, sandbox_id: str, container_id: str) -> bool:
+    """Whether CRI-O gave up creating a container: its directory is gone, that of its sandbox is not.
+
+    CRI-O makes it before it asks over NRI, and removes it with the container, or when the creation fails.
+    Without the sandbox's it is another storage than CRI-O's, which says nothing.
+    """
+    directories = tuple(read_storage(root).run_root.glob(_CONTAINERS))
+    return any((one / sandbox_id).is_dir() for one in directories) and not any(
+        (one / container_id).is_dir() for one in directories
+    )
+
+
 def _at(root: Path, found: object, default: str) -> Path:
     path = found if isinstance(found, str) and found.startswith("/") else default
     return root / path.lstrip("/")

@@ -28,6 +28,7 @@ from bayplan.nri.operations import Operation
 from bayplan.nri.request_queue import RequestQueue, Timeouts
 from bayplan.nri.wire import Response
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
+from bayplan.oci.storage import creation_failed
 from bayplan.quantity import GIB
 from support.clock import ManualClock
 from support.controllers import consistent, runtime
@@ -91,7 +92,13 @@ class DaemonRun:
             controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB), self._evacuated
         )
         self.ended_containers = EndedContainers(
-            controller, Occupancy(hierarchy), self.do, list_containers, self.cpusets.starts.forget, clock.time
+            controller,
+            Occupancy(hierarchy),
+            self.do,
+            list_containers,
+            partial(creation_failed, hierarchy.root),
+            self.cpusets.starts.forget,
+            clock.time,
         )
         self.verifier = Verifier(
             hierarchy,

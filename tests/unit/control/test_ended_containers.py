@@ -1,7 +1,9 @@
 """Containers whose end nobody told: released when the kernel has nothing of them, kept as long as it has."""
 
 import asyncio
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from bayplan.model.life import Phase
 from bayplan.model.origin import Form, Origin
 from bayplan.model.workload import Container
 from bayplan.nri import Event
+from bayplan.oci.storage import creation_failed
 from bayplan.placement.found_containers import AFTER_ITS_END
 from bayplan.quantity import GIB
-from support.controllers import Controlled, announced, begun, controlled, full_disk, here
+from support.controllers import Controlled, announced, begun, controlled, full_disk, here, runtime
 from support.machines import container, pod
 from support.oci_node import OciNode
 
@@ -50,7 +53,8 @@ def ended_containers(
     def forget_start(_: str) -> None:
         """No start is expected."""
 
-    return EndedContainers(one.controller, Occupancy(node.hierarchy, 16), here, listing, forget_start, clock)
+    occupancy, failed = Occupancy(node.hierarchy, 16), partial(creation_failed, node.root)
+    return EndedContainers(one.controller, occupancy, here, listing, failed, forget_start, clock)
 
 
 async def test_a_hooks_container_is_released_with_its_last_process(tmp_path: Path) -> None:
@@ -245,6 +249,27 @@ async def test_without_an_answer_it_has_so_long_and_is_found_when_it_starts_late
         await one.controller.state_changed(Event.START_CONTAINER, OWNER, OURS)
         (entry,) = one.controller.ledger.entries.values()
         assert [reason.code for reason in entry.decision.reasons] == [AFTER_ITS_END]
+
+
+async def test_what_crio_gave_up_creating_is_released(tmp_path: Path) -> None:
+    """Of which it has no event and no list: but it removes its directory from its storage."""
+    node = OciNode(tmp_path / "root")
+    async with controlled(tmp_path / "state", nri=None) as one:
+        one.controller.connected(replace(runtime("0.11.0"), name=CRIO))
+        look = ended_containers(one, node, Clock(), lambda _: {}).release_ended
+        await one.controller.create_container(OWNER, OURS)
+        # A storage in which nothing of the pod is is not CRI-O's.
+        node.bundle("other").mkdir(parents=True)
+        await look()
+        assert set(one.controller.ledger.entries) == {"n"}
+        for container_id in (OWNER.id, "n"):
+            node.bundle(container_id).mkdir(parents=True)
+        await look()
+        assert set(one.controller.ledger.entries) == {"n"}
+        shutil.rmtree(node.bundle("n").parent)
+        await look()
+        assert one.controller.ledger.entries == {}
+        assert one.controller.counters["nri_gone"] == 1
 
 
 async def test_where_the_kernel_shows_nobody_nothing_follows_from_it(tmp_path: Path) -> None:
