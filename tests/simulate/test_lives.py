@@ -154,6 +154,106 @@ async def test_the_orders_of_real_runtimes(tmp_path: Path, flavor: Flavor, event
     await runtime.stop()
 
 
+BEGUN: Final = (
+    ("CREATE_CONTAINER", True),
+    ("POST_CREATE_CONTAINER", True),
+    ("START_CONTAINER", True),
+)
+REPORTED: Final = {
+    # Sandboxes that were stopped take containers, and start none.
+    "github.com/containerd/containerd/issues/13599": (
+        ("STOP_POD_SANDBOX", False),
+        ("CREATE_CONTAINER", True),
+        ("POST_CREATE_CONTAINER", True),
+        ("look", False),
+        ("REMOVE_CONTAINER", False),
+        ("REMOVE_POD_SANDBOX", False),
+    ),
+    # After its own restart a runtime did not know which ends it had yet to report.
+    "github.com/containerd/containerd/issues/8426": (
+        *BEGUN,
+        ("POST_START_CONTAINER", True),
+        ("connects", True),
+        ("its process ends", True),
+        ("look", False),
+    ),
+    # The end of a container that exits by itself need not be reported before its removal.
+    "github.com/kubernetes-sigs/cri-tools/pull/2125": (
+        *BEGUN,
+        ("POST_START_CONTAINER", True),
+        ("its process ends", True),
+        ("REMOVE_CONTAINER", False),
+        ("STOP_CONTAINER", False),
+    ),
+    # A sandbox goes while a container is created in it; its end is reported without the sandbox.
+    "github.com/containerd/containerd/pull/7073": (
+        ("CREATE_CONTAINER", True),
+        ("STOP_POD_SANDBOX", False),
+        ("REMOVE_POD_SANDBOX", False),
+        ("POST_CREATE_CONTAINER", False),
+        ("look", False),
+        ("STOP_CONTAINER of a pod with an id only", False),
+        ("REMOVE_CONTAINER of no pod", False),
+    ),
+    # A plugin connects while a container has its grace period, and ends before that is over.
+    "github.com/containerd/containerd/issues/14083": (
+        *BEGUN,
+        ("POST_START_CONTAINER", True),
+        ("connects", True),
+        ("its process ends", True),
+        ("connects", True),
+        ("look", False),
+        ("STOP_CONTAINER of a pod with an id only", False),
+        ("POST_START_CONTAINER", False),
+    ),
+    # The exit of a short-lived container overtakes its start.
+    "github.com/cri-o/cri-o/pull/9822": (
+        *BEGUN,
+        ("its process ends", True),
+        ("STOP_CONTAINER", False),
+        ("POST_START_CONTAINER", False),
+        ("UPDATE_CONTAINER", False),
+        ("POST_UPDATE_CONTAINER", False),
+    ),
+}
+
+
+@pytest.mark.parametrize("order", REPORTED.values(), ids=REPORTED)
+@pytest.mark.parametrize("flavor", ALL, ids=str)
+async def test_orders_that_others_reported(
+    tmp_path: Path, flavor: Flavor, order: tuple[tuple[str, bool], ...]
+) -> None:
+    """On every runtime, whoever it was reported of."""
+    runtime, node = FakeRuntime(flavor), OciNode(tmp_path / "root")
+    await runtime.listen(tmp_path / "nri.sock")
+    one = One(node, "p1")
+    described = {
+        "": one.pod,
+        "a pod with an id only": pb.PodSandbox(id=one.pod.id),
+        "no pod": pb.PodSandbox(),
+    }
+    async with running(runtime, node, tmp_path) as daemon:
+        for step, held in order:
+            name, _, pod = step.partition(" of ")
+            if name == "look":
+                await daemon.look()
+            elif name == "its process ends":
+                one.end()
+            elif name == "connects":
+                one.spec.state, one.spec.pid = pb.CONTAINER_RUNNING, PID + 1
+                runtime.pods[one.pod.id], runtime.containers[one.id] = one.pod, one.spec
+                await runtime.stop()
+                (tmp_path / "nri.sock").unlink(missing_ok=True)
+                await runtime.listen(tmp_path / "nri.sock")
+                await runtime.synchronized()
+            else:
+                if name == "START_CONTAINER":
+                    one.start()
+                await runtime.say(Event[name], described[pod], one.spec)
+            assert daemon.held == ({one.id} if held else set()), step
+    await runtime.stop()
+
+
 @pytest.mark.parametrize("event", OF_CONTAINERS)
 @pytest.mark.parametrize("flavor", ALL, ids=str)
 async def test_nothing_brings_the_dead_back(tmp_path: Path, flavor: Flavor, event: Event) -> None:

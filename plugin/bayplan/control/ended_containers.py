@@ -180,6 +180,8 @@ class EndedContainers:
     def _report(self, one: _Suspect, listed: Mapping[str, Mapping[str, bool]], now_s: float) -> Report | None:
         """What is to be reported of a container without a process; None as long as it may get one."""
         origin, runtime = one.entry.origin, self._controller.runtime
+        if origin is None and one.pod_id in self._controller.placements.stopped_pods:
+            return Report.POD_STOPPED  # containerd creates containers there, and starts none
         of_nri = None if runtime is None else listed.get(runtime.name)
         containers = of_nri if origin is None else listed.get(origin.engine)
         alive = None if containers is None else containers.get(one.container_id)
@@ -206,7 +208,8 @@ class EndedContainers:
         async with controller.transaction() as transaction:
             lives = controller.placements.lives
             same = lives.of(one.container_id) is one.life and one.life.phase is one.phase
-            if not same or lives.step(report, one.container_id).action is not Action.RELEASE:
+            step = lives.step(report, one.container_id).settled(one.phase, has_process=False)
+            if not same or step.action is not Action.RELEASE:
                 return
             controller.placements.release(transaction, one.container_id, report)
             self._forget_start(one.container_id)
