@@ -14,20 +14,6 @@ from collections.abc import Sequence
 from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
 from bayplan.nri import DEFAULT_SOCKET, Event, Identity, Runtime, Session, UnixSocket
 
-EVENTS = frozenset(
-    {
-        Event.CREATE_CONTAINER,
-        Event.POST_CREATE_CONTAINER,
-        Event.START_CONTAINER,
-        Event.POST_START_CONTAINER,
-        Event.UPDATE_CONTAINER,
-        Event.POST_UPDATE_CONTAINER,
-        Event.STOP_CONTAINER,
-        Event.REMOVE_CONTAINER,
-        Event.STOP_POD_SANDBOX,
-        Event.REMOVE_POD_SANDBOX,
-    }
-)
 BEGUN_S = time.monotonic()
 
 
@@ -35,8 +21,8 @@ class Log:
     """A handler that writes what it is asked, and leaves everything as it is."""
 
     def events(self, runtime: Runtime) -> frozenset[Event]:
-        """All that are about lives."""
-        return EVENTS
+        """All that the runtime knows."""
+        return frozenset(Event)
 
     def connected(self, runtime: Runtime) -> None:
         """Write it."""
