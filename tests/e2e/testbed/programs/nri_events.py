@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from bayplan.model.workload import Adjustment, Container, Pod, Resources, Update
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import DEFAULT_SOCKET, Event, Identity, Runtime, Session, UnixSocket
 
 BEGUN_S = time.monotonic()
