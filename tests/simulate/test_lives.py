@@ -24,7 +24,15 @@ from bayplan.nri import Event, UnixSocket
 from bayplan.oci.storage import creation_failed
 from bayplan.quantity import MIB
 from support.controllers import MACHINE, Controlled, controlled, here
-from support.flavors import ALL, CONTAINERD_1_7, CONTAINERD_2_1, CONTAINERD_2_3, CRIO_1_36, Flavor
+from support.flavors import (
+    ALL,
+    CONTAINERD_1_7,
+    CONTAINERD_2_1,
+    CONTAINERD_2_3,
+    CONTAINERD_2_4,
+    CRIO_1_36,
+    Flavor,
+)
 from support.oci_node import OciNode
 from support.plugin import serving
 from support.runtime import FakeRuntime
@@ -33,7 +41,13 @@ from support.workloads import GUARANTEED, make_container, make_pod
 RECORDED: Final[list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "data" / "nri_orders.json").read_text(encoding="utf-8")
 )["recorded"]
-FLAVORS: Final = {"1.7": CONTAINERD_1_7, "2.1": CONTAINERD_2_1, "2.3": CONTAINERD_2_3, "cri-o": CRIO_1_36}
+FLAVORS: Final = {
+    "1.7": CONTAINERD_1_7,
+    "2.1": CONTAINERD_2_1,
+    "2.3": CONTAINERD_2_3,
+    "2.4": CONTAINERD_2_4,
+    "cri-o": CRIO_1_36,
+}
 STATES: Final = {
     "created": pb.CONTAINER_CREATED,
     "running": pb.CONTAINER_RUNNING,
