@@ -51,7 +51,7 @@ function _shtab_bayplan_using
 end
 
 set -g _shtab_bayplan_commands status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release
-set -g _shtab_bayplan_opts_with_value --admin-socket --annotation --config --count --cpus --engine --hugepages --interval --kubelet-directory --memory --memory-limit --name --namespace --nri-socket --only --outcome --output --qos --root --set --since --sort --state-directory --svg --topology --trace --watch -n -o -w
+set -g _shtab_bayplan_opts_with_value --admin-socket --annotation --config --count --cpus --engine --from --hugepages --interval --kubelet-directory --memory --memory-limit --name --namespace --nri-socket --only --outcome --output --qos --root --set --since --sort --state-directory --svg --topology --trace --watch -n -o -w
 
 complete -c bayplan -e
 complete -c bayplan -f
@@ -127,6 +127,8 @@ complete -c bayplan -n '_shtab_bayplan_using top' -l admin-socket -xka "(__fish_
 complete -c bayplan -n '_shtab_bayplan_using top' -l no-color -d 'no colours on a terminal; the environment variable NO_COLOR does the same'
 complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a what-if -d 'Say what would become of a pod if it came now; nothing is changed.'
 complete -c bayplan -n '_shtab_bayplan_using what-if' -s h -l help -d 'show this help message and exit'
+complete -c bayplan -n '_shtab_bayplan_using what-if' -l topology -xka "(__fish_complete_path (commandline -ct))" -d 'ask about an empty machine from a file, in any form that simulate takes; needs no daemon'
+complete -c bayplan -n '_shtab_bayplan_using what-if' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'with --topology: a file that baypland would read'
 complete -c bayplan -n '_shtab_bayplan_using what-if' -l name -x -d 'POD or NAMESPACE/POD[/CONTAINER] (default: pod)'
 complete -c bayplan -n '_shtab_bayplan_using what-if' -l memory -x -d 'memory request, like 4Gi'
 complete -c bayplan -n '_shtab_bayplan_using what-if' -l memory-limit -x -d 'memory limit, where it is another one'
@@ -142,7 +144,7 @@ complete -c bayplan -n '_shtab_bayplan_using what-if' -l no-color -d 'no colours
 complete -c bayplan -n '_shtab_bayplan_using what-if; and test $_shtab_bayplan_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'pod manifests in YAML or JSON, in order; - is stdin'
 complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a simulate -d 'Play a trace of pods on a described machine, with any engine and policy; needs no daemon.'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -s h -l help -d 'show this help message and exit'
-complete -c bayplan -n '_shtab_bayplan_using simulate' -l topology -xka "(__fish_complete_path (commandline -ct))" -d 'a machine in TOML, YAML or JSON, a recorded one, or a directory with sys/ in it; - is stdin'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l topology -xka "(__fish_complete_path (commandline -ct))" -d 'a machine in TOML, YAML or JSON, a recorded one, lstopo'"'"'s XML, the output of numactl -H or lscpu, files of sysfs as grep -rs prints them, or a directory with sys/ in it; - is stdin'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l trace -xka "(__fish_complete_path (commandline -ct))" -d 'pods that come, go and change: JSON lines or YAML; - is stdin'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l engine -x -d 'an engine; several are compared'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'a file that baypland would read'
@@ -152,9 +154,10 @@ complete -c bayplan -n '_shtab_bayplan_using simulate' -s o -l output -xka "tabl
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l json -d 'the same as --output json'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l no-color -d 'no colours on a terminal; the environment variable NO_COLOR does the same'
-complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a record-topology -d 'Print this machine'"'"'s topology as a text that bayplan simulate takes; needs no daemon.'
+complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a record-topology -d 'Print a machine'"'"'s topology as a text that bayplan simulate takes; needs no daemon.'
 complete -c bayplan -n '_shtab_bayplan_using record-topology' -s h -l help -d 'show this help message and exit'
 complete -c bayplan -n '_shtab_bayplan_using record-topology' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'its root directory (default: /)'
+complete -c bayplan -n '_shtab_bayplan_using record-topology' -l from -xka "(__fish_complete_path (commandline -ct))" -d 'another machine: a machine file, lstopo'"'"'s XML, the output of numactl -H and lscpu, files of sysfs as grep -rs prints them, a tree; repeatable for outputs of one machine; - is stdin'
 complete -c bayplan -n '_shtab_bayplan_using record-topology' -s o -l output -xka "table wide json yaml name" -d 'table or wide, with more in it, for people; json, yaml or name for scripts (default: table)'
 complete -c bayplan -n '_shtab_bayplan_using record-topology' -l json -d 'the same as --output json'
 complete -c bayplan -n '_shtab_bayplan_using record-topology' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'
@@ -166,7 +169,7 @@ complete -c bayplan -n '_shtab_bayplan_using replay' -l json -d 'the same as --o
 complete -c bayplan -n '_shtab_bayplan_using replay' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'
 complete -c bayplan -n '_shtab_bayplan_using replay' -l no-color -d 'no colours on a terminal; the environment variable NO_COLOR does the same'
 complete -c bayplan -n '_shtab_bayplan_using replay; and test $_shtab_bayplan_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a recording of baypland --record'
-complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a doctor -d 'Show which of NRI, OCI hook, precreate and runtime wrapper is active, and what is wrong with it.'
+complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a doctor -d 'Show which of NRI, OCI hook, precreate and runtime wrapper is active, and what is wrong with it or with what the daemon has promised.'
 complete -c bayplan -n '_shtab_bayplan_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c bayplan -n '_shtab_bayplan_using doctor' -l root -xka "(__fish_complete_path (commandline -ct))" -d 'the node'"'"'s root directory (default: /)'
 complete -c bayplan -n '_shtab_bayplan_using doctor' -l before-start -d 'only say what would keep a daemon that is asked over NRI from placing containers'

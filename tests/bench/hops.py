@@ -149,7 +149,7 @@ async def ways(beside: int) -> dict[str, Way]:
     """The way of one creation of each kind, beside so many containers."""
     found = {}
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as scratch:
-        async with controlled(Path(scratch), on=MACHINE) as one:
+        async with controlled(Path(scratch), on=MACHINE, became=None) as one:
             queue = RequestQueue(one.controller, asyncio.get_running_loop(), UNHURRIED)
             connection = RuntimeConnection(
                 one.controller, Identity("bayplan", "50"), queue, asyncio.get_running_loop(), 60.0, bool

@@ -40,7 +40,7 @@ async def measure(directory: Path) -> float:
     """Milliseconds of CPU of a minute at rest."""
     live = LiveNodes(OciNode(directory / "root"), dict.fromkeys(range(NODES), 64 * GIB))
     now_s = 0.0
-    async with controlled(directory / "state", on=machine(NODES, 16, 64 * GIB)) as one:
+    async with controlled(directory / "state", on=machine(NODES, 16, 64 * GIB), became=None) as one:
         watch = PressureWatch(
             one.controller,
             live.node.hierarchy,

@@ -1,12 +1,12 @@
 """What becomes of full nodes with relief and without.
 
 python tests/e2e/relief_under_load.py [--minutes N] [--rate MIB] [--nodes equal|unequal] [--mode relieve|off]
-                                      [--race NAME] [--times N] [--races-only]
+                                      [--race NAME] [--times N] [--races-only] [--logs DIRECTORY]
 
 The load of `test_memory_load.py` in a virtual machine for each row, for as long as one likes. Then the races
 of `testbed.promise_races`, each as often as asked for, with the kernel's own settings. Ends with 1 if
 somebody within its claim was killed with relief, or less than 99 % of promised memory was on promised
-nodes.
+nodes. Each race is told as soon as it is over: what follows may be interrupted.
 Page faults and copying are those of this machine: under emulation they tell only rows of one run apart.
 """
 
@@ -14,13 +14,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from testbed.errors import TestBedError
 from testbed.full_nodes import EQUAL_LOAD, RATE_MIB, UNEQUAL_LOAD, Load, Measured, measured
 from testbed.node import Node
-from testbed.promise_races import RACES, TOPOLOGY
+from testbed.promise_races import RACES, TOPOLOGY, Raced
 
 LOADS = {"equal": EQUAL_LOAD, "unequal": UNEQUAL_LOAD}
 RELIEVE, OFF = MODES = ("relieve", "off")
@@ -47,11 +48,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--race", choices=RACES, action="append", help="all if it is not given")
     parser.add_argument("--times", type=int, default=5, metavar="N", help="each race is run")
     parser.add_argument("--races-only", action="store_true", help="without the load before them")
+    parser.add_argument("--logs", type=Path, metavar="DIRECTORY", help="of races in which one was killed")
     asked = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
         kept = asked.races_only or show_loads(console, asked)
-        kept = show_races(console, asked.race or list(RACES), asked.times) and kept
+        kept = show_races(console, asked.race or list(RACES), asked.times, asked.logs) and kept
     except TestBedError as error:
         sys.stderr.write(f"relief_under_load: {error}\n")
         return 1
@@ -75,39 +77,32 @@ def show_loads(console: Console, asked: argparse.Namespace) -> bool:
     return kept
 
 
-def show_races(console: Console, names: Sequence[str], times: int) -> bool:
-    """The table of the races; whether nobody within its claim was killed in any."""
-    shown, kept = Table(title="the kernel's own settings, the daemon's defaults"), True
-    for heading in (
-        "race",
-        "killed within claims",
-        "others",
-        "not finished",
-        "MiB free",
-        "seconds",
-        "counted",
-    ):
-        shown.add_column(heading)
+def show_races(console: Console, names: Sequence[str], times: int, logs: Path | None) -> bool:
+    """A line for each race; whether nobody within its claim was killed in any."""
+    kept = True
+    console.print("the kernel's own settings, the daemon's defaults")
     node = Node(TOPOLOGY, "2.3")
     try:
         for name in names:
-            for _ in range(times):
+            for number in range(1, times + 1):
                 found = RACES[name](node)
-                counted = " ".join(f"{key} {amount}" for key, amount in found.counted.items() if amount)
-                shown.add_row(
-                    name,
-                    str(len(found.killed_within_claims)),
-                    str(found.killed_others),
-                    " ".join(found.unfinished),
-                    str(found.free_mib),
-                    f"{found.seconds:.0f}",
-                    counted,
-                )
+                console.print(f"{name}, {number} of {times}: {raced(found)}")
                 kept = kept and not found.killed_within_claims
+                if logs is not None and found.killed_within_claims:
+                    node.save_logs(logs / f"{name.replace(' ', '-')}-{number}")
     finally:
         node.shut_down()
-        console.print(shown)
     return kept
+
+
+def raced(found: Raced) -> str:
+    """What became of a race, on a line."""
+    unfinished = f", not finished {' '.join(found.unfinished)}" if found.unfinished else ""
+    return (
+        f"killed within claims {len(found.killed_within_claims)}, others {found.killed_others}{unfinished}; "
+        f"{found.free_mib} MiB free; {found.seconds:.0f} s; "
+        + " ".join(f"{key} {amount}" for key, amount in found.counted.items() if amount)
+    )
 
 
 def on_its_own_machine(load: Load, mode: str, seconds: float) -> Measured:

@@ -1,8 +1,10 @@
 """What is promised is touched at once, with the kernel's own settings, while others' pages are in the way."""
 
 import pytest
-from testbed.memory_load import kills
+from testbed.crowded_nodes import put
+from testbed.memory_load import install, kills
 from testbed.node import Node
+from testbed.podman import Asked
 from testbed.promise_races import (
     RACES,
     TOPOLOGY,
@@ -12,7 +14,10 @@ from testbed.promise_races import (
     in_the_way,
     start_all,
 )
-from testbed.scenario import on
+from testbed.scenario import on, on_systemd
+from testbed.topology import TWO_NODES
+
+PODMAN_SLICE = "machine.slice"
 
 pytestmark = pytest.mark.timeout(1200, method="signal", func_only=True)
 
@@ -55,3 +60,34 @@ def test_nobody_stays_slowed_down_whichever_way_the_daemon_ends(node: Node) -> N
     node.bayplan.stop()
     assert not bound(node)
     assert not [one for one in kills(node)[before:] if not one.of_a_claim]
+
+
+@pytest.mark.matrix
+@on_systemd(TWO_NODES)
+@pytest.mark.parametrize(("form", "runtime"), [("hook", "crun"), ("wrapper", "runc")])
+def test_who_did_not_come_over_nri_waits_too(node: Node, form: str, runtime: str) -> None:
+    node.forms.install()
+    install(node)
+    slowly = ("--memory-pressure", "relieve", "--page-move-rate", "8Mi", "--oci-deadline", "20s")
+    node.bayplan.start(*slowly, "--measured-reservation", "true")
+    engine = node.forms.engine(form, runtime)
+    batch = node.podman.run(engine, Asked("batch").touching("650Mi"))
+    node.podman.await_log("batch", "touched")
+    put(node, [(batch, 0)])
+    required = {"bayplan.dev/required-nodes": "0"}
+    owner = Asked("owner", memory="600m", cpus=0.5, annotations=required).touching("500Mi")
+    made = node.podman.create(engine, owner)
+    node.podman.start(made)
+    await_that(lambda: bool(bound(node, PODMAN_SLICE)))
+    # systemd sets what its unit has; it waits on all the same.
+    node.guest.run("systemctl", "daemon-reload")
+    await_that(lambda: bool(bound(node, PODMAN_SLICE)))
+    node.bayplan.kill()
+    assert bound(node, PODMAN_SLICE)
+    node.bayplan.start_again()
+    node.podman.await_log("owner", "touched", limit_s=240)
+    assert kills(node) == []
+    await_that(lambda: not bound(node, PODMAN_SLICE))
+    assert node.view(made).mems_allowed == {0}
+    counters = node.bayplan.status()["counters"]
+    assert counters["slowed_down"] >= 1, counters

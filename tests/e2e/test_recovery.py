@@ -1,6 +1,8 @@
 """What happens when somebody dies: the daemon, the runtime, the state database."""
 
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,9 @@ from testbed.topology import FOUR_NODES, TWO_NODES
 from bayplan.model.wishes import DECISION_ANNOTATION
 from bayplan.state.schema import VERSION
 
+CROWD = 50
+LATE_S = 1.0
+"""Less than a runtime waits for the answer to Synchronize."""
 CURRENT = "SELECT count(*) FROM decisions WHERE current"
 
 
@@ -42,6 +47,34 @@ def test_a_killed_daemon_comes_back_and_nothing_moves(node: Node) -> None:
 
     node.crictl.stop(exclusive.container_id)
     node.await_view(shared, lambda view: view.cpus_allowed == set(range(8)))
+
+
+@pytest.mark.matrix
+@on(FOUR_NODES, "2.3")
+def test_none_is_lost_while_the_runtime_lists_what_runs(node: Node) -> None:
+    """Containers are created and started while the daemon connects again and again and answers late."""
+    pod = best_effort("crowd")
+    sandbox_id = node.crictl.run_sandbox(pod)
+    created: list[str] = []
+
+    def launch(number: int) -> None:
+        container = replace(pod.containers[0], name=f"c{number}")
+        container_id = node.crictl.create(sandbox_id, pod, container)
+        node.crictl.start(container_id)
+        created.append(container_id)
+
+    with ThreadPoolExecutor(4) as workers:
+        launched = [workers.submit(launch, number) for number in range(CROWD)]
+        node.bayplan.start()
+        while not all(one.done() for one in launched):
+            node.bayplan.kill()
+            node.bayplan.start_again()
+            node.bayplan.pause()
+            time.sleep(LATE_S)
+            node.bayplan.resume()
+        for one in launched:
+            one.result()
+    node.bayplan.await_known(created)
 
 
 @on(FOUR_NODES)

@@ -39,6 +39,7 @@ class Recorder:
         self.containers: list[str] = []
         self.listed = asyncio.Event()
         self.hangs = False
+        self.refuses = False
         self.hanging = asyncio.Event()
 
     def events(self, runtime: Runtime) -> frozenset[Event]:
@@ -78,7 +79,12 @@ class Recorder:
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         self.told.append((event, pod.id, "" if container is None else container.id))
 
+    def refuses_undecided(self) -> bool:
+        return self.refuses
+
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
+        if self.refuses:
+            raise PlacementError(container.id, "nothing was decided")
         return Adjustment(cpuset_mems=NodeSet((0,)))
 
     def missed(self, event: Event, container_id: str, why: str, described: object = None) -> None:
@@ -86,9 +92,10 @@ class Recorder:
 
 
 @contextlib.asynccontextmanager
-async def served(runtime, timeouts, clock):
+async def served(runtime, timeouts, clock, refuses):
     """A session that the runtime asks, and its handler."""
     handler = Recorder()
+    handler.refuses = refuses
     endpoint = UnixSocket(str(runtime.socket))
     session = Session(handler, Identity("bayplan", "90"), endpoint, timeouts=timeouts, clock=clock)
     running = asyncio.create_task(session.run())
@@ -101,9 +108,9 @@ async def served(runtime, timeouts, clock):
     await running
 
 
-def run(scenario, runtime, timeouts=PATIENT, clock=None):
+def run(scenario, runtime, timeouts=PATIENT, clock=None, *, refuses=False):
     async def main():
-        async with served(runtime, timeouts, clock) as (session, handler):
+        async with served(runtime, timeouts, clock, refuses) as (session, handler):
 
             async def do(method, **fields):
                 return await asyncio.to_thread(runtime.do, method, **fields)
@@ -169,6 +176,41 @@ def test_a_thousand_containers_of_10_kilobytes(go_side, nri_version):
         assert (await do("CreateContainer", pod="pod", id="ctr"))["error"] == ""
 
     run(scenario, go_side("-pods", f"{count}", "-containers", f"{count}", "-padding", "10000"))
+
+
+def test_a_handler_that_hangs_refuses_if_it_is_to(go_side):
+    clock = ManualClock()
+
+    async def scenario(do, session, handler):
+        handler.hangs = handler.refuses = True
+        creation = asyncio.create_task(do("CreateContainer", pod="pod", id="slow"))
+        await handler.hanging.wait()
+        clock.advance(Timeouts().answer_s)
+        assert "nothing was decided" in (await creation)["error"]
+        handler.hangs = False
+        assert (await do("CreateContainer", pod="pod", id="quick"))["error"] == ""
+        assert handler.told == [("missed", Event.CREATE_CONTAINER, "slow")]
+
+    run(scenario, go_side(), Timeouts(), clock)
+
+
+def test_a_runtime_fails_what_is_not_answered_and_keeps_us_if_it_can(go_side, nri_version):
+    clock = ManualClock()
+
+    async def scenario(do, session, handler):
+        assert handler.runtime.capabilities.failure_policy == (nri_version == "0.12.5")
+        handler.hangs = True
+        created = await do("CreateContainer", pod="pod", id="slow")
+        assert bool(created["error"]) == handler.runtime.capabilities.failure_policy
+        if not handler.runtime.capabilities.failure_policy:
+            return
+        # Our own clock stood still, so that we have not answered.
+        clock.advance(Timeouts().answer_s)
+        handler.hangs = False
+        assert (await do("CreateContainer", pod="pod", id="quick"))["error"] == ""
+        assert handler.told == [("missed", Event.CREATE_CONTAINER, "slow")]
+
+    run(scenario, go_side("-request-timeout", "300ms"), Timeouts(), clock, refuses=True)
 
 
 def test_a_handler_that_hangs_costs_the_container_its_place_and_nothing_else(go_side):

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import static_managers
-from bayplan.config.settings import KUBELET
+from bayplan.engines.interface import KUBELET
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of
 from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory

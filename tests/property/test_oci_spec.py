@@ -143,6 +143,56 @@ def test_any_bytes_are_a_spec_or_an_error_with_a_name(document: bytes) -> None:
     assert problem.startswith(("the file: ", "linux.resources."))
 
 
+UNIFIED = (
+    "memory.max", "memory.low", "memory.min", "memory.high", "cpu.max", "cpu.weight", "cpu.weight.nice",
+    "cpu.idle", "cpuset.cpus", "cpuset.mems", "cpuset.cpus.exclusive", "hugetlb.2MB.max",
+    "hugetlb.2MB.rsvd.max",
+)  # fmt: skip
+FIELDS = (
+    *(("linux", "resources", "memory", key) for key in ("limit", "reservation", "swap")),
+    *(("linux", "resources", "cpu", key) for key in ("shares", "quota", "period", "idle", "cpus", "mems")),
+    *(("linux", "resources", "unified", key) for key in UNIFIED),
+    *(("linux", "resources", "hugepageLimits", 0, key) for key in ("pageSize", "limit")),
+    *(("linux", "resources", "devices", 0, key) for key in ("allow", "type", "major", "minor")),
+    *(("linux", "resources", key) for key in ("memory", "cpu", "unified", "hugepageLimits", "devices")),
+    *(("linux", "memoryPolicy", key) for key in ("mode", "nodes", "flags")),
+    ("linux", "memoryPolicy", "flags", 0),
+    ("linux", "cgroupsPath"),
+    ("process", "oomScoreAdj"),
+)
+BESIDE = {"pageSize": "2MB", "path": "/dev/a", "type": "c"}
+"""What items of lists must have."""
+WRONG = st.one_of(
+    anything,
+    st.sampled_from(["x" * 100_000, "9" * 5_000, "\0", "\u202e", "0-99999", "-1", "max", "1e3", "a\n\nb"]),
+    st.sampled_from([str(1 << 31), str(1 << 63), str(1 << 64), str(-(1 << 63) - 1), "1.5", "9" * 400]).map(
+        Number
+    ),
+)
+
+
+def with_value(place: tuple[str | int, ...], value: Any) -> Any:
+    """The document that has only *value*, at *place*."""
+    for key in reversed(place):
+        value = [{**BESIDE, **value} if isinstance(value, dict) else value] if key == 0 else {key: value}
+    return {"linux": {}, **value}
+
+
+@given(st.sampled_from(FIELDS), WRONG)
+def test_a_wrong_value_is_one_short_sentence_with_its_place(place: tuple[str | int, ...], value: Any) -> None:
+    document = written(with_value(place, value)).encode()
+    try:
+        container_from(parse_spec(document, "the file"), "id")
+    except OciError as error:
+        problem = str(error)
+    else:
+        return
+    assert problem.isprintable()
+    assert len(problem) < 500
+    names = [str(key) for key in place if isinstance(key, str)]
+    assert names[-1] in problem or f"{names[-1]}[" in problem or names[-2] in problem
+
+
 @given(specs(), st.dictionaries(st.text(max_size=30), st.text(max_size=20), max_size=4))
 def test_annotations_of_others_never_stop_anything(
     document: dict[str, Any], annotations: dict[str, str]

@@ -49,11 +49,16 @@ UNIFIED = (
     "cpu.max",
     "cpu.weight",
     "cpu.idle",
+    "cpu.weight.nice",
+    "cpuset.cpus.exclusive",
+    "cpuset.cpus.partition",
+    "hugetlb.2MB.rsvd.max",
     "hugetlb.2MB.max",
     "x",
     "",
 )
 TEXTS = (
+    "isolated",
     "",
     "0",
     "max",

@@ -32,9 +32,11 @@ from support.described_specs import described_by_nri, described_by_oci
 from support.machines import container, machine, pod
 
 MACHINE: Final = machine(2, 8, 64 * GIB, hugepages_bytes={2 * MIB: GIB, GIB: 4 * GIB})
-LAST_CPU, LAST_NODE = 15, 1
+LAST_CPU, LAST_NODE, MAX_NODE = 15, 1, 1023
 MEMORY = MACHINE.memory_bytes
 POOLS = {"2MB": 2 * GIB, "1GB": 8 * GIB}
+NO_POOLS = ("64KB", "32MB", "16GB")
+"""Sizes of other architectures, of which the machine has none."""
 KUBELETS = {
     QosClass.GUARANTEED: "kubepods-pod1.slice:cri-containerd:c",
     QosClass.BURSTABLE: "kubepods-burstable-pod1.slice:cri-containerd:c",
@@ -79,11 +81,19 @@ unified = some(
             ["max", "max 50000", "200000 100000", "1600000 100000", "50000", "400000"]
         ),
         "cpu.weight": st.integers(1, 10_000).map(str),
+        "cpu.weight.nice": st.integers(-20, 19).map(str),
+        "cpu.idle": st.sampled_from(["0", "1"]),
         "cpu.max.burst": st.just("1000"),
+        "cpu.uclamp.min": st.just("50.00"),
         "cpuset.cpus": cpu_lists,
         "cpuset.mems": node_lists,
-        "cpuset.cpus.partition": st.just("member"),
+        "cpuset.cpus.partition": st.sampled_from(["member", "root", "isolated"]),
+        "cpuset.cpus.exclusive": cpu_lists,
         "hugetlb.2MB.max": texts,
+        "hugetlb.1GB.rsvd.max": texts,
+        "hugetlb.64KB.max": texts,
+        "memory.swap.high": texts,
+        "memory.zswap.max": texts,
         "pids.max": st.just("100"),
         "io.max": st.just("8:16 rbps=1\n8:0 wbps=2"),
     }
@@ -112,6 +122,7 @@ resources = some(
                 "period": periods,
                 "realtimeRuntime": st.just(950_000),
                 "realtimePeriod": st.just(1_000_000),
+                "idle": st.sampled_from([0, 1]),
                 "cpus": cpu_lists,
                 "mems": node_lists,
             }
@@ -119,7 +130,9 @@ resources = some(
         "pids": some({"limit": st.integers(-1, 1000)}),
         "blockIO": some({"weight": st.integers(10, 1000)}),
         "hugepageLimits": st.lists(
-            st.fixed_dictionaries({"pageSize": st.sampled_from(sorted(PAGE_SIZES)), "limit": page_limits}),
+            st.fixed_dictionaries(
+                {"pageSize": st.sampled_from([*sorted(PAGE_SIZES), *NO_POOLS]), "limit": page_limits}
+            ),
             max_size=3,
         ),
         "network": some({"classID": st.integers(0, 9)}),
@@ -133,7 +146,14 @@ documents = st.fixed_dictionaries(
         "annotations": st.dictionaries(
             st.sampled_from(["a/b", "bayplan.dev/memory-request"]), st.just("4Gi"), max_size=2
         ),
-        "process": some({"oomScoreAdj": st.sampled_from([-999, -997, 0, 2, 3, 500, 950, 999, 1000])}),
+        "process": some(
+            {
+                "oomScoreAdj": st.sampled_from([-999, -997, 0, 2, 3, 500, 950, 999, 1000]),
+                "execCPUAffinity": some({"initial": cpu_lists, "final": cpu_lists}),
+                "ioPriority": st.just({"class": "IOPRIO_CLASS_IDLE", "priority": 0}),
+                "scheduler": st.just({"policy": "SCHED_BATCH", "nice": 19}),
+            }
+        ),
     },
 )
 paths = st.sampled_from(["machine.slice:libpod:c", "/docker/c", "", *KUBELETS.values()])
@@ -152,13 +172,16 @@ def kernels(document: dict[str, Any]) -> Cgroup:
 @st.composite
 def specs(draw: st.DrawFn) -> dict[str, Any]:
     document = draw(documents)
-    return {**document, "linux": {"cgroupsPath": draw(paths), "resources": draw(resources)}}
+    rdt = draw(some({"intelRdt": st.just({"closID": "a", "memBwSchema": "MB:0=20;1=70"})}))
+    return {**document, "linux": {"cgroupsPath": draw(paths), "resources": draw(resources), **rdt}}
 
 
 @given(specs(), st.sampled_from(OutsideRequests))
 def test_both_descriptions_of_a_container_mean_the_same(
     document: dict[str, Any], outside: OutsideRequests
 ) -> None:
+    # NRI has no field for it.
+    document["linux"]["resources"].get("cpu", {}).pop("idle", None)
     by_nri, by_oci = described_by_nri(document), described_by_oci(document)
     assert by_nri[1].resources == by_oci[1].resources
     assert request_of(by_nri, outside) == request_of(by_oci, outside)
@@ -185,7 +208,8 @@ def test_outside_of_kubelets_tree_nobody_is_promised_more_than_it_asked_for(docu
     asked = min(reserved or limit or 0, limit or MEMORY, MEMORY // 2)
     assert (request.memory.low_bytes, request.memory.high_bytes) == (asked, asked)
     for name, size in PAGE_SIZES.items():
-        amount, pool = shown.hugetlb.get(name), POOLS[name]
+        limits = (shown.hugetlb.get(name), shown.reserved_pages.get(name))
+        amount, pool = min((one for one in limits if one is not None), default=None), POOLS[name]
         wanted = (
             0 if amount is None or amount // size * size >= pool else min(amount // size * size, pool // 2)
         )
@@ -274,9 +298,14 @@ memory_policies = st.one_of(
                     "MPOL_PREFERRED_MANY",
                 ]
             ),
-            "nodes": st.sampled_from(["0", "1", "0-1"]),
+            "nodes": st.sampled_from(["", "0", "1", "0-1", "2", "1-3"]),
         },
-        optional={"flags": st.sampled_from([["MPOL_F_STATIC_NODES"], ["MPOL_F_RELATIVE_NODES"]])},
+        optional={
+            "flags": st.lists(
+                st.sampled_from(["MPOL_F_STATIC_NODES", "MPOL_F_RELATIVE_NODES", "MPOL_F_NUMA_BALANCING"]),
+                unique=True,
+            )
+        },
     ),
 )
 wishes = some(
@@ -308,7 +337,7 @@ def test_no_memory_policy_of_a_spec_gets_nodes_that_the_kernel_refuses(
     decision = decide_creation(
         MACHINE, policy, engine, Ledger(), pod, container, annotated=annotated, ability=MemoryPolicyAbility()
     )
-    nodes = ListReader(memory_policy.get("nodes", ""), LAST_NODE).read()
+    nodes = ListReader(memory_policy.get("nodes", ""), MAX_NODE).read()
     mode, bound = memory_policy["mode"], memory_policy["mode"] == "MPOL_BIND"
     required = ListReader(annotations.get("bayplan.dev/required-nodes", "0-1"), LAST_NODE).read()
     if decision.outcome is Outcome.REFUSED:
@@ -321,10 +350,10 @@ def test_no_memory_policy_of_a_spec_gets_nodes_that_the_kernel_refuses(
     mems = set(adjustment.cpuset_mems or before)
     if not set_mempolicy_refuses(mode, nodes, memory_policy.get("flags", []), before):
         assert not set_mempolicy_refuses(mode, nodes, memory_policy.get("flags", []), mems)
-    if "flags" not in memory_policy and nodes and adjustment.cpuset_mems is not None:
+    if not memory_policy.get("flags") and nodes & before and adjustment.cpuset_mems is not None:
         assert nodes & mems if bound else nodes & required <= mems
     claim = decision.placement.claim
-    if bound and claim is not None and "flags" not in memory_policy and nodes & before:
+    if bound and claim is not None and not memory_policy.get("flags") and nodes & before:
         assert set(claim.nodes) <= nodes
 
 

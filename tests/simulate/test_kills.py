@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.config.settings import KUBELET
+from bayplan.engines.interface import KUBELET
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import TopologyPolicy
 from bayplan.quantity import GIB, MIB

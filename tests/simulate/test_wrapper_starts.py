@@ -9,8 +9,12 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.model.decision import Decision, Reason
+from bayplan.placement.memory_policy import MemoryPolicyAbility
+from bayplan.placement.page_owners import PAGES_TO_MOVE
 from bayplan.quantity import MIB
 from support.controllers import MACHINE
 from support.cpuset_tree import CpusetTree
@@ -132,6 +136,25 @@ async def test_what_changes_nothing_costs_no_question(tmp_path: Path) -> None:
             for said, step in steps:
                 await node.take(said, step)
         assert node.asked == []
+
+
+async def test_a_start_is_told_where_memory_is_to_be_freed_first(tmp_path: Path) -> None:
+    def not_free_yet(decision: Decision, _: MemoryPolicyAbility) -> Decision:
+        return replace(decision, reasons=(*decision.reasons, Reason(PAGES_TO_MOVE, "of others")))
+
+    held = list[str]()
+
+    async def before_start(container_id: str) -> None:
+        held.append(container_id)
+
+    async with oci_socket(tmp_path) as one:
+        controller = one.around.controller
+        controller.placements.by_live_memory, controller.before_start = not_free_yet, before_start
+        node = WrapperNode(one, tmp_path)
+        key, steps = node.creation_steps()
+        for said, step in steps:
+            await node.take(said, step)
+        assert node.asked == held == [key]
 
 
 async def test_a_start_of_somebody_else_is_nobodys_business(tmp_path: Path) -> None:

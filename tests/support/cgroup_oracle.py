@@ -10,6 +10,7 @@ from typing import Any
 
 UNLIMITED_PAGES = ((1 << 63) - 1) // 4096
 PAGE_SIZES = {"2MB": 2 << 20, "1GB": 1 << 30}
+BALANCED = ("MPOL_BIND", "MPOL_PREFERRED_MANY")
 
 
 class RefusedByKernelError(Exception):
@@ -31,6 +32,7 @@ class Cgroup:
     period_us: int = 100_000
     shares: int | None = None
     hugetlb: dict[str, int | None] = field(default_factory=dict)
+    reserved_pages: dict[str, int | None] = field(default_factory=dict)
 
 
 def memparse(text: str) -> int | None:
@@ -137,11 +139,17 @@ def cgroup_after(resources: dict[str, Any], last_cpu: int, last_node: int) -> Cg
             for one in resources.get("hugepageLimits") or ()
         },
     }
-    cgroup.shares = cpu.get("shares") or None
+    cgroup.shares = 2 if cpu.get("idle") else cpu.get("shares") or None
     for written in (files, resources.get("unified") or {}):
         for key, text in written.items():
             if text:
                 _write(cgroup, key, text, {"cpus": last_cpu, "mems": last_node})
+    unified = resources.get("unified") or {}
+    if unified.get("cpu.idle") == "1":
+        cgroup.shares = 2
+    if unified.get("cpuset.cpus.exclusive") and unified.get("cpuset.cpus.partition") in ("root", "isolated"):
+        # A valid partition root has its exclusive CPUs, whatever cpuset.cpus is.
+        cgroup.cpus = ListReader(unified["cpuset.cpus.exclusive"], last_cpu).read()
     return cgroup
 
 
@@ -161,11 +169,15 @@ def _write(cgroup: Cgroup, key: str, text: str, last_ids: dict[str, int]) -> Non
     elif controller == "cpuset" and name in last_ids:
         setattr(cgroup, name, ListReader(text, last_ids[name]).read())
     elif controller == "hugetlb":
-        cgroup.hugetlb[name.partition(".")[0]] = memparse(text)
+        size, _, file = name.partition(".")
+        (cgroup.reserved_pages if file == "rsvd.max" else cgroup.hugetlb)[size] = memparse(text)
     elif key == "cpu.max":
         quota, *rest = text.split()
         cgroup.quota_us = None if quota == "max" else int(quota)
         cgroup.period_us = int(rest[0]) if rest else cgroup.period_us
+    elif key == "cpu.weight.nice":
+        # sched_prio_to_weight: each step is a tenth of the CPU time, 1024 in the middle.
+        cgroup.shares = max(2, round(1024 * 1.25 ** -int(text)))
     elif key == "cpu.weight":
         # cpu_weight_read_u64(): 100 is 1024 shares.
         cgroup.shares = max(2, round(int(text) * 1024 / 100))
@@ -174,9 +186,13 @@ def _write(cgroup: Cgroup, key: str, text: str, last_ids: dict[str, int]) -> Non
 def set_mempolicy_refuses(mode: str, nodes: set[int], flags: list[str], mems: set[int]) -> bool:
     """set_mempolicy(2) in a cpuset of *mems*: EINVAL if none of the policy's nodes is allowed. Relative nodes
     are folded into the allowed ones; MPOL_DEFAULT and MPOL_LOCAL take no nodes, MPOL_PREFERRED may have none.
+    Of the flags static and relative exclude each other, and pages that follow a task must be bound.
     """
+    placing = {"MPOL_F_STATIC_NODES", "MPOL_F_RELATIVE_NODES"} & set(flags)
+    if len(placing) == 2 or ("MPOL_F_NUMA_BALANCING" in flags and mode not in BALANCED):
+        return True
     if mode in ("MPOL_DEFAULT", "MPOL_LOCAL"):
-        return bool(nodes)
+        return bool(nodes or placing)
     if not nodes:
-        return mode != "MPOL_PREFERRED"
+        return mode != "MPOL_PREFERRED" or bool(placing)
     return "MPOL_F_RELATIVE_NODES" not in flags and not nodes & mems

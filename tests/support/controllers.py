@@ -13,6 +13,7 @@ from bayplan.control.expectations import Expectation
 from bayplan.control.recorder import Recorder
 from bayplan.control.starts import Starts
 from bayplan.control.threads import InThread
+from bayplan.control.transactions import Basis
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
@@ -24,6 +25,7 @@ from bayplan.model.origin import Form, Origin
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
+from bayplan.placement.ledger_check import contradictions
 from bayplan.state import Step, Store
 from support.machines import machine
 
@@ -34,6 +36,11 @@ MACHINE = machine(2, cpus_per_node=4)
 async def here(work: Callable[[], Result]) -> Result:
     """Do *work* at once, where the daemon has a thread for it."""
     return work()
+
+
+def consistent(basis: Basis) -> None:
+    """Fail with what contradicts itself in a ledger that is about to become current."""
+    assert contradictions(basis.ledger) == ()
 
 
 class NoKernel:
@@ -59,6 +66,7 @@ class Controlled:
         clock: Clock | None = None,
         engine: Engine | None = None,
         decide_in_thread: InThread | None = None,
+        became: Callable[[Basis], None] | None = consistent,
     ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
@@ -83,6 +91,7 @@ class Controlled:
             capacity_freed=self.narrowing_due.set,
             clock=clock,
             decide_in_thread=decide_in_thread,
+            became=became,
         )
 
     async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
@@ -204,8 +213,10 @@ async def controlled(
     clock: Clock | None = None,
     engine: Engine | None = None,
     decide_in_thread: InThread | None = None,
+    became: Callable[[Basis], None] | None = consistent,
 ) -> AsyncIterator[Controlled]:
-    """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None."""
+    """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None. *became*
+    is called with each basis that becomes current."""
     recorder = await Recorder.open(partial(Store.open, directory))
     try:
         made = Controlled(
@@ -216,6 +227,7 @@ async def controlled(
             clock=clock,
             engine=engine,
             decide_in_thread=decide_in_thread,
+            became=became,
         )
         await made.controller.restore()
         if nri is not None:

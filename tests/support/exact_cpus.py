@@ -27,7 +27,7 @@ class Cpus:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._reserved = min(machine.online_cpus)
+        self._reserved, self._all_nodes = min(machine.online_cpus), machine.memory_nodes.mask
         self._node_of = {cpu.id: self._nearest(cpu) for cpu in machine.cpus}
         self._count = Counter(node for cpu, node in self._node_of.items() if cpu != self._reserved)
 
@@ -49,6 +49,27 @@ class Cpus:
         """The CPUs near the nodes of *mask* that a container may have which is not in *ledger*."""
         taken = {self._reserved, *_taken(ledger)}
         return [cpu for cpu, node in self._node_of.items() if mask >> node & 1 and cpu not in taken]
+
+    def fit(self, mask: int, count: int, ledger: Ledger) -> tuple[int, int, int]:
+        """How many whole cores *count* CPUs near the nodes of *mask* break at least, of these choices how
+        many cores they split, and of those at how many caches they are; all 0 where no core has threads."""
+        if max(self._machine.core_sizes.values()) == 1 or not count:
+            return 0, 0, 0
+        free = set(self.near(self._all_nodes, ledger))
+        here = [self._machine.cpu_by_id[cpu] for cpu in self.near(mask, ledger)]
+        # By the caches in use and the number of CPUs: broken and split cores.
+        best: dict[tuple[frozenset[int | None], int], tuple[int, int]] = {(frozenset(), 0): (0, 0)}
+        for core in sorted({cpu.core_id for cpu in here}):
+            members = [cpu for cpu in self._machine.cpus if cpu.online and cpu.core_id == core]
+            whole = all(cpu.id in free for cpu in members)
+            cache = members[0].l3_cache_id
+            for (caches, taken), (broken, split) in list(best.items()):
+                for more in range(1, sum(cpu.core_id == core for cpu in here) + 1):
+                    part = more < len(members)
+                    state, cost = (caches | {cache}, taken + more), (broken + (part and whole), split + part)
+                    best[state] = min(cost, best.get(state, cost))
+        fitting = [(*cost, len(caches)) for (caches, taken), cost in best.items() if taken == count]
+        return min(fitting, default=(count, count, count))
 
     def count_on(self, nodes: Collection[int]) -> int:
         """How many CPUs *nodes* can give on an empty machine."""

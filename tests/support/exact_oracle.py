@@ -22,6 +22,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_as_a_whole import with_pod_known
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
+from bayplan.placement.ledger_check import contradictions
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 from support.exact_allowed import STRICT, Choice, amounts_of, choices, is_close, is_required
@@ -242,6 +243,8 @@ class Trial:
     def check_promises(self) -> None:
         """No subset of the nodes is promised more than it holds, and the witness shows how it is kept. What
         is unmet because capacity went away never becomes more."""
+        for fault in contradictions(self.ledger):
+            raise BrokenPromiseError(fault.code, fault.text)
         unmet, self.unmet = self.unmet, self._unmet()
         for resource, amount in self.unmet.items():
             if amount > unmet.get(resource, 0):
@@ -418,19 +421,21 @@ class Trial:
             ]
             for choice in tried
         ]
-        first = next((masks for masks in fitting if masks), None)
+        first = next((index for index, masks in enumerate(fitting) if masks), None)
         if first is None:
             return  # promised twice, which is found next, or second best
-        best = min(self._rank(request, mask, claimed) for mask in first)
-        found = self._rank(request, claim.nodes.mask, claimed)
+        count = tried[first].cpus
+        best = min(self._rank(request, mask, claimed, count) for mask in fitting[first])
+        found = self._rank(request, claim.nodes.mask, claimed, count)
         if found > best:
             raise BrokenPromiseError(WRONG_CHOICE, f"{claim.nodes} with {found}, best is {best}")
         self.counts["choices"] += 1
         self.counts["scarce choices"] += bool(self.every_criterion and found[-1])
 
-    def _rank(self, request: Request, mask: int, claimed: set[int]) -> tuple[int, ...]:
+    def _rank(self, request: Request, mask: int, claimed: set[int], cpus: int) -> tuple[int, ...]:
         """How many of *claimed* the set crosses, its width, and its total distance; and where all sets are
-        looked at, its nodes without CPUs, devices elsewhere, and what it takes away from others."""
+        looked at, its nodes without CPUs, devices elsewhere, how well as many as *cpus* lie on it, and what
+        it takes away from others."""
         crossed = sum(1 for other in claimed if mask & other not in (0, mask, other))
         nodes = NodeSet.of_mask(mask)
         rank = crossed, len(nodes), self.machine.total_distance(nodes)
@@ -438,7 +443,8 @@ class Trial:
             return rank
         without_cpus = sum(1 for node in nodes if not self.machine.node_by_id[node].cpus)
         elsewhere = sum(1 for hint in request.hints if not hint.nodes.mask & mask)
-        return *rank, without_cpus, elsewhere, self._scarce(request, nodes)
+        fit = self.cpus.fit(mask, cpus, self.ledger)
+        return *rank, without_cpus, elsewhere, *fit, self._scarce(request, nodes)
 
     def _scarce(self, request: Request, nodes: NodeSet) -> int:
         """What *nodes* have more of than the ordinary node with the least, of what is not asked for: in

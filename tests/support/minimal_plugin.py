@@ -62,6 +62,9 @@ class PinToNode0:
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
         """Not subscribed to."""
 
+    def refuses_undecided(self) -> bool:
+        return False
+
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """Node 0."""
         return _PINNED

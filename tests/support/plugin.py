@@ -98,6 +98,9 @@ class RecordingHandler:
         with self._alone(f"{event.name} {pod.name if container is None else container.name}"):
             await self.on_event(event)
 
+    def refuses_undecided(self) -> bool:
+        return False
+
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """The ``fallback``."""
         return self.fallback

@@ -20,6 +20,8 @@ from bayplan.cli import kubectl_bayplan
 from bayplan.cli.main import EXIT_STATUSES, build_parser
 from bayplan.config import flags
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
+from bayplan.host import topology_files
+from reference.machines import machine_pages
 from reference.man_pages import command_of, man_page
 from reference.metrics_page import page
 from reference.pictures import pictures
@@ -103,6 +105,10 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
                 yield from _actions(below)
 
 
+def _pages() -> dict[str, str]:
+    return {"docs/metrics.md": page(), topology_files.PAGE_PATH: topology_files.page(), **machine_pages()}
+
+
 if __name__ == "__main__":
-    for path, text in (reference() | pictures() | {"docs/metrics.md": page()}).items():
+    for path, text in (reference() | pictures() | _pages()).items():
         Path(sys.argv[1], path).write_text(text)

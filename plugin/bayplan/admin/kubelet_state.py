@@ -14,14 +14,12 @@ from bayplan.admin_protocol import API_VERSION
 from bayplan.control.controller import Controller
 from bayplan.control.transactions import Basis
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
-from bayplan.engines.kubelet.cpu.manager import STATIC
-from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of
 from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE, read_cpu_file, read_memory_file
 from bayplan.errors import ConfigError, Problem
 from bayplan.host import shadow_mode
+from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.hand_back import hand_back
@@ -45,7 +43,7 @@ def importing(controller: Controller, verify_soon: Callable[[], None]) -> Questi
             basis = transaction.basis
             result = _planned(basis, files, _names(controller, basis.ledger))
             if not dry_run:
-                controller.placements.take_over(transaction, result)
+                controller.placements.take_over(transaction, result.ledger)
         if not dry_run:
             await controller.wait_written()
             verify_soon()

@@ -7,19 +7,23 @@ moment with an engine of its own. Neither changes anything.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
 from bayplan.admin_protocol import API_VERSION, MAX_PODS
+from bayplan.config.kubelet_rules import engine_of
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.model.container_names import names_container, similar_pods
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.eviction_records import EvictionRecord
+from bayplan.model.ledger import Ledger
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
+from bayplan.placement.ledger_check import Fault
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable
 from bayplan.quantity import US_PER_S
@@ -50,6 +54,21 @@ MAX_CHOICES: Final = 20
 
 _MAX_SINCE_S: Final = 366 * 86_400
 _WHAT_IF_IDS: Final = "what-if:"
+
+
+def checking(check_ledger: Callable[[], Awaitable[tuple[Fault, ...]]]) -> Question:
+    """The question ``check``: what does not hold of the ledger and its record. ``mended`` says of each
+    whether it was put right; what hardware has taken away is not."""
+
+    async def check(_: Snapshot, __: Mapping[str, object]) -> View:
+        faults = await check_ledger()
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "LedgerCheck",
+            "faults": [{"code": one.code, "text": one.text, "mended": one.is_ours} for one in faults],
+        }
+
+    return check
 
 
 class UnknownSubjectError(BayplanError):
@@ -198,6 +217,23 @@ def explanation_view(
             for name in names
         ],
     }
+
+
+def what_if_described(topology: Path, configs: Sequence[Path], manifests: Sequence[object]) -> View:
+    """The answer to ``what-if`` of a daemon with the files *configs* on the empty machine of *topology*, with
+    the remarks about that machine.
+
+    Raises:
+        ConfigError, HostError: a file is wrong, or a manifest is.
+    """
+    from bayplan.simulate.comparison import empty_machine  # noqa: PLC0415 - the daemon reads no such files
+
+    machine, policy, settings = empty_machine(topology, configs)
+    snapshot = Snapshot(
+        taken_us=0, started_us=0, machine=machine, policy=policy, ledger=Ledger(), engine=settings.engine
+    )
+    view = what_if_view(snapshot, engine_of(settings), MemoryPolicyAbility(), manifests)
+    return {**view, "remarks": list(machine.remarks)}
 
 
 def what_if_view(

@@ -5,14 +5,15 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.cli.client import ask
+from bayplan.cli.client import AnswerError, ask
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.errors import UnavailableError
 from bayplan.files import check_kind
 
 VERB: Final = "doctor"
 HELP: Final = (
-    "show which of NRI, OCI hook, precreate and runtime wrapper is active, and what is wrong with it"
+    "show which of NRI, OCI hook, precreate and runtime wrapper is active, and what is wrong with it or with "
+    "what the daemon has promised"
 )
 
 _COLUMNS: Final = (
@@ -64,14 +65,24 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     try:
         status = ask(arguments.admin_socket, "status")
         runtime, pid = status["runtime"], status["daemon"]["pid"]
-        kubelet = status["kubelet"]
-        assumed = "" if kubelet["knownBy"] else kubelet["version"]
-        names = ("name", "version", "nriVersion")
-        name, version, nri = (runtime[key] if runtime["connected"] else "" for key in names)
-        daemon = DaemonState(name, version, nri, pid, assumed)
+        faults = _faults(arguments.admin_socket)
+        daemon = (
+            DaemonState(runtime["name"], runtime["version"], runtime["nriVersion"], pid, faults)
+            if runtime["connected"]
+            else DaemonState(pid=pid, faults=faults)
+        )
     except UnavailableError:
         daemon = None
     return Examination(arguments.root, daemon).view()
+
+
+def _faults(socket_path: Path) -> dict[str, bool]:
+    """What does not hold of the daemon's ledger, and whether it was put right."""
+    try:
+        return {one["text"]: one["mended"] for one in ask(socket_path, "check")["faults"]}
+    except AnswerError as error:
+        # A daemon from before an upgrade knows no such question.
+        return {f"it could not be checked: {error}": False}
 
 
 def blocks(view: dict[str, Any]) -> list[Block]:

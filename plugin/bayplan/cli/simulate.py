@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="a machine in TOML, YAML or JSON, a recorded one, or a directory with sys/ in it; - is stdin",
+        help="a machine in TOML, YAML or JSON, a recorded one, lstopo's XML, the output of numactl -H or "
+        "lscpu, files of sysfs as grep -rs prints them, or a directory with sys/ in it; - is stdin",
     )
     parser.add_argument(
         "--trace",

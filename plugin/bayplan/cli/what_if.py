@@ -1,7 +1,11 @@
-"""`bayplan what-if`: what would become of a pod if it came now. Nothing is changed."""
+"""`bayplan what-if`: what would become of a pod if it came now, to this node or to a machine from a file.
+
+Nothing is changed.
+"""
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.attention import why
@@ -40,6 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="pod manifests in YAML or JSON, in order; - is stdin",
     )
+    parser.add_argument(
+        "--topology",
+        type=Path,
+        metavar="PATH",
+        help="ask about an empty machine from a file, in any form that simulate takes; needs no daemon",
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="with --topology: a file that baypland would read",
+    )
     add_size_arguments(parser)
 
 
@@ -57,6 +75,12 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     if not pods:
         problem = Problem("pods", "none", "a manifest, or sizes such as --memory 4Gi --cpus 2")
         raise ConfigError("what-if", (problem,))
+    if arguments.topology is not None:
+        from bayplan.admin.questions import what_if_described  # noqa: PLC0415 - a daemon has an engine
+
+        return what_if_described(arguments.topology, arguments.config, pods)
+    if arguments.config:
+        raise ConfigError("what-if", (Problem("--config", str(arguments.config[0]), "--topology with it"),))
     return ask(arguments.admin_socket, VERB, pods=pods)
 
 
@@ -73,7 +97,8 @@ def blocks(view: dict[str, Any]) -> list[Block]:
             *_first_refusal(pods),
         ]
     fitting = Table(_LARGEST, tuple(map(_largest_row, view["nodesBefore"], view["nodes"])))
-    return [*shown, "The largest Guaranteed container that fits on one node:", fitting]
+    remarks = [f"{remark}." for remark in view.get("remarks", ())]
+    return [*shown, "The largest Guaranteed container that fits on one node:", fitting, *remarks]
 
 
 def _pod_row(pod: dict[str, Any]) -> tuple[str, ...]:

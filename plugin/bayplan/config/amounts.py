@@ -20,18 +20,18 @@ from bayplan.config.values import (
     show,
     unknown_key,
 )
-from bayplan.engines.kubelet.eviction.node_signals import EVERY_NODE
-from bayplan.engines.kubelet.eviction.thresholds import (
+from bayplan.errors import Problem
+from bayplan.kubelet.eviction.node_signals import EVERY_NODE
+from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_TRANSITION_NS,
     STARVED,
     ThresholdError,
     read_duration,
     starved,
 )
-from bayplan.engines.kubelet.memory.reservation import Reservation, check_values, in_words
-from bayplan.engines.kubelet.pod import CPU
-from bayplan.engines.kubelet.resources import is_memory
-from bayplan.errors import Problem
+from bayplan.kubelet.pod import CPU
+from bayplan.kubelet.reservation import Reservation, check_values, in_words
+from bayplan.kubelet.resources import is_memory
 from bayplan.model.machine import MEMORY, hugepages
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 

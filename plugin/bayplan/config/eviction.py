@@ -1,6 +1,6 @@
 """The eviction thresholds that settings come to on a machine, and what is wrong with them there.
 
-Pure. What each text of a threshold means is in `bayplan.engines.kubelet.eviction.thresholds`.
+Pure. What each text of a threshold means is in `bayplan.kubelet.eviction.thresholds`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -8,9 +8,11 @@ from typing import Final, TypeVar
 
 from bayplan.config.kubelet_rules import hard_thresholds, remarks_on_machine
 from bayplan.config.settings import Settings
-from bayplan.engines.kubelet.eviction.node_signals import node_of, on_each_node
-from bayplan.engines.kubelet.eviction.rules import with_container_fs
-from bayplan.engines.kubelet.eviction.thresholds import (
+from bayplan.errors import Problem
+from bayplan.host.eviction_signals import FileSystems
+from bayplan.kubelet.eviction.node_signals import node_of, on_each_node
+from bayplan.kubelet.eviction.rules import with_container_fs
+from bayplan.kubelet.eviction.thresholds import (
     Threshold,
     ThresholdValue,
     Values,
@@ -18,8 +20,6 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     thresholds_of,
     without_grace_period,
 )
-from bayplan.errors import Problem
-from bayplan.host.eviction_signals import FileSystems
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import format_bytes
 

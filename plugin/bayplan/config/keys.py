@@ -18,7 +18,7 @@ from bayplan.config.amounts import (
     reserved_resources,
     transition_period,
 )
-from bayplan.config.settings import EXACT, KUBELET, MemoryPressure, Settings, Undecided
+from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.config.values import (
     Reader,
     absolute_path,
@@ -28,6 +28,7 @@ from bayplan.config.values import (
     duration_ms,
     kubelet_minor,
     list_fraction,
+    namespaces,
     node_owners,
     off_or_one_of,
     one_of,
@@ -39,11 +40,11 @@ from bayplan.config.values import (
     text_like,
     whole_number_or,
 )
-from bayplan.engines.kubelet.cpu import options as cpu_options
-from bayplan.engines.kubelet.cpu.manager import NONE, STATIC
-from bayplan.engines.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.topology.options import OPTIONS
+from bayplan.engines.interface import EXACT, KUBELET
+from bayplan.kubelet import manager_options
+from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
+from bayplan.kubelet.manager_options import NONE, OPTIONS, STATIC, MemoryManagerPolicy
+from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,
@@ -64,12 +65,12 @@ FEATURE_GATES: Final = (
 
 
 _CPU_OPTIONS: Final = (
-    cpu_options.FULL_PCPUS_ONLY,
-    cpu_options.DISTRIBUTE_ACROSS_NUMA,
-    cpu_options.ALIGN_BY_SOCKET,
-    cpu_options.DISTRIBUTE_ACROSS_CORES,
-    cpu_options.STRICT_RESERVATION,
-    cpu_options.PREFER_UNCORE,
+    manager_options.FULL_PCPUS_ONLY,
+    manager_options.DISTRIBUTE_ACROSS_NUMA,
+    manager_options.ALIGN_BY_SOCKET,
+    manager_options.DISTRIBUTE_ACROSS_CORES,
+    manager_options.STRICT_RESERVATION,
+    manager_options.PREFER_UNCORE,
 )
 
 
@@ -104,9 +105,8 @@ PLACEMENT: Final = (
     ),
     Key(
         "kubeletVersion", "kubelet_minor", "kubelet-version", "VERSION",
-        kubelet_minor, syntax.text, "the node's",
-        "the version of the node's kubelet, whose defaults and rules are taken, e.g. 1.36; without it as "
-        "found on the node, else the newest",
+        kubelet_minor, syntax.text, f"{NEWEST}",
+        "the version of the kubelet that reads the same file, whose defaults and rules are taken, e.g. 1.36",
     ),
     Key(
         "placementStrategy", "placement_strategy", "placement-strategy", "STRATEGY",
@@ -144,8 +144,7 @@ PLACEMENT: Final = (
     Key(
         "cpuManagerPolicyOptions", "cpu_options", "cpu-manager-policy-options", "NAME=BOOL[,...]",
         policy_options(_CPU_OPTIONS), syntax.assignments("="), "none",
-        "options of the static CPU policy, with the engine kubelet, e.g. full-pcpus-only=true",
-        of_managers=True,
+        "which CPUs of its own a container gets, e.g. full-pcpus-only=true", of_kubelet=True,
     ),
     Key(
         "returnDeadline", "return_deadline_ms", "return-deadline", "DURATION",
@@ -330,6 +329,17 @@ CONNECTION: Final = (
         "after this time hooks and wrappers are answered that there is no decision; less than they wait (2s)",
     ),
     Key(
+        "whenDown", "refuse_undecided", "when-down", "WHAT",
+        one_of({"pass": False, "refuse": True}), syntax.text, "pass",
+        "what becomes of a container of NRI about which bayplan cannot decide in time: pass lets it start on "
+        "the shared CPUs, refuse fails its creation",
+    ),
+    Key(
+        "whenDownExcept", "undecided_namespaces", "when-down-except", "NAMESPACE[,...]",
+        namespaces, syntax.text, "kube-system",
+        "the namespaces whose containers start all the same",
+    ),
+    Key(
         "ociUndecided", "oci_undecided", "oci-undecided", "WHAT",
         one_of({what.value: what for what in Undecided}), syntax.text, "client",
         "the answer to hooks and wrappers when no decision can be made or carried out: client leaves it to "
@@ -338,12 +348,13 @@ CONNECTION: Final = (
     Key(
         "crioSocket", "crio_socket", "crio-socket", "PATH",
         absolute_path, syntax.text, "/var/run/crio/crio.sock",
-        "CRI-O's own socket, which is asked whether containers without a process have ended",
+        "CRI-O's own socket, which is asked what runs after it listed that over NRI, and whether containers "
+        "without a process have ended",
     ),
     Key(
         "containerdSocket", "containerd_socket", "containerd-socket", "PATH",
         absolute_path, syntax.text, "/run/containerd/containerd.sock",
-        "containerd's own socket, which is asked whether containers without a process have ended",
+        "containerd's own socket, which is asked likewise",
     ),
     Key(
         "requestDeadline", "request_deadline_ms", "request-deadline", "DURATION",

@@ -1,83 +1,46 @@
-"""The engine that the settings ask for, and the rules that kubelet's managers have beside the common ones.
+"""The engine that the settings ask for, the options of kubelet's managers, and what nothing goes by.
 
-Pure. Only for the engine `kubelet`: reservedMemory must add up to what the node keeps, the CPU Manager needs
-reserved CPUs, options must fit each other and the machine. A problem has kubelet's own
-sentence about the rule in it, because people search for that.
+Pure. What depends on a machine, and only with the engine `kubelet`, is in `bayplan.config.kubelet_managers`.
+A problem has kubelet's own sentence about the rule in it, because people search for that.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
 from bayplan.config.sources import Source
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.cpu.errors import CpuConfigError, CpuManagerError
-from bayplan.engines.kubelet.cpu.manager import NONE, STATIC, StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.eviction.node_reservation import node_allocatable_reservation
-from bayplan.engines.kubelet.eviction.thresholds import (
+from bayplan.engines.interface import KUBELET, Engine
+from bayplan.errors import Problem
+from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     MEMORY_AVAILABLE,
     Values,
     kept_bytes,
     thresholds_of,
 )
-from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.reservation import (
-    KEY,
-    ReservationProblem,
-    check_sums,
-    in_words,
-    of_nodes,
-)
-from bayplan.engines.kubelet.pod import CPU, FeatureGates
-from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.engines.kubelet.topology.options import (
+from bayplan.kubelet.manager_options import (
+    NONE,
+    PREFER_UNCORE,
+    STATIC,
+    STRICT_RESERVATION,
+    TRUE,
+    CpuOptions,
+    ManagerConfigError,
+    ManagerOptions,
+    MemoryManagerPolicy,
     OptionGates,
-    TopologyConfigError,
     TopologyOptions,
     maturity,
 )
-from bayplan.errors import Problem
-from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import PlacementStrategy, TopologyPolicy
-from bayplan.quantity import MILLI_PER_CPU
-from bayplan.sets import CpuSet
+from bayplan.kubelet.pod import CPU
+from bayplan.model.machine import Machine
+from bayplan.model.policy import CpuAlignment, PlacementStrategy, TopologyPolicy
 
-_CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
-_TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
-_SUM_OF: Final = {
-    "engine",
-    "memoryManagerPolicy",
-    "reservedMemory",
-    "kubeReserved",
-    "systemReserved",
-    "evictionHard",
-    "mergeDefaultEvictionSettings",
-}
-_TOPOLOGY_OF: Final = {
-    "engine",
-    "topologyManagerPolicy",
-    "topologyManagerScope",
-    "featureGates",
-    _TOPOLOGY_OPTIONS,
-}
-_CPUS_OF: Final = {
-    "engine",
-    "cpuManagerPolicy",
-    "reservedSystemCPUs",
-    "kubeReserved",
-    "systemReserved",
-    "topologyManagerPolicy",
-    "featureGates",
-    _CPU_OPTIONS,
-}
-"""The keys on which the checks against a machine depend."""
-
+CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
+_ALPHA_CPU_OPTIONS: Final = "CPUManagerPolicyAlphaOptions"
+_BETA_CPU_OPTIONS: Final = "CPUManagerPolicyBetaOptions"
+TOPOLOGY_OPTIONS: Final = "topologyManagerPolicyOptions"
 _ENGINE_GATES: Final = {
     "PodLevelResources": False,
     "PodLevelResourceManagers": True,
@@ -86,7 +49,6 @@ _ENGINE_GATES: Final = {
 }
 """kubelet's feature gates with the values that change answers of its managers and none of the engine's."""
 
-_NO_RESERVED_MEMORY: Final = "[memorymanager] you should specify the system reserved memory"
 _NO_SPREAD: Final = (
     "placementStrategy spread has no effect with the engine kubelet, which prefers nodes as kubelet does"
 )
@@ -100,6 +62,8 @@ def engine_of(settings: Settings) -> Engine:
     """The engine that decides; *settings* are those that `load_settings` let pass."""
     if settings.engine != KUBELET:
         return ExactEngine(settings.topology_scope)
+    from bayplan.engines.kubelet.engine import KubeletEngine  # noqa: PLC0415 - loaded where it is chosen
+
     return KubeletEngine(manager_options(settings))
 
 
@@ -108,52 +72,27 @@ def manager_options(settings: Settings) -> ManagerOptions:
     return ManagerOptions(
         settings.memory_manager,
         settings.cpu_manager == STATIC,
-        _cpu_options(settings),
+        cpu_options_of(settings),
         settings.topology_scope,
-        _topology_options(settings),
+        topology_options_of(settings),
     )
 
 
 def wrong_options(settings: Settings) -> Iterator[Problem]:
     """The options that kubelet's managers would not take on any machine, by their keys."""
     try:
-        _cpu_options(settings)
-    except CpuConfigError as error:
-        yield from _in_kubelets_words(_CPU_OPTIONS, settings.cpu_options, error.problems)
+        cpu_options_of(settings)
+    except ManagerConfigError as error:
+        yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, error.problems)
+    if settings.engine != KUBELET:
+        return
     if settings.cpu_options and settings.cpu_manager == NONE:
         sentence = "None policy: received unsupported options"
-        yield from _in_kubelets_words(_CPU_OPTIONS, settings.cpu_options, [sentence])
+        yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, [sentence])
     try:
-        _topology_options(settings)
-    except TopologyConfigError as error:
-        yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
-
-
-def wrong_on_machine(settings: Settings, machine: Machine, unread: Collection[str] = ()) -> Iterator[Problem]:
-    """What kubelet's managers would not start with on *machine*; nothing that depends on keys *unread*."""
-    if settings.memory_manager is not MemoryManagerPolicy.NONE and _SUM_OF.isdisjoint(unread):
-        yield from _wrong_sums(settings, machine)
-    if _TOPOLOGY_OF.isdisjoint(unread):
-        yield from _wrong_topology(settings, machine)
-    if _CPUS_OF.isdisjoint(unread):
-        yield from _wrong_cpu_policy(settings, machine)
-
-
-def _wrong_topology(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    try:
-        TopologyManager.of(machine, settings.topology, settings.topology_scope, _topology_options(settings))
-    except TopologyConfigError as error:
-        yield from _in_kubelets_words(_TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
-
-
-def _wrong_cpu_policy(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    try:
-        _cpu_policy(settings, machine)
-    except CpuConfigError as error:
-        for sentence in error.problems:
-            yield _wrong_cpus(settings, sentence)
-    except CpuManagerError as error:
-        yield _wrong_cpus(settings, str(error))
+        topology_options_of(settings)
+    except ManagerConfigError as error:
+        yield from in_kubelets_words(TOPOLOGY_OPTIONS, settings.topology_options, error.problems)
 
 
 def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[str]:
@@ -165,7 +104,10 @@ def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[st
         if not settings.reserved_cpus:
             amounts = {"kubeReserved": settings.kube_reserved, "systemReserved": settings.system_reserved}
             keys = [key for key, kept in amounts.items() if CPU in kept]
-            yield from _remark(said_by, keys, ".cpu", "name the CPUs in reservedSystemCPUs")
+            advice = "name the CPUs in reservedSystemCPUs"
+            yield from _remark(said_by, keys, ".cpu", advice)
+            if settings.cpu_options.get(STRICT_RESERVATION) in TRUE:
+                yield from _remark(said_by, [CPU_OPTIONS], f".{STRICT_RESERVATION}", advice)
     else:
         yield from _unknown_to_the_engine(sources)
     factor = settings.memory_throttling_factor
@@ -201,17 +143,12 @@ def _unknown_to_the_engine(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def _left_to_kubelet(sources: Sequence[Source]) -> Iterator[str]:
-    """The options of kubelet's managers in kubelet's files, which only the engine `kubelet` has."""
+    """The options of the Topology Manager in kubelet's files, which only the engine `kubelet` has."""
     for source in sources:
-        tables = [
-            value
-            for key, (_, value) in source.of_managers.items()
-            if key in (_CPU_OPTIONS, _TOPOLOGY_OPTIONS)
-        ]
-        options = [option for table in tables if isinstance(table, Mapping) for option in table]
-        if options:
-            what = ", ".join(map(str, options))
-            advice = "options of kubelet's managers take the engine kubelet"
+        _, table = source.of_managers.get(TOPOLOGY_OPTIONS, ("", None))
+        if isinstance(table, Mapping) and table:
+            what = ", ".join(map(str, table))
+            advice = "options of kubelet's Topology Manager take the engine kubelet"
             yield f"{source.name}: {what}: without effect; {advice}"
 
 
@@ -229,7 +166,7 @@ def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
         _NO_MINIMUM: bool(settings.shared_cpus_minimum),
     }
     remarks = tuple(text for text, given in without_effect.items() if given and settings.engine == KUBELET)
-    beyond = _topology_options(settings).beyond_kubelet(len(machine.nodes))
+    beyond = topology_options_of(settings).beyond_kubelet(len(machine.nodes))
     if settings.engine != KUBELET or settings.topology is TopologyPolicy.NONE or beyond is None:
         return remarks
     policy, nodes = settings.topology.value, len(machine.nodes)
@@ -254,74 +191,57 @@ def hard_thresholds(settings: Settings) -> Values:
     return settings.eviction_hard
 
 
-def kept_cpus(settings: Settings, machine: Machine) -> tuple[CpuSet, CpuSet]:
-    """The CPUs that never become exclusive, and those on which no container runs at all.
-
-    Where only an amount is reserved, it is the CPUs that kubelet would pick. *settings* must be good on
-    *machine*.
-    """
-    policy = _cpu_policy(settings, machine)
-    if policy is None:
-        return settings.reserved_cpus, CpuSet()
-    return policy.reserved, policy.reserved if policy.options.strict_cpu_reservation else CpuSet()
-
-
-def _cpu_policy(settings: Settings, machine: Machine) -> StaticCpuPolicy | None:
-    return cpu_policy(
-        settings.cpu_manager,
-        CpuTopology.of_machine(machine),
-        _cpu_options(settings),
-        reserved_milli_cpus=_reserved_milli_cpus(settings),
-        reserved_cpus=settings.reserved_cpus,
-        topology_policy=settings.topology,
-        gates=FeatureGates(rules=settings.kubelet_rules),
-    )
-
-
-def _reserved_milli_cpus(settings: Settings) -> int | None:
-    """A list of reserved CPUs replaces the amounts, as in kubelet."""
-    if settings.reserved_cpus:
-        return len(settings.reserved_cpus) * MILLI_PER_CPU
-    amounts = [kept[CPU] for kept in (settings.kube_reserved, settings.system_reserved) if CPU in kept]
-    return sum(amounts) if amounts else None
-
-
-def _wrong_sums(settings: Settings, machine: Machine) -> Iterator[Problem]:
-    eviction = eviction_bytes(settings, machine.memory_bytes)
-    reserved = of_nodes(settings.reserved_memory or {})
-    total, words = node_allocatable_reservation(settings.kube_reserved, settings.system_reserved, eviction)
-    problems = check_sums(reserved, total, words)
-    if not problems and not any(each.sizes.get(MEMORY) for each in reserved):
-        expected = "memory on at least one node"
-        problems = (ReservationProblem(KEY, "no memory", expected, _NO_RESERVED_MEMORY),)
-    yield from map(in_words, problems)
-
-
-def _wrong_cpus(settings: Settings, sentence: str) -> Problem:
-    if _reserved_milli_cpus(settings):
-        expected = "what this machine and the reservations allow"
-        return Problem("cpuManagerPolicy", repr(settings.cpu_manager), f"{expected}; kubelet: {sentence}")
-    expected = "reservedSystemCPUs, or cpu in kubeReserved or systemReserved"
-    return Problem("cpuManagerPolicy", "'static', and no CPU is reserved", f"{expected}; kubelet: {sentence}")
-
-
-def _in_kubelets_words(key: str, options: Iterable[str], sentences: Iterable[str]) -> Iterator[Problem]:
+def in_kubelets_words(key: str, options: Iterable[str], sentences: Iterable[str]) -> Iterator[Problem]:
+    """One problem for each of kubelet's *sentences* about the *options* of *key*."""
     found = ",".join(sorted(options))
     for sentence in sentences:
         yield Problem(key, found, f"options that can be used; kubelet: {sentence}")
 
 
-def _cpu_options(settings: Settings) -> CpuOptions:
+def cpu_alignment(settings: Settings) -> CpuAlignment:
+    """Which CPUs of its own a container gets with the engine `exact`."""
+    options = cpu_options_of(settings)
+    return CpuAlignment(
+        options.full_pcpus_only,
+        options.distribute_cpus_across_numa,
+        options.align_by_socket,
+        options.distribute_cpus_across_cores,
+        options.prefer_align_cpus_by_uncorecache or PREFER_UNCORE not in settings.cpu_options,
+    )
+
+
+def wrong_alignment(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    """The CPU Manager's options that do not go with *machine*."""
+    sockets, nodes = len({cpu.socket_id for cpu in machine.cpus if cpu.online}), len(machine.cpu_nodes)
+    try:
+        cpu_options_of(settings).check(sockets, nodes, settings.topology)
+    except ManagerConfigError as error:
+        yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, error.problems)
+
+
+def cpu_options_of(settings: Settings) -> CpuOptions:
+    """The CPU Manager's options, with the engine `exact` without the gates that kubelet has before them.
+
+    Raises:
+        ManagerConfigError: they cannot be used.
+    """
     gates = settings.feature_gates
+    if settings.engine != KUBELET:
+        gates = dict.fromkeys((_ALPHA_CPU_OPTIONS, _BETA_CPU_OPTIONS), True)
     return CpuOptions.parse(
         settings.cpu_options,
-        alpha=gates.get("CPUManagerPolicyAlphaOptions", False),
-        beta=gates.get("CPUManagerPolicyBetaOptions", True),
+        alpha=gates.get(_ALPHA_CPU_OPTIONS, False),
+        beta=gates.get(_BETA_CPU_OPTIONS, True),
         rules=settings.kubelet_rules,
     )
 
 
-def _topology_options(settings: Settings) -> TopologyOptions:
+def topology_options_of(settings: Settings) -> TopologyOptions:
+    """The Topology Manager's options.
+
+    Raises:
+        ManagerConfigError: they cannot be used.
+    """
     gates = settings.feature_gates
     return TopologyOptions.parse(
         settings.topology_options,

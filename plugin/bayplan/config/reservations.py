@@ -1,7 +1,7 @@
 """The settings held against the machine: which node keeps how much from containers, and the policy.
 
 Pure. The engine `kubelet` demands that reservedMemory sums up to kubeReserved + systemReserved + the eviction
-threshold (`bayplan.config.kubelet_rules`); otherwise those three are what is spread over the nodes when
+threshold (`bayplan.config.kubelet_managers`); otherwise those three are what is spread over the nodes when
 reservedMemory is not given, and what was measured on a node counts if it is more.
 """
 
@@ -13,17 +13,23 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.config.eviction import wrong_thresholds
-from bayplan.config.kubelet_rules import eviction_bytes, kept_cpus, manager_options, wrong_on_machine
-from bayplan.config.settings import KUBELET, Settings
-from bayplan.engines.kubelet.cpu.manager import STATIC
-from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.reservation import Reservation, check_machine, in_words
-from bayplan.engines.kubelet.resources import is_memory
+from bayplan.config.kubelet_rules import (
+    CPU_OPTIONS,
+    cpu_alignment,
+    cpu_options_of,
+    eviction_bytes,
+    manager_options,
+    wrong_alignment,
+)
+from bayplan.config.settings import Settings
+from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, Problem
+from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
+from bayplan.kubelet.reservation import Reservation, check_machine, in_words
+from bayplan.kubelet.resources import is_memory
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import MemoryQos, PlacementPolicy
+from bayplan.model.policy import CpuAlignment, MemoryQos, PlacementPolicy
 from bayplan.placement.measured_reservation import Learned, within_promises
 from bayplan.quantity import format_bytes, parse_page_size
 from bayplan.sets import CpuSet
@@ -53,7 +59,11 @@ def resolve_policy(
         raise ConfigError("configuration on this machine", problems)
     reserved_cpus, withheld_cpus = settings.reserved_cpus, CpuSet()
     if settings.engine == KUBELET:
+        from bayplan.config.kubelet_managers import kept_cpus  # noqa: PLC0415 - loaded with that engine
+
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
+    elif cpu_options_of(settings).strict_cpu_reservation:
+        withheld_cpus = reserved_cpus
     configured = PlacementPolicy(
         topology=settings.topology,
         reserved_bytes=reserved_bytes(settings, machine),
@@ -66,8 +76,11 @@ def resolve_policy(
         default_memory_limit_bytes=settings.default_memory_limit_bytes,
         set_oom_score_adj=settings.set_oom_score_adj,
         refuse_wrong_annotations=settings.refuse_wrong_annotations,
+        refuse_undecided=settings.refuse_undecided,
+        undecided_namespaces=settings.undecided_namespaces,
         outside_requests=settings.outside_requests,
         strategy=settings.placement_strategy,
+        cpu_alignment=CpuAlignment() if settings.engine == KUBELET else cpu_alignment(settings),
         kubelet_minor=settings.kubelet_minor,
         # kubelet knows no such thing: what is reserved stays shared, and nothing else.
         shared_cpus_minimum=0 if settings.engine == KUBELET else settings.shared_cpus_minimum,
@@ -110,7 +123,11 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
         yield Problem("sharedCPUsMinimum", str(settings.shared_cpus_minimum), has)
     yield from wrong_thresholds(settings, machine)
     if settings.engine == KUBELET:
+        from bayplan.config.kubelet_managers import wrong_on_machine  # noqa: PLC0415 - loaded with that engine
+
         yield from wrong_on_machine(settings, machine, unread)
+    elif CPU_OPTIONS not in unread:
+        yield from wrong_alignment(settings, machine)
 
 
 def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:

@@ -23,6 +23,7 @@ _WHOLE_NUMBER: Final = re.compile("[0-9]{1,10}")
 _FRACTIONS: Final = range(8, 1 << 31)
 """What the kernel takes for vm.percpu_pagelist_high_fraction beside 0."""
 _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
+_NAMESPACE: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000}
 NOBODY: Final = "none"
 _DECIMAL_BITS: Final = 1024
@@ -195,6 +196,16 @@ def text_like(pattern: str, expected: str) -> Reader[str]:
         raise invalid(path, show(value), expected)
 
     return read
+
+
+def namespaces(path: str, value: object) -> frozenset[str]:
+    """Names of Kubernetes' namespaces, as a list, or with commas between them; an empty text for none."""
+    names = [name for name in value.split(",") if name] if isinstance(value, str) else value
+    if not isinstance(names, list):
+        raise invalid(path, show(value), "a list of namespaces")
+    expected = "a namespace: up to 63 of a-z, 0-9 and -, with a letter or digit at both ends"
+    read, alone = text_like(_NAMESPACE, expected), len(names) == 1
+    return frozenset(read(path if alone else f"{path}[{place}]", one) for place, one in enumerate(names))
 
 
 def absolute_path(path: str, value: object) -> Path:

@@ -4,6 +4,7 @@ Order in every handler: decide, commit, answer. `bayplan.nri.handler` has the co
 a time, late, missed). No IO but through the recorder and the host calls given to it.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -24,16 +25,19 @@ from bayplan.control.transactions import Basis, Transaction, Transactions
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError
 from bayplan.host.occupancy import Place
+from bayplan.model.container_names import container_name
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Action, Phase, Report, Step
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources
+from bayplan.model.sentences import undecided
 from bayplan.model.wishes import readable_wishes
 from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update
 from bayplan.nri import Clock, Event, Runtime
 from bayplan.placement.adjustment import wanted_for, wanted_oom_score_adj
+from bayplan.placement.ledger_check import Fault
 from bayplan.placement.reconcile import reconcile
 from bayplan.state import entries_in
 
@@ -70,7 +74,8 @@ _REPLIES = {Event.SYNCHRONIZE, Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, E
 class Controller:
     """The handlers, one at a time. What they decide by can be read at any time; it changes in transactions.
 
-    ``placements`` are the steps for those who open a transaction of their own.
+    ``placements`` are the steps for those who open a transaction of their own. *became* is called with each
+    basis that becomes current.
     """
 
     def __init__(
@@ -90,8 +95,9 @@ class Controller:
         capacity_freed: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         decide_in_thread: InThread | None = None,
+        became: Callable[[Basis], None] | None = None,
     ) -> None:
-        self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock)
+        self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock, became)
         self.changes = self._transactions.changes
         """Everything that became different lately, in order, refusals too."""
         self.placements = Placements(
@@ -112,6 +118,8 @@ class Controller:
         """Awaited in the transaction in which a runtime listed what runs, before anything is promised."""
         self.before_start: Callable[[str], Awaitable[None]] = _nothing_before_start
         """Awaited before a container starts that has its cgroup, by its id."""
+        self.synchronized = asyncio.Event()
+        """Set each time that a runtime has listed what runs."""
         self._write_oom_score_adj = write_oom_score_adj
         self._cpusets = cpusets
         self._verify_soon = verify_soon
@@ -171,9 +179,26 @@ class Controller:
         """See that what is recorded stays where it is, until cancelled."""
         await self._transactions.follow_record()
 
+    async def check_ledger(self) -> tuple[Fault, ...]:
+        """What does not hold of the ledger and its record, after it was put right where it could be."""
+        async with self.transaction() as transaction:
+            await self.wait_written()
+            faults = self._check(transaction, await self.recorder.ledger())
+        await self.wait_written()
+        return faults
+
+    def _check(self, transaction: Transaction, recorded: Ledger | None = None) -> tuple[Fault, ...]:
+        faults = transaction.check(recorded)
+        for fault in faults:
+            if fault.is_ours:
+                self.counters["ledger_faults"] += 1
+        return faults
+
     async def restore(self) -> None:
         """Rebuild the ledger from the store, before the first contact with a runtime."""
         await self._transactions.restore()
+        async with self.transaction() as transaction:
+            self._check(transaction)
         names = await self.recorder.names(REMEMBERED)
         just_now = await self.recorder.decided(time.time_ns() // 1000 - _CREATION_US)
         self.placements.lives.restore(
@@ -224,9 +249,19 @@ class Controller:
         async with self.transaction() as transaction:
             listed = [await self._as_it_is(by_id, one) for one in containers]
             updates = self._synchronize(transaction, by_id, listed)
+            self._check(transaction)
             await self.before_promises()
         await self.wait_written()
+        self.synchronized.set()
         return self._for_runtime(updates, {container.id for container in containers})
+
+    async def enter_listed(self, pod: Pod, container: Container) -> None:
+        """Enter a container that exists and that the runtime has not told of, neither by NRI's list nor by an
+        event; nothing of one that was heard of meanwhile."""
+        async with self.transaction() as transaction:
+            if self.placements.lives.phase(container.id) in (Phase.UNKNOWN, Phase.UNDECIDED):
+                await self._report(transaction, listed_as(container), pod, container)
+        await self.wait_written()
 
     async def _as_it_is(self, pods: Mapping[str, Pod], container: Container) -> Container:
         """*container* as the runtime lists it; as one that has ended if it did, and the runtime has not dealt
@@ -479,9 +514,20 @@ class Controller:
             await self._cpusets.sync()
         await self.before_start(container_id)
 
+    def refuses_undecided(self) -> bool:
+        """Whether the runtime should fail a request that we do not answer."""
+        return self.policy.refuse_undecided
+
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
-        """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs."""
+        """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs.
+
+        Raises:
+            PlacementError: the operator has it refused.
+        """
+        policy = self.policy
         opted_out = readable_wishes(pod.annotations, container.name, self.machine).opted_out
+        if policy.refuse_undecided and not opted_out and pod.namespace not in policy.undecided_namespaces:
+            raise undecided(container_name(pod, container))
         free = not opted_out and container.resources.cpuset_cpus is None
         return self.known.default_adjustment(container, self.basis.shared_cpus) if free else Adjustment()
 

@@ -161,9 +161,17 @@ class Cpusets:
         else:
             self._settled(one)
 
+    def keep(self, container_ids: Collection[str]) -> None:
+        """Forget what was refused to all other containers: they have ended."""
+        for container_id in [one for one in self.refusals if one not in container_ids]:
+            self._forget(container_id)
+
     def _settled(self, one: Expectation) -> None:
-        self.refusals.pop(one.container.id, None)
-        self._times.pop(one.container.id, None)
+        self._forget(one.container.id)
+
+    def _forget(self, container_id: str) -> None:
+        self.refusals.pop(container_id, None)
+        self._times.pop(container_id, None)
 
     def _refused(self, one: Expectation, problem: str) -> None:
         """Remember it, and log it the first, second, fourth, eighth... time."""

@@ -51,7 +51,6 @@ from bayplan.placement.after_removal import with_completed_claims
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.memory_policy import MemoryPolicyAbility
-from bayplan.placement.take_over import TakeOver
 from bayplan.sets import CpuSet
 from bayplan.state import annotations_of, entries_in
 
@@ -267,10 +266,10 @@ class Placements:
         self.decision_log.found(entry.decision)
         return updates
 
-    def take_over(self, transaction: Transaction, result: TakeOver) -> None:
-        """Promise what kubelet's managers had given away. No reply waits for it: where our shared CPUs are
-        others than kubelet's, the kernel gets them."""
-        self._accept(transaction, result.ledger)
+    def take_over(self, transaction: Transaction, ledger: Ledger) -> None:
+        """Promise what kubelet's managers had given away, which *ledger* has in it. No reply waits for it:
+        where our shared CPUs are others than kubelet's, the kernel gets them."""
+        self._accept(transaction, ledger)
         self._capacity_freed()
 
     def undo(self, transaction: Transaction, container_id: str, *, forget: bool) -> None:

@@ -74,6 +74,10 @@ class ShadowHandler:
         """There is no answer to these."""
         await self._decides.state_changed(event, pod, container)
 
+    def refuses_undecided(self) -> bool:
+        """Nothing is refused."""
+        return False
+
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:  # noqa: ARG002 - NRI's
         """Nothing, as for every other container."""
         return Adjustment()

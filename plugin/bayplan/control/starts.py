@@ -1,8 +1,9 @@
 """Which containers of the wrapper are to be compared with the ledger before they start: a file for each.
 
 A shell can see whether a file is there without a new process, so that only the starts that need it cost a
-question: of a container with CPUs of its own, and of one that could not be given other cpusets because its
-spec was rewritten and its cgroup not made yet. docs/oci-hook.md has the path, which the wrapper knows.
+question: of a container with CPUs of its own, of one whose memory has to be freed first, and of one that
+could not be given other cpusets because its spec was rewritten and its cgroup not made yet. docs/oci-hook.md
+has the path, which the wrapper knows.
 """
 
 import logging

@@ -26,6 +26,7 @@ from bayplan.model.ledger_changes import changed_ids
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.nri import Clock, Timer
+from bayplan.placement.ledger_check import Fault, check, mended, unlike_record
 from bayplan.sets import CpuSet
 from bayplan.state import Step
 
@@ -108,6 +109,24 @@ class Transaction:
             after = after._replace(ledger=engine.converted(after.machine, after.policy, after.ledger))
         owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - the two classes are one unit
 
+    def check(self, recorded: Ledger | None = None) -> tuple[Fault, ...]:
+        """Hold the ledger against itself and the machine, and against what is *recorded*, if that is known.
+
+        What is wrong is logged. Where the truth is known it is put right: what is derived follows from the
+        entries again, and the disk gets the ledger.
+        """
+        machine, policy, _, ledger = self._open.basis
+        faults = check(machine, policy, ledger)
+        if recorded is not None:
+            faults = (*faults, *unlike_record(ledger, recorded, self._open.unrecorded))
+        ours = [fault for fault in faults if fault.is_ours]
+        for fault in ours:
+            logger.critical("the ledger is put right", extra={"code": fault.code, "problem": fault.text})
+        if ours:
+            self.accept(ledger=mended(ledger))
+            self._open._write_all()  # noqa: SLF001 - the two classes are one unit
+        return faults
+
     def close(self) -> None:
         """The transaction has ended."""
         self._owner = None
@@ -119,13 +138,21 @@ class Transaction:
 
 
 class Transactions:
-    """Opens transactions, one at a time. *clock* is the loop's own unless a test moves the time itself."""
+    """Opens transactions, one at a time. *clock* is the loop's own unless a test moves the time itself;
+    *became* is called with each basis that becomes current, before anybody else knows of it."""
 
-    def __init__(self, basis: Basis, recorder: Recorder, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        basis: Basis,
+        recorder: Recorder,
+        clock: Clock | None = None,
+        became: Callable[[Basis], None] | None = None,
+    ) -> None:
         self.changes = ChangeLog()
         self._basis = basis
         self._recorder = recorder
         self._clock = clock
+        self._became = became
         self._lock = asyncio.Lock()
         self._postponed: list[Callable[[Transaction], None]] = []
         self._unrecorded: dict[str, _Write] = {}
@@ -236,6 +263,8 @@ class Transactions:
 
     def _become(self, after: Basis, ids: Collection[str]) -> None:
         """Make *after* current; its ledger says something else about the containers *ids*."""
+        if self._became is not None:
+            self._became(after)
         before, self._basis = self._basis, after
         self.changes.note(
             after.ledger,
@@ -266,6 +295,12 @@ class Transactions:
         task = asyncio.get_running_loop().create_task(finish())
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
+
+    def _write_all(self) -> None:
+        """Record every entry of the ledger, whatever the disk has."""
+        ledger = self._basis.ledger
+        everybody = {*ledger.entries, *(one.container_id for one in ledger.retained.values())}
+        self._write(ledger, everybody, replace_all=True)
 
     def _finish(self, number: int, write: Job[bool]) -> None:
         try:
@@ -323,9 +358,7 @@ class Transactions:
         self._unrecorded = {key: one for key, one in self._unrecorded.items() if one.number != number}
         if self._times_emptied != self._recorder.times_emptied:
             self._times_emptied = self._recorder.times_emptied
-            ledger = self._basis.ledger
-            everybody = {*ledger.entries, *(one.container_id for one in ledger.retained.values())}
-            self._write(ledger, everybody, replace_all=True)
+            self._write_all()
 
     def _retry_later(self) -> None:
         if self._retry is None:

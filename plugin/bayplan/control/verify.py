@@ -141,6 +141,7 @@ class Verifier:
         if not at_once and await self._in_thread(partial(self._agreement.lasts, grounds)):
             return ()
         expected = self._expected()
+        self._cpusets.keep({one.container.id for one in expected})
         compared = await self._in_thread(partial(self._compare, expected, None if at_once else grounds))
         if self._cpusets.writes != self._writes:
             # Since the last look, or during this one: what they have is what was expected in between.

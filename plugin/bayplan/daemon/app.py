@@ -8,6 +8,7 @@ import gc
 import logging
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from bayplan.config.settings import Settings
 from bayplan.control.recorder import Recorder
 from bayplan.control.tasks import until_one_ends
 from bayplan.control.threads import executor
-from bayplan.daemon.components import Daemon, SettingsReader
+from bayplan.daemon.components import Daemon
 from bayplan.daemon.process_limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import HostError
@@ -40,10 +41,10 @@ _YOUNG_OBJECTS: Final = 20_000
 4 % longer."""
 
 
-def run(settings: Settings, configuration: SettingsReader) -> int:
+def run(settings: Settings, read_again: Callable[[], Settings]) -> int:
     """Serve until SIGTERM or SIGINT, or until the runtime that launched us goes away; the exit status.
 
-    SIGHUP takes over the policy and the log level of the settings that *configuration* reads then.
+    SIGHUP takes over the policy and the log level of the settings *read_again*.
 
     Raises:
         BayplanError: the daemon can't start.
@@ -53,10 +54,10 @@ def run(settings: Settings, configuration: SettingsReader) -> int:
     # Threads that read sysfs or write logs must not keep the loop from the interpreter for 5 ms at a time.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     give_large_blocks_back()
-    return asyncio.run(_serve(settings, configuration))
+    return asyncio.run(_serve(settings, read_again))
 
 
-async def _serve(settings: Settings, configuration: SettingsReader) -> int:
+async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
     asyncio.get_running_loop().set_default_executor(executor("asyncio"))
     notifier = Notifier.of()
     async with AsyncExitStack() as stack:
@@ -99,10 +100,10 @@ async def _serve(settings: Settings, configuration: SettingsReader) -> int:
         await until_one_ends(
             daemon.session.run(),
             daemon.end_on_signal(),
-            daemon.reload_on_signal(configuration, notifier),
-            daemon.follow_kubelet(configuration),
+            daemon.reload_on_signal(read_again, notifier),
             daemon.verification.follow(),
             daemon.controller.follow_record(),
+            daemon.unlisted.follow(),
             daemon.cpusets.follow_starting(),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),

@@ -2,7 +2,8 @@
 
 `placement.brakes` says who, and by how much they may grow; here it is applied at each look, raised with what
 has been freed, and given back. Nobody stays slowed down for long: who waits in vain is let go and named. Nor
-after this process, whichever way it ends: see `host.memory_high`. Everything blocks; any thread.
+after this process, whichever way it ends: see `host.memory_high`. Whom an earlier process left slowed down
+stays so until it was looked at: it would take at once what others need. Everything blocks; any thread.
 """
 
 import logging
@@ -22,7 +23,8 @@ from bayplan.host.memory_high import (
     Attributes,
     Brake,
     KernelAttributes,
-    release_all,
+    give_back,
+    left_slowed_down,
     used_bytes,
 )
 from bayplan.model.sentences import slowed_down
@@ -87,6 +89,9 @@ class Brakes:
         self._ended = False
         self._slowed: dict[str, _Slowed] = {}
         self._let_go_s: dict[str, float] = {}
+        """Until when somebody who was let go is not slowed down again."""
+        self._left_s: dict[str, float] = {}
+        """The cgroups that an earlier process left slowed down, and until when they are waited for."""
         self._before: LivePages | None = None
         self.unbacked: frozenset[str] = frozenset()
         """The ids of the containers whose promises were not backed at the last look."""
@@ -95,7 +100,7 @@ class Brakes:
         return container_id in self._slowed
 
     def __bool__(self) -> bool:
-        return bool(self._slowed)
+        return bool(self._slowed or self._left_s)
 
     @property
     def is_urgent(self) -> bool:
@@ -105,7 +110,7 @@ class Brakes:
 
     def is_look_due(self) -> bool:
         """Whether somebody who is slowed down waits by now."""
-        if self.is_urgent:
+        if self.is_urgent or self._left_s:
             return True
         for one in list(self._slowed.values()):
             try:
@@ -129,25 +134,44 @@ class Brakes:
         with self._lock:
             if self._ended:
                 return
+            now_s = self._clock_s()
+            self._let_go_s = {key: until_s for key, until_s in self._let_go_s.items() if until_s > now_s}
+            # Whom an earlier process held back would be seen to grow only after it is let go.
+            left = {key for key, path in cgroups.items() if self._directory(path) in self._left_s}
+            starting = left.union(starting)
             took = grown(self._before, live)
             self._before = live
             self.unbacked = unbacked(live)
-            if not self._slowed and not allowed_growth(live, took, starting):
-                return
-            # What was used is read before what is left: what somebody takes in between counts twice.
-            used = {
-                key: amount for key in live.containers if (amount := self._used(key, cgroups)) is not None
-            }
-            now = replace(live, nodes=self._read_nodes())
-            allowed = allowed_growth(now, took, {*self._held_back(), *starting})
-            self.unbacked = unbacked(now)
-            for key in self._slowed.keys() - allowed.keys():
-                self._release(key, "its memory is there")
-            for key, more_bytes in allowed.items():
-                if key in used:
-                    self._bind(key, cgroups[key], used[key], more_bytes)
-                else:
-                    self._release(key, "it is gone, or not to be touched any more")
+            if self._slowed or allowed_growth(live, took, starting):
+                self._apply(live, took, cgroups, starting)
+            looked_at = {self._directory(path) for path in cgroups.values()}
+            in_use = {one.brake.directory for one in self._slowed.values()}
+            for directory, until_s in list(self._left_s.items()):
+                if directory in in_use:
+                    del self._left_s[directory]
+                elif directory in looked_at or now_s >= until_s:
+                    self._give_back(directory)
+
+    def _apply(
+        self,
+        live: LivePages,
+        took: Mapping[str, Mapping[int, int]],
+        cgroups: Mapping[str, str],
+        starting: Collection[str],
+    ) -> None:
+        """Slow down by what the nodes have now."""
+        # What was used is read before what is left: what somebody takes in between counts twice.
+        used = {key: amount for key in live.containers if (amount := self._used(key, cgroups)) is not None}
+        now = replace(live, nodes=self._read_nodes())
+        allowed = allowed_growth(now, took, {*self._held_back(), *starting})
+        self.unbacked = unbacked(now)
+        for key in self._slowed.keys() - allowed.keys():
+            self._release(key, "its memory is there")
+        for key, more_bytes in allowed.items():
+            if key in used:
+                self._bind(key, cgroups[key], used[key], more_bytes)
+            else:
+                self._release(key, "it is gone, or not to be touched any more")
 
     def release_all(self, *, ended: bool = False) -> None:
         """Slow down nobody any more; never again if it has *ended*."""
@@ -155,18 +179,20 @@ class Brakes:
             self._ended = self._ended or ended
             for key in list(self._slowed):
                 self._release(key, "nobody is slowed down any more")
+            for directory in list(self._left_s):
+                self._give_back(directory)
 
-    def release_left_over(self) -> None:
-        """Give back what an earlier daemon left slowed down."""
+    def take_over(self) -> None:
+        """Find whom an earlier process left slowed down. Who is known by then is looked at with the next
+        `adjust`; the others are waited for, but not for long."""
         if not self.is_possible:
             return
         try:
-            found = release_all(self._hierarchy.mounts[MEMORY], self._attributes)
+            found = left_slowed_down(self._hierarchy.mounts[MEMORY], self._attributes)
         except HostError as error:
             logger.warning("whether somebody is slowed down cannot be seen", extra={"problem": str(error)})
             return
-        if found:
-            logger.info("no longer slowed down by an earlier daemon", extra={"cgroups": found})
+        self._left_s = dict.fromkeys(found, self._clock_s() + STALLED_S)
 
     def problems(self) -> tuple[str, ...]:
         """Who waits for memory, each a sentence."""
@@ -193,9 +219,9 @@ class Brakes:
             return None
 
     def _bind(self, key: str, cgroup: str, used: int, more_bytes: int) -> None:
-        now_s, slowed = self._clock_s(), self._slowed.get(key)
-        if self._let_go_s.get(key, now_s) > now_s:
+        if key in self._let_go_s:
             return
+        now_s, slowed = self._clock_s(), self._slowed.get(key)
         if slowed is None:
             slowed = _Slowed(Brake(self._directory(cgroup), self._attributes), now_s)
         if slowed.is_in_vain(used, more_bytes, now_s):
@@ -231,6 +257,17 @@ class Brakes:
             logger.warning("memory.high cannot be given back", extra={**extra, "problem": str(error)})
             return
         logger.info("not slowed down any more", extra=extra)
+
+    def _give_back(self, directory: str) -> None:
+        """Slow down no longer whom an earlier process has left so."""
+        del self._left_s[directory]
+        extra = {"cgroup": directory}
+        try:
+            give_back(directory, self._attributes)
+        except HostError as error:
+            logger.warning("memory.high cannot be given back", extra={**extra, "problem": str(error)})
+            return
+        logger.info("no longer slowed down by an earlier daemon", extra=extra)
 
     def _directory(self, cgroup: str) -> str:
         return f"{self._hierarchy.mounts[MEMORY]}{cgroup}"

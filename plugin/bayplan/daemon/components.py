@@ -9,16 +9,15 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.history import recorded_questions
-from bayplan.admin.kubelet_state import exporting, importing
-from bayplan.admin.questions import Question, rehearsing
+from bayplan.admin.questions import Question, checking, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
@@ -28,7 +27,6 @@ from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import static_managers
 from bayplan.config.settings import Settings
-from bayplan.config.values import InvalidValueError, kubelet_minor
 from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
@@ -42,6 +40,7 @@ from bayplan.control.recorder import Recorder
 from bayplan.control.shadow_handler import answering
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
+from bayplan.control.unlisted_containers import UnlistedContainers
 from bayplan.control.verify import Verifier
 from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.container_usage import ContainerUsage
@@ -67,12 +66,15 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
+from bayplan.model.sentences import ignores_silence
+from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
-from bayplan.oci.cri import list_containers
+from bayplan.oci.cri import describe_containers, list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.storage import creation_failed
 from bayplan.oci.unmanaged_containers import UnmanagedContainers
 from bayplan.views.snapshot import Observation, Snapshot
+from bayplan.views.status import View
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +82,6 @@ DEVICES_SHARE: Final = 0.25
 """Of the request deadline: so long may a creation wait for what its devices say."""
 
 _NOT_TAKEN_OVER: Final = "settings not taken over; those before stay in force"
-
-
-class SettingsReader(Protocol):
-    """Gives settings again, those of the start apart. Both methods block, and raise ConfigError."""
-
-    def read(self) -> Settings:
-        """Those of the files as they are now."""
-
-    def of_kubelet(self, version: str) -> Settings:
-        """Those of the files as they were read last, where the node's kubelet is of *version*."""
 
 
 class Daemon:
@@ -121,7 +113,7 @@ class Daemon:
         self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do, starts)
         kernel = self.hierarchy, self.cpusets, self._expectations, self.host_thread.do
         self.verifier = Verifier(
-            *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files()
+            *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files().agreement
         )
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
         self.cpu_lists = CpuListLimit(settings.state_directory)
@@ -129,9 +121,6 @@ class Daemon:
         self._verify_now = asyncio.Event()
         self._reload_now = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._kubelet_versions: asyncio.Queue[str] = asyncio.Queue()
-        # Settings that were read before others are not taken over after them.
-        self._one_at_a_time = asyncio.Lock()
         self.narrowing_due = asyncio.Event()
 
     def listen_for_signals(self) -> None:
@@ -213,7 +202,7 @@ class Daemon:
             in_start_thread=self.start_thread.do,
             deadline_s=self.settings.request_deadline_ms / 1000,
         )
-        await self.host_thread.do(self.pressure.brakes.release_left_over)
+        await self.host_thread.do(self.pressure.take_over)
         self.controller.before_start = self.pressure.before_start
         self.controller.placements.by_live_memory = self.pressure.completed
         disks = await self.host_thread.do(partial(find_file_systems, self.hierarchy.root))
@@ -238,7 +227,7 @@ class Daemon:
         """What compares the record with the kernel and the container engines."""
         ended = EndedContainers(
             self.controller,
-            Occupancy(self.hierarchy, spare_files()),
+            Occupancy(self.hierarchy, spare_files().occupancy),
             self.host_thread.do,
             self._list_containers,
             partial(creation_failed, self.hierarchy.root),
@@ -249,6 +238,9 @@ class Daemon:
         )
         self.verification = Verification(
             self.verifier, self._verify_now, ended, unmanaged, self.controller.counters
+        )
+        self.unlisted = UnlistedContainers(
+            self.controller, self.host_thread.do, self._list_containers, self._describe_containers
         )
         if self.controller.known.containers:
             # No runtime will list the containers that came without NRI: look what became of them.
@@ -292,7 +284,7 @@ class Daemon:
         await self._stop_now.wait()
         await self.session.close()
 
-    async def reload_on_signal(self, configuration: SettingsReader, notifier: Notifier) -> None:
+    async def reload_on_signal(self, read_again: Callable[[], Settings], notifier: Notifier) -> None:
         """Take over changed settings on SIGHUP; wrong ones are reported and change nothing.
 
         Decisions that were made stay. What takes a restart is named.
@@ -302,60 +294,29 @@ class Daemon:
             self._reload_now.clear()
             notifier.reloading()
             try:
-                async with self._one_at_a_time:
-                    await self._take_settings(await read_meanwhile(configuration.read))
+                settings = await read_meanwhile(read_again)
+                policy = self.hardware.policy_for(settings)
             except BayplanError as error:
                 logger.error("%s", _NOT_TAKEN_OVER, extra={"problem": error.on_one_line()})  # noqa: TRY400 - expected, so that a traceback says nothing
             except Exception:
                 # The containers' placement does not end over a file.
                 logger.exception("%s", _NOT_TAKEN_OVER)
-            notifier.ready()
-
-    async def follow_kubelet(self, configuration: SettingsReader) -> None:
-        """Take over the rules of another kubelet once the agent has said that the node has one, if its
-        version is not configured. Decisions that were made stay."""
-        while True:
-            version = await self._kubelet_versions.get()
-            before = self.settings.kubelet_rules
-            try:
-                kubelet_minor("status.nodeInfo.kubeletVersion", version)
-            except InvalidValueError as wrong:
-                logger.warning("the Node object says no version of kubelet", extra={"problem": str(wrong)})
-                continue
-            try:
-                async with self._one_at_a_time:
-                    await self._take_settings(
-                        await read_meanwhile(partial(configuration.of_kubelet, version))
-                    )
-            except BayplanError as error:
-                fields = {"version": version, "stays": f"{before}", "problem": error.on_one_line()}
-                logger.error("the rules of the node's kubelet are not taken over", extra=fields)  # noqa: TRY400 - likewise
-            except Exception:
-                logger.exception("the rules of the node's kubelet are not taken over")
             else:
-                fields = {
-                    "version": version,
-                    "before": f"{before}",
-                    "rules": f"{self.settings.kubelet_rules}",
-                }
-                logger.info("the node's kubelet is known", extra=fields)
-
-    async def _take_settings(self, settings: Settings) -> None:
-        policy = self.hardware.policy_for(settings)
-        self.settings = settings
-        self.hardware.take_settings(settings)
-        self.controller.take_engine(engine_for(settings, self.recording))
-        self.oci_requests.settings = _oci_request_settings(settings)
-        self.narrowing.bounds = _return_bounds(settings)
-        self.pressure.mode = settings.memory_pressure
-        self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
-        self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
-        await self._limit_cpu_lists()
-        logs.set_level(settings.log_level)
-        fields = {"engine": settings.engine, "policy": policy.topology.value}
-        logger.info("settings taken over", extra={**fields, "kubelet": f"{settings.kubelet_rules}"})
-        if waiting := changed_at_start(self._started_with, settings):
-            logger.warning("changed settings wait for a restart", extra={"keys": waiting})
+                self.settings = settings
+                self.hardware.take_settings(settings)
+                self.controller.take_engine(engine_for(settings, self.recording))
+                self.oci_requests.settings = _oci_request_settings(settings)
+                self.narrowing.bounds = _return_bounds(settings)
+                self.pressure.mode = settings.memory_pressure
+                self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
+                self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
+                await self._limit_cpu_lists()
+                logs.set_level(settings.log_level)
+                extra = {"engine": settings.engine, "policy": policy.topology.value}
+                logger.info("settings taken over", extra=extra)
+                if waiting := changed_at_start(self._started_with, settings):
+                    logger.warning("changed settings wait for a restart", extra={"keys": waiting})
+            notifier.ready()
 
     async def _limit_cpu_lists(self) -> None:
         try:
@@ -385,7 +346,6 @@ class Daemon:
             self.verifier.drift,
             (
                 *self.settings.notices,
-                *self.settings.unknown_kubelet,
                 *self._remarks(),
                 *self.hardware.problems(),
                 *self.pressure.problems(),
@@ -396,7 +356,6 @@ class Daemon:
             scores,
             self.pressure.latest,
             self.verifier.kernel_cpus(),
-            kubelet_known_by=self.settings.kubelet_known_by,
         )
 
     def agent_server(self, path: Path) -> AgentServer:
@@ -411,7 +370,6 @@ class Daemon:
         server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
         pods.not_used = lambda *found: server.say(Unusable(*found))
-        server.kubelet_said = self._kubelet_versions.put_nowait
         self.eviction.pod_end.ask_agent = server.evict
         return server
 
@@ -424,14 +382,27 @@ class Daemon:
             ),
             "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
             "release": releasing(self.controller, self.hierarchy, self.cpu_lists, self.host_thread.do),
-            "import-state": importing(self.controller, self._verify_now.set),
-            "export-state": exporting(
-                self.controller, lambda: static_managers(self.settings, self.hardware.machine)
-            ),
+            "check": checking(self.controller.check_ledger),
+            "import-state": self._import_state,
+            "export-state": self._export_state,
         }
 
+    async def _import_state(self, snapshot: Snapshot, asked: Mapping[str, object]) -> View:
+        from bayplan.admin.kubelet_state import importing  # noqa: PLC0415 - kubelet's managers take 40 modules
+
+        return await importing(self.controller, self._verify_now.set)(snapshot, asked)
+
+    async def _export_state(self, snapshot: Snapshot, asked: Mapping[str, object]) -> View:
+        from bayplan.admin.kubelet_state import exporting  # noqa: PLC0415 - as above
+
+        managers = partial(static_managers, self.settings, self.hardware.machine)
+        return await exporting(self.controller, managers)(snapshot, asked)
+
     def _remarks(self) -> tuple[str, ...]:
-        return remarks_here(self.settings, self.hardware.machine)
+        remarks, runtime = remarks_here(self.settings, self.hardware.machine), self.controller.runtime
+        if not self.settings.refuse_undecided or runtime is None or runtime.capabilities.failure_policy:
+            return remarks
+        return (*remarks, ignores_silence(runtime.name, runtime.nri_version))
 
     def _count_unset_oom_score_adj(self) -> None:
         self.controller.counters["oom_score_adj_failed"] += 1
@@ -441,8 +412,14 @@ class Daemon:
 
     def _list_containers(self, runtime: str) -> Mapping[str, bool]:
         """What a runtime lists over CRI; blocks."""
-        settings = self.settings
-        return list_containers(settings.crio_socket if runtime == CRIO else settings.containerd_socket)
+        return list_containers(self._cri_socket(runtime))
+
+    def _describe_containers(self, runtime: str, ids: Collection[str]) -> Sequence[tuple[Pod, Container]]:
+        """What a runtime says over CRI of the containers *ids*; blocks."""
+        return describe_containers(self._cri_socket(runtime), ids)
+
+    def _cri_socket(self, runtime: str) -> Path:
+        return self.settings.crio_socket if runtime == CRIO else self.settings.containerd_socket
 
     def _expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         return self.controller.expectations(container_ids)

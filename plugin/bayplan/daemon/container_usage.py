@@ -14,8 +14,6 @@ from typing import Final
 from bayplan.control.controller import Controller
 from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.engines.kubelet.eviction.ranking import DiskUse, disk_uses
-from bayplan.engines.kubelet.eviction.thresholds import INODES, PIDS, starved
 from bayplan.errors import BayplanError, HostError
 from bayplan.host.cgroup_paths import pod_path
 from bayplan.host.container import ContainerCgroup
@@ -23,6 +21,8 @@ from bayplan.host.disk_usage import DiskUsage, disk_usage, log_directory, writab
 from bayplan.host.eviction_signals import thread_count, working_set_bytes
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.live_memory import read_held
+from bayplan.kubelet.eviction.ranking import DiskUse, disk_uses
+from bayplan.kubelet.eviction.thresholds import INODES, PIDS, starved
 from bayplan.model import machine
 from bayplan.model.qos import qos_from_cgroup_parent
 from bayplan.model.workload import Container

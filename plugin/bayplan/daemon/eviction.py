@@ -22,21 +22,21 @@ from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.pod_end import HARD_GRACE_S, SOFT_GRACE_S, PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
-from bayplan.engines.kubelet.eviction.node_signals import node_of
-from bayplan.engines.kubelet.eviction.pressure import wanted
-from bayplan.engines.kubelet.eviction.rules import (
+from bayplan.errors import StateError
+from bayplan.host import shadow_mode
+from bayplan.host.eviction_signals import has_kubelet
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.kubelet.eviction.node_signals import node_of
+from bayplan.kubelet.eviction.pressure import wanted
+from bayplan.kubelet.eviction.rules import (
     EvictionNote,
     NodeCondition,
     conditions,
     eviction_note,
     reclaimed_first,
 )
-from bayplan.engines.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, Threshold, starved
-from bayplan.engines.kubelet.pod import FeatureGates
-from bayplan.errors import StateError
-from bayplan.host import shadow_mode
-from bayplan.host.eviction_signals import has_kubelet
-from bayplan.host.hierarchy import Hierarchy
+from bayplan.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, Threshold, starved
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.decision import Decision, Outcome, Reason
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.machine import MEMORY

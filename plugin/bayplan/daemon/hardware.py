@@ -14,11 +14,12 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from bayplan.config.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Transaction
 from bayplan.daemon.measurement import Host
+from bayplan.engines.interface import KUBELET
 from bayplan.errors import BayplanError, ConfigError
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine

@@ -162,7 +162,7 @@ class PressureWatch:
         """
         before = self.latest
         if self.mode is MemoryPressure.OFF:
-            return before is not None
+            return before is not None or bool(self.brakes)
         look = Look(self._controller.machine, self._controller.ledger)
         unfinished = self._problem or self.relief.has_unrecorded or self.brakes.is_look_due()
         if before is None or unfinished or self._is_recount_due(look, before):
@@ -256,6 +256,12 @@ class PressureWatch:
         if self.latest is None or self._kept_seen_bytes != self._kept_bytes:
             return False
         return all(move.source != node for move in self.latest.plan.moves)
+
+    def take_over(self) -> None:
+        """Go on with those whom an earlier daemon left slowed down, or give back what they had. Blocks."""
+        self.brakes.take_over()
+        if not self.mode.relieves:
+            self.brakes.release_all()
 
     def stop(self) -> None:
         """Begin no further move, and record those that were made."""
@@ -369,17 +375,24 @@ class PressureWatch:
     ) -> LivePages:
         """Who holds what on *nodes* now, and what follows. Blocks."""
         machine = look.machine
-        self.memory.keep(one.container_id for one in lookups)
+        known = {one.container_id for one in lookups}
+        self.memory.keep(known)
         containers = self._containers(look, lookups)
         # As long as somebody's cgroup is not known, a slice may have a container in it.
         all_known = look.ledger.entries.keys() <= containers.keys()
         outside = self.memory.outside() if all_known else {}
         services = {
             path: outside_pages(
-                machine, path, mems, held.unreclaimable_bytes, held.movable_bytes, held.of_files_bytes
+                machine,
+                path,
+                mems,
+                held.unreclaimable_bytes,
+                self.relief.movable(path, held.movable_bytes),
+                held.of_files_bytes,
             )
             for path, (mems, held) in outside.items()
         }
+        self.relief.keep(known | services.keys())
         kept = tuple(
             ContainerPages(_THRESHOLD, _THRESHOLD, NodeSet([node]), amount)
             for node, amount in kept_bytes.items()

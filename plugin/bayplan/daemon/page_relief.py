@@ -77,16 +77,23 @@ class PageRelief:
         self._stuck: dict[tuple[str, int], _Stuck] = {}
         self._records = MoveRecords(clock_s, 2 * STEP_S)
 
+    def keep(self, container_ids: Collection[str]) -> None:
+        """Forget what was learned of all others, and what does not count any more."""
+        now_s = self._clock_s()
+        self._stuck = {
+            key: stuck
+            for key, stuck in self._stuck.items()
+            if key[0] in container_ids and stuck.until_s > now_s
+        }
+
     def movable(self, container_id: str, movable_bytes: Mapping[int, int]) -> dict[int, int]:
         """What of the memory of a container's processes that can be moved by what it is can be moved as far
         as is known by now."""
         now_s, found = self._clock_s(), {}
         for node, amount in movable_bytes.items():
             stuck = self._stuck.get((container_id, node))
-            if stuck is not None and stuck.until_s <= now_s:
-                self._stuck.pop((container_id, node), None)
-                stuck = None
-            found[node] = amount if stuck is None else max(0, amount - stuck.amount_bytes)
+            stuck_bytes = stuck.amount_bytes if stuck is not None and stuck.until_s > now_s else 0
+            found[node] = max(0, amount - stuck_bytes)
         return found
 
     def carry_out(self, seen: LivePages, cgroups: Mapping[str, str], step_s: float = STEP_S) -> int:

@@ -1,6 +1,6 @@
 """Observes kubelet's eviction signals and those of NUMA nodes, and says which thresholds are met since when.
 
-The formulas are in `bayplan.host.eviction_signals`, the rules in `bayplan.engines.kubelet.eviction`. Nothing
+The formulas are in `bayplan.host.eviction_signals`, the rules in `bayplan.kubelet.eviction`. Nothing
 is done about it here: nodes are relieved by `memory_pressure`, pods are ended by `eviction`.
 """
 
@@ -13,13 +13,13 @@ from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
 from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.engines.kubelet.eviction.node_signals import node_of, node_signal
-from bayplan.engines.kubelet.eviction.pressure import Pressure, after_look, shortage, wanted
-from bayplan.engines.kubelet.eviction.rules import NodeCondition, Observation
-from bayplan.engines.kubelet.eviction.thresholds import Threshold
 from bayplan.errors import BayplanError
 from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.kubelet.eviction.node_signals import node_of, node_signal
+from bayplan.kubelet.eviction.pressure import Pressure, after_look, shortage, wanted
+from bayplan.kubelet.eviction.rules import NodeCondition, Observation
+from bayplan.kubelet.eviction.thresholds import Threshold
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.placement.page_placement import NodeMemory
 

@@ -3,7 +3,7 @@
 import logging
 import resource
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from bayplan.admin import agent_server
 from bayplan.admin import server as admin_server
@@ -19,9 +19,17 @@ NEEDED_FILES: Final = admin_server.MAX_CLIENTS + agent_server.MAX_CLIENTS + oci_
 """Open files: all clients of the three sockets, and what the daemon opens itself, some 30 at a time."""
 
 
-WATCHED_FILES: Final = 1024
-"""Enough for some 300 containers, which need not be compared every ten seconds (`bayplan.control.agreement`).
-The kernel keeps a page for each."""
+WATCHED_FILES: Final = 1280
+"""Enough for some 300 containers, which need not be compared every ten seconds (`bayplan.control.agreement`),
+nor be looked for (`bayplan.host.occupancy`). The kernel keeps a page for each."""
+
+
+class SpareFiles(NamedTuple):
+    """How many files may be kept open by whom: three of a container for its agreement with the ledger, one to
+    see whether it has a process."""
+
+    agreement: int
+    occupancy: int
 
 
 def raise_file_limit() -> None:
@@ -41,10 +49,11 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
-def spare_files() -> int:
-    """How many of the files that may be open can be watched."""
+def spare_files() -> SpareFiles:
+    """What is left of the files that may be open beside those that are needed, shared out."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return WATCHED_FILES if soft == resource.RLIM_INFINITY else min(WATCHED_FILES, soft - NEEDED_FILES)
+    left = WATCHED_FILES if soft == resource.RLIM_INFINITY else min(WATCHED_FILES, soft - NEEDED_FILES)
+    return SpareFiles(left - left // 4, left // 4)
 
 
 def protect(root: Path = Path("/")) -> None:

@@ -17,6 +17,10 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import MILLI_PER_CPU, counted
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
+EXACT: Final = "exact"
+KUBELET: Final = "kubelet"
+"""Names of the engines: what the configuration, the log and the record have."""
+
 PINNED: Final = "pinned"
 """Code of the reason that somebody else set the cpusets."""
 

@@ -6,19 +6,20 @@ that this machine does not show is left out.
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
-from bayplan.engines.kubelet.eviction.rules import Observation
-from bayplan.engines.kubelet.eviction.thresholds import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE
 from bayplan.errors import ParseError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, read_text
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
+from bayplan.kubelet.eviction.rules import Observation
+from bayplan.kubelet.eviction.thresholds import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE
 from bayplan.model.kubelet_version import KubeletRules
 
 _PIDS: Final = "pid.available"
@@ -155,12 +156,13 @@ def _pids(hierarchy: Hierarchy) -> Observation:
 def _disks(disks: FileSystems) -> Iterator[tuple[str, Observation]]:
     paths = {"nodefs": disks.node, "imagefs": disks.images}
     paths["containerfs"] = disks.images if disks.separate else disks.node
+    looked: dict[str, os.statvfs_result] = {}
+    for path in set(paths.values()) - {""}:
+        with suppress(OSError):
+            looked[path] = os.statvfs(path)
     for name, path in paths.items():
-        if not path:
-            continue
-        try:
-            found = os.statvfs(path)
-        except OSError:
+        found = looked.get(path)
+        if found is None:
             continue
         unit = found.f_frsize
         yield f"{name}.available", Observation(found.f_bavail * unit, found.f_blocks * unit)

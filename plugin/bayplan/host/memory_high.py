@@ -130,13 +130,15 @@ class Brake:
         self.bound_bytes = bound_bytes // page_bytes * page_bytes
         value = str(self.bound_bytes)
         found = read_text(f"{self.directory}/{_HIGH}").strip()
-        mark = self._mark
+        mark = self._mark or _mark_of(self.directory, self._attributes)
         if mark is None or found not in mark.ours:
             mark = Mark(found)
         if mark.before != NO_LIMIT and int(mark.before) <= int(value):
             self.release()
             return False
-        if value != found:
+        if value == found:
+            self._mark = mark
+        else:
             mark = Mark(mark.before, (*mark.ours[-1:], value))
             self._attributes.write(self.directory, str(mark))
             self._mark = mark
@@ -156,6 +158,27 @@ class Brake:
             self._mark, self.most_bytes, self.bound_bytes = None, 0, 0
 
 
+def left_slowed_down(root: str, attributes: Attributes) -> list[str]:
+    """The directories of all cgroups below *root* that an earlier process has left slowed down.
+
+    Raises:
+        RefusedError: the kernel refused.
+    """
+    return [one for one in _directories(root) if _mark_of(one, attributes) is not None]
+
+
+def give_back(directory: str, attributes: Attributes) -> None:
+    """Give back memory.high of a cgroup that an earlier process has left slowed down, unless somebody else
+    has set another value since; nothing where it is gone, or is not one.
+
+    Raises:
+        RefusedError: the kernel refused.
+    """
+    mark = _mark_of(directory, attributes)
+    if mark is not None:
+        _give_back(directory, mark, attributes)
+
+
 def release_all(root: str, attributes: Attributes) -> list[str]:
     """Give back memory.high of every cgroup below *root* that an earlier process has left slowed down; their
     paths below *root*.
@@ -163,16 +186,19 @@ def release_all(root: str, attributes: Attributes) -> list[str]:
     Raises:
         RefusedError: the kernel refused.
     """
-    found = []
-    for directory in _directories(root):
-        try:
-            text = attributes.read(directory)
-            if text is not None:
-                _give_back(directory, Mark.parse(text), attributes)
-                found.append(directory.removeprefix(root))
-        except AbsentError:
-            continue
-    return found
+    found = left_slowed_down(root, attributes)
+    for directory in found:
+        give_back(directory, attributes)
+    return [directory.removeprefix(root) for directory in found]
+
+
+def _mark_of(directory: str, attributes: Attributes) -> Mark | None:
+    """What was noted when the cgroup was slowed down; None if it was not, or is gone."""
+    try:
+        text = attributes.read(directory)
+    except AbsentError:
+        return None
+    return None if text is None else Mark.parse(text)
 
 
 def _give_back(directory: str, mark: Mark, attributes: Attributes) -> None:

@@ -46,6 +46,8 @@ _CACHE_INDEX: Final = re.compile(r"index([0-9]{1,5})")
 _HUGEPAGES: Final = re.compile(r"hugepages-([0-9]{1,15})kB")
 _HYBRID: Final = ("cpu_core", "cpu_atom", "cpu_lowpower")
 """The performance counters of Intel's kinds of cores, the strongest first."""
+_UNKNOWN_ID: Final = "-1"
+"""Of a die or cluster where firmware knows none; its list has the CPU alone."""
 _OFFLINE: Final = "0"
 _PART: Final = 0xFFF0
 """What of MIDR_EL1 names the core (Arm ARM, D24.2.122); the rest is its maker and revision."""
@@ -231,7 +233,10 @@ def _distances(tree: TopologyTree, directory: str, online_nodes: NodeSet) -> Map
         columns = text.split()
         if len(columns) != len(online_nodes):
             raise ParseError("distances", text, f"one distance for each of the online nodes {online_nodes}")
-        return [parse_number(column) for column in columns]
+        row = [parse_number(column) for column in columns]
+        if min(row) < LOCAL_DISTANCE:
+            raise ParseError("distances", text, f"no distance below {LOCAL_DISTANCE}")
+        return row
 
     row = tree.optional(f"{directory}/distance", parse, None)
     return {} if row is None else dict(zip(online_nodes, row, strict=True))
@@ -269,7 +274,9 @@ def _cpus(tree: TopologyTree, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> t
             _share(l3_of, cpu, _l3_sharers(tree, f"{directory}/cache", cpu), online_cpus)
         for group, first_of in members.items():
             if cpu not in first_of:
-                found = tree.cpus(f"{directory}/topology", f"{group}_cpus_list", cpu)
+                unknown = tree.optional(f"{directory}/topology/{group}_id", str.strip, "") == _UNKNOWN_ID
+                names = f"{group}_cpus_list"
+                found = None if unknown else tree.cpus(f"{directory}/topology", names, cpu)
                 _share(first_of, cpu, found, online_cpus)
         cores[cpu] = cpu
         if (

@@ -86,6 +86,7 @@ FILES: Final = (
     _orders(f"{_CPU}/topology/core_id", "2.6.16", _NOTHING),
     _orders(f"{_CPU}/topology/die_id", "5.2", _NOTHING),
     _orders(f"{_CPU}/topology/die_cpus_list", "5.3", _NOTHING),
+    _orders(f"{_CPU}/topology/cluster_id", "5.16", _NOTHING),
     _orders(f"{_CPU}/topology/cluster_cpus_list", "5.16", _NOTHING),
     _orders(f"{_CPU}/cache/index[0-9]*/level", "2.6", _NOTHING),
     _orders(f"{_CPU}/cache/index[0-9]*/type", "2.6", _NOTHING),
@@ -134,6 +135,35 @@ def is_superseded(path: Path) -> bool:
         return (path.parent.parent / "online").exists()
     names = _LISTS.get(path.name, ())
     return any((path.parent / name).exists() for name in names)
+
+
+PAGE_PATH: Final = "docs/kernel-files.md"
+
+
+def page() -> str:
+    """The page about these files."""
+    roles = {True: "decides", False: "orders"}
+    rows = (
+        f"| `{one.pattern}` | {one.since or '-'} | {roles[one.decides]} | {one.absent} |" for one in FILES
+    )
+    return _PAGE + "\n".join(rows) + "\n"
+
+
+_PAGE: Final = """\
+# The kernel's files
+
+Of these a machine is read, and `bayplan record-topology` records them. What *decides* has to be there and
+to make sense, or the machine is not read: the daemon does not start, and a recording is refused with the
+name of the file. What only *orders* choices is left out where it is odd (an empty list of a cache's CPUs,
+a distance of a node from itself that is not 10), with a remark in `bayplan status`. A NUL ends a text.
+
+A CPU that several nodes list (`numa=fake`) counts in the first of them, and the others are memory near it.
+Sockets go by the CPUs that are in one package: the kernel's ids are -1 on POWER and s390 machines, and
+repeat in each book of the latter; then sockets are numbered by their lowest CPUs.
+
+| file | since Linux | | without it |
+|---|---|---|---|
+"""
 
 
 class TopologyTree:

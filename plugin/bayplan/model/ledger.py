@@ -126,7 +126,7 @@ class Ledger(Struct, frozen=True):
             return _retaining(base, entry)
         last = base.retained.get(pod_id)
         base = base.without_retained(pod_id)
-        key = _score_key(request)
+        key = score_key(request)
         if key is None:
             after = _added(base, entry)
             if not is_member(request):
@@ -147,7 +147,7 @@ class Ledger(Struct, frozen=True):
         gone = self.entries.get(container_id)
         if gone is None:
             return self
-        left, key = _removed(self, gone), _score_key(gone.decision.request)
+        left, key = _removed(self, gone), score_key(gone.decision.request)
         if key is None:
             return left
         ids = dict(self.ids_by_score)
@@ -159,7 +159,7 @@ class Ledger(Struct, frozen=True):
     def as_if_newest(self, request: Request) -> "Ledger":
         """The ledger on which to decide about *request*, which is to be the newest container of its pod: what
         others claim by the same score, which then proves nothing of them any more, is not claimed in it."""
-        key, ledger = _score_key(request), self
+        key, ledger = score_key(request), self
         for other in self.ids_by_score.get(key, ()) if key is not None else ():
             explained, _ = explained_by_others((ledger.entries[other].decision.request, request))
             if explained:
@@ -289,7 +289,7 @@ class Ledger(Struct, frozen=True):
             previous = None if carried_out else _previous_cpus(before, sent)
             if (sent, previous) != (before.notified_cpus, before.previous_cpus):
                 entries[container_id] = after = replace(before, notified_cpus=sent, previous_cpus=previous)
-                notices = with_count(with_count(notices, _notice(before), -1), _notice(after), 1)
+                notices = with_count(with_count(notices, notice_of(before), -1), notice_of(after), 1)
         return replace(self, entries=entries, notices=notices) if cpus else self
 
 
@@ -341,7 +341,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         bound=with_count(ledger.bound, placement.mems, 1),
         claimed_bytes=with_claim(ledger.claimed_bytes, placement, 1),
         retained=ledger.retained,
-        notices=with_count(ledger.notices, _notice(entry), 1),
+        notices=with_count(ledger.notices, notice_of(entry), 1),
         ids_by_score=ledger.ids_by_score,
         short_ids=with_id(ledger.short_ids, entry.container_id, belongs=is_short(placement.claim)),
         pinned_ids=with_id(
@@ -393,7 +393,7 @@ def _settled_pod(
     return replace(ledger, exclusive_cpus=held)
 
 
-def _notice(entry: Entry) -> CpuSet | None:
+def notice_of(entry: Entry) -> CpuSet | None:
     """Under what *entry* counts in ``notices``; None where no update can become due."""
     decision, sent = entry.decision, entry.notified_cpus or CpuSet()
     if entry.origin is not None:
@@ -414,7 +414,7 @@ def _previous_cpus(entry: Entry, sent: CpuSet | None) -> CpuSet | None:
     return entry.previous_cpus or entry.notified_cpus
 
 
-def _score_key(request: Request) -> ScoreKey | None:
+def score_key(request: Request) -> ScoreKey | None:
     """The containers that *request* is compared with; None if its score says nothing."""
     return None if request.score is None else (request.pod_id, request.score)
 
@@ -457,7 +457,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         bound=with_count(ledger.bound, placement.mems, -1),
         claimed_bytes=with_claim(ledger.claimed_bytes, placement, -1),
         retained=ledger.retained,
-        notices=with_count(ledger.notices, _notice(gone), -1),
+        notices=with_count(ledger.notices, notice_of(gone), -1),
         ids_by_score=ledger.ids_by_score,
         short_ids=with_id(ledger.short_ids, container_id, belongs=False),
         pinned_ids=with_id(ledger.pinned_ids, container_id, belongs=False),

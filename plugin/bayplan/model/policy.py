@@ -66,6 +66,20 @@ class MemoryQos(Struct, frozen=True):
     reservation: MemoryReservationPolicy = MemoryReservationPolicy.NONE
 
 
+class CpuAlignment(Struct, frozen=True):
+    """Which CPUs of its own a container gets with the engine `exact`: kubelet's cpuManagerPolicyOptions of
+    these names, without strict-cpu-reservation, which is ``withheld_cpus`` of the policy.
+
+    Here ``prefer_align_cpus_by_uncorecache`` is on unless said otherwise.
+    """
+
+    full_pcpus_only: bool = False
+    distribute_cpus_across_numa: bool = False
+    align_by_socket: bool = False
+    distribute_cpus_across_cores: bool = False
+    prefer_align_cpus_by_uncorecache: bool = True
+
+
 class PlacementPolicy(Struct, frozen=True):
     """All of the operator's choices that a decision depends on.
 
@@ -75,11 +89,14 @@ class PlacementPolicy(Struct, frozen=True):
     ``default_memory_limit_bytes`` maps a QoS class name (``Burstable``, ``BestEffort``) to the memory limit
     for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
-    instead of ignoring them. ``strategy`` is for the engine `exact`, and for pods that say nothing of it.
+    instead of ignoring them; ``refuse_undecided`` one over NRI about which nothing could be decided in time,
+    but for those in ``undecided_namespaces``. ``strategy`` is for the engine `exact`, and for pods that say
+    nothing of it.
     ``shared_cpus_minimum``, for the same engine, is how many CPUs stay in the shared pool at least: None for
     as many as those of its containers that are kubelet's request.
     ``kubelet_minor``: the kubelet of the node is that of Kubernetes 1.``kubelet_minor``.
-    ``outside_requests`` is for containers outside of kubelet's tree.
+    ``outside_requests`` is for containers outside of kubelet's tree. ``cpu_alignment`` is for the engine
+    `exact`.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -90,10 +107,13 @@ class PlacementPolicy(Struct, frozen=True):
     default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
     set_oom_score_adj: bool = True
     refuse_wrong_annotations: bool = False
+    refuse_undecided: bool = False
+    undecided_namespaces: frozenset[str] = frozenset()
     withheld_cpus: CpuSet = CpuSet()
     strategy: PlacementStrategy = PlacementStrategy.PACK
     outside_requests: OutsideRequests = OutsideRequests.LIMITS
     shared_cpus_minimum: int | None = None
+    cpu_alignment: CpuAlignment = CpuAlignment()
     kubelet_minor: int = NEWEST.minor
 
     @property

@@ -108,7 +108,7 @@ def _infer(resources: Resources) -> QosClass:
     shares, limit_bytes, quota_milli = resources.cpu_shares or 0, resources.limit_bytes, resources.quota_milli
     reserved_bytes = reservation(resources).high_bytes
     if limit_bytes is not None and quota_milli is not None:
-        asks_less = MIN_SHARES < shares < shares_from_milli(quota_milli) or 0 < reserved_bytes < limit_bytes
+        asks_less = 0 < shares < shares_from_milli(quota_milli) or 0 < reserved_bytes < limit_bytes
         return QosClass.BURSTABLE if asks_less else QosClass.GUARANTEED
     if limit_bytes is None and quota_milli is None and shares <= MIN_SHARES and not reserved_bytes:
         return QosClass.BEST_EFFORT

@@ -44,6 +44,9 @@ CPUSET_MEMS: Final = "cpuset.mems"
 RESERVATION: Final = "memory.reservation"
 """The field that runtimes write to memory.low (cgroup v1: memory.soft_limit_in_bytes)."""
 
+_EXCLUSIVE_CPUS: Final = "cpuset.cpus.exclusive"
+_PARTITION: Final = "cpuset.cpus.partition"
+
 MIN_SHARES: Final = 2
 DEFAULT_PERIOD_US: Final = 100_000
 _CPU_IDLE: Final = "cpu.idle"
@@ -367,7 +370,7 @@ def _with_unified(fields: Resources, problems: Problems) -> Resources:
             found = reader(found, line)
         except ParseError as error:
             problems[f"unified[{key}]"] = str(error)
-            if key == CPUSET_CPUS:
+            if key in (CPUSET_CPUS, _EXCLUSIVE_CPUS):
                 found = replace(found, cpuset_cpus=CpuSet())
             elif key == CPUSET_MEMS:
                 found = replace(found, cpuset_mems=NodeSet())
@@ -432,6 +435,12 @@ def _with_cpuset(found: Resources, key: str, text: str) -> Resources:
     return replace(found, cpuset_mems=ids or None, open_ended=open_ended)
 
 
+def _with_partition(found: Resources, text: str) -> Resources:
+    """A partition root runs on its exclusive CPUs, whatever its cpuset.cpus; to others these say nothing."""
+    is_root = found.line(_PARTITION) in ("root", "isolated")
+    return _with_cpuset(found, CPUSET_CPUS, text) if is_root else found
+
+
 def _with_hugetlb(found: Resources, problems: Problems) -> Resources:
     """Limits on pages in use and on pages reserved. runc writes the field to both files and crun to the first
     one; a key that overrides it there is what was asked for."""
@@ -470,5 +479,6 @@ _READERS: Final[Mapping[str, Callable[[Resources, str], Resources]]] = {
     _CPU_IDLE: _with_cpu_idle,
     CPUSET_CPUS: lambda found, text: _with_cpuset(found, CPUSET_CPUS, text),
     CPUSET_MEMS: lambda found, text: _with_cpuset(found, CPUSET_MEMS, text),
+    _EXCLUSIVE_CPUS: _with_partition,
 }
 """In a fixed order, as maps come in any."""

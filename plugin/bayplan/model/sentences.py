@@ -53,12 +53,6 @@ FOUND = "container was created without a decision of bayplan"
 FOUND_AFTER_ITS_END = "container has a process after its end was reported"
 
 
-def kubelet_unknown(version: str, depends: Sequence[str]) -> str:
-    """The remark that nobody says which kubelet the node has, so that *version* was assumed."""
-    assumed = f"which kubelet this node has is not known, {version} is assumed (kubeletVersion)"
-    return f"{assumed}; on it depend: {'; '.join(depends)}"
-
-
 def left_out(problem: str, others: int) -> str:
     """The remark about a file that only orders and was left out, as *others* of its kind."""
     return f"{problem}; left out{f', as {others} more' if others else ''}"
@@ -80,6 +74,22 @@ def after_its_end(report: Report) -> str:
 def refusal(decision: Decision) -> PlacementError:
     """The error that the runtime, and so the user, is given for a refused decision."""
     return PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
+
+
+def undecided(name: str) -> PlacementError:
+    """The error for a container that must not start without a decision, and about which there is none."""
+    text = (
+        "bayplan could not decide in time, and whenDown is refuse; it is tried again with the next creation"
+    )
+    return PlacementError(name, text, "UnexpectedAdmissionError")
+
+
+def ignores_silence(runtime: str, nri_version: str) -> str:
+    """That a runtime does not do all that ``whenDown: refuse`` asks for."""
+    return (
+        f"whenDown is refuse, but {runtime} with NRI {nri_version} goes on where the daemon hangs, and with "
+        "every version where none is connected: have the runtime require the plugin (docs/operations.md)"
+    )
 
 
 def asked(request: Request) -> list[str]:

@@ -68,7 +68,7 @@ class Container(Struct, frozen=True):
     ``device_mounts`` are the mounts with a source below /dev or /sys, the only ones that can say something
     about devices. ``cdi_devices`` are names like ``vendor.com/class=name``. The device nodes of a container
     that may use all devices of the machine (a privileged one) are left out of ``devices``. ``memory_policy``
-    is the one of its spec; NRI does not show it.
+    is the one of its spec, ``exec_cpus`` those of processes that enter it later; NRI shows neither.
     """
 
     id: str
@@ -85,6 +85,7 @@ class Container(Struct, frozen=True):
     device_mounts: tuple[Mount, ...] = ()
     cdi_devices: tuple[str, ...] = ()
     memory_policy: MemoryPolicySetting | None = None
+    exec_cpus: CpuSet | None = None
 
 
 class Adjustment(Struct, frozen=True):

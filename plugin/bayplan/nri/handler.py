@@ -5,10 +5,10 @@ runtime's requests arrived, and never two at once: not across a lost connection 
 single writer of whatever it owns. The runtime waits for most of them, with all its container operations.
 
 *Late.* A request has a deadline, counted from its arrival (1 s, less if the runtime allows less). When it is
-over the default is answered: ``fallback_adjustment`` for a creation, nothing for the rest. Then the running
-coroutine is cancelled, once, wherever it waits; its result, should it return one all the same, is thrown
-away. Requests that are still queued at their deadline are never begun. The next request is not begun before
-the cancelled coroutine has ended; if it never ends, all that follow are answered by default.
+over the default is answered: ``fallback_adjustment`` for a creation, or its refusal; nothing for the rest.
+Then the running coroutine is cancelled, once, wherever it waits; its result, should it return one all the
+same, is thrown away. Requests that are still queued at their deadline are never begun. The next request is
+not begun before the cancelled coroutine has ended; if it never ends, all that follow are answered by default.
 
 *Failed.* ``PlacementError`` from ``create_container`` or ``update_container`` refuses the operation, and its
 text is shown to the user. Any other exception is logged with its traceback and the default is answered.
@@ -76,7 +76,14 @@ class Handler(Protocol):
         """Every other event. *pod* may be empty but for its id when it stops or is removed."""
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
-        """The safe answer when ``create_container`` has none."""
+        """The safe answer when ``create_container`` has none.
+
+        Raises:
+            PlacementError: it must not be created without a decision.
+        """
+
+    def refuses_undecided(self) -> bool:
+        """Whether the runtime should fail a request that we do not answer, where it can (NRI 0.12.4)."""
 
     def missed(
         self, event: Event, container_id: str, why: str, described: tuple[Pod, Container] | None = None

@@ -246,7 +246,7 @@ class RequestQueue:
             # Nothing was sent, so that the request still waits for an answer.
             logger.exception("an answer cannot be sent", extra=one.fields(str(error)))
             one.problem = one.problem or f"unsendable answer: {error}"
-            sent = one.requester.send(Response(one.stream_id, payload=self._default(one)))
+            sent = one.requester.send(self._default(one))
         self._replied(self._clock.time() - one.arrived_s)
         if not sent:
             one.problem = one.problem or "the connection ended before the answer"
@@ -255,15 +255,17 @@ class RequestQueue:
         if not one.answered:
             one.problem = why
             logger.warning("answered by default", extra=one.fields(why))
-            self._answer(one, Response(one.stream_id, payload=self._default(one)))
+            self._answer(one, self._default(one))
 
     def _failed(self, one: _Pending, error: Exception) -> None:
         logger.error("handler failed", exc_info=error, extra=one.fields(str(error)))
         self._answer_by_default(one, f"failed: {type(error).__name__}: {error}")
 
-    def _default(self, one: _Pending) -> bytes:
+    def _default(self, one: _Pending) -> Response:
         try:
-            return one.operation.default(self._handler)
+            return Response(one.stream_id, payload=one.operation.default(self._handler))
+        except PlacementError as error:
+            return Response(one.stream_id, REFUSED, printable(str(error)))
         except Exception:
             logger.exception("handler failed", extra=one.fields("fallback"))
-            return b""
+            return Response(one.stream_id)

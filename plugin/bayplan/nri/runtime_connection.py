@@ -138,7 +138,11 @@ class RuntimeConnection(Link):
         except DecodeError as error:
             raise PayloadError("Configure", f"cannot be decoded: {error}") from error
         mask = runtime.mask(self._handler.events(runtime))
-        self.send(Response(request.stream_id, payload=pb.ConfigureResponse(events=mask).SerializeToString()))
+        answer = pb.ConfigureResponse(events=mask)
+        if self._handler.refuses_undecided():
+            # After a timeout we go on: what was missed is undone, and the next request gets its answer.
+            answer.failure_policy.CopyFrom(pb.FailurePolicy(fail_request=True, keep_connected=True))
+        self.send(Response(request.stream_id, payload=answer.SerializeToString()))
         self.runtime = runtime
         self._check_accepted()
         logger.info("connected to the container runtime", extra=_description(runtime, mask))

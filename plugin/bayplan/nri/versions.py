@@ -113,6 +113,7 @@ class Capabilities(Struct, frozen=True):
     ``dedicated_rpcs``: one call per event instead of StateChange.
     ``memory_policy``: it can be adjusted at creation, if the OCI runtime below has it too.
     ``safe_update_containers``: updates outside of a reply don't deadlock the runtime.
+    ``failure_policy``: it fails a request that is not answered, if the plugin asks for that.
     """
 
     oom_score_adj: bool
@@ -121,6 +122,7 @@ class Capabilities(Struct, frozen=True):
     dedicated_rpcs: bool
     memory_policy: bool
     safe_update_containers: bool
+    failure_policy: bool
 
     @classmethod
     def of(cls, nri: Version) -> "Capabilities":
@@ -132,6 +134,7 @@ class Capabilities(Struct, frozen=True):
             dedicated_rpcs=nri >= Version(0, 12, 0),
             memory_policy=nri >= Version(0, 12, 0),
             safe_update_containers=nri >= Version(0, 12, 1),
+            failure_policy=nri >= Version(0, 12, 4),
         )
 
 

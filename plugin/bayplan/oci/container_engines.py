@@ -7,15 +7,16 @@ below an injectable root. Nothing is checked here; a file that cannot be read be
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from bayplan.config.values import InvalidValueError, duration_ms
+from bayplan.config.values import show
 from bayplan.errors import Problem
 from bayplan.files import read_text
+from bayplan.kubelet.eviction.thresholds import ThresholdError, read_duration
 
 Table = dict[str, Any]
 
@@ -23,7 +24,7 @@ SHARED_HOOKS: Final = "/usr/share/containers/oci/hooks.d"
 """Read by CRI-O and podman unless they are configured otherwise; podman reads the second one too."""
 _RANCHER: Final = "/var/lib/rancher/{}/agent/etc/containerd/config.toml"
 LOCAL_HOOKS: Final = "/etc/containers/oci/hooks.d"
-_TIMEOUT: Final = duration_ms(1, 3_600_000)
+_NS_PER_MS: Final = 1_000_000
 _NRI_TABLE: Final = ("plugins", "io.containerd.nri.v1.nri")
 _NRI_TABLE_OF_VERSION_1: Final = ("plugins", "nri")
 """Version 1 of containerd's file calls plugins by their short names."""
@@ -33,6 +34,21 @@ _NRI_KEYS: Final = frozenset(
 """Keys that only NRI has in containerd's file."""
 _AMBIGUOUS_NRI_KEYS: Final = frozenset(("disable", "socket_path", "plugin_path"))
 """Keys of NRI that other plugins of containerd have, too."""
+_NRI_TABLE_OF_CRIO: Final = ("crio", "nri")
+_NRI_KEYS_OF_CRIO: Final = {
+    "enable_nri": "disable",
+    "nri_listen": "socket_path",
+    "nri_plugin_dir": "plugin_path",
+    "nri_plugin_config_dir": "plugin_config_path",
+    "nri_plugin_registration_timeout": "plugin_registration_timeout",
+    "nri_plugin_request_timeout": "plugin_request_timeout",
+    "nri_disable_connections": "disable_connections",
+}
+"""Keys of NRI in CRI-O's files, and what containerd calls them."""
+_NAMES_IN_CONTAINERD: Final = _NRI_KEYS_OF_CRIO
+_NAMES_IN_CRIO: Final = {name: key for key, name in _NRI_KEYS_OF_CRIO.items() if name in _NRI_KEYS}
+_RUNTIMES_APART: Final = {"default": "default_runtime", "untrusted": "untrusted_workload_runtime"}
+"""Handlers that have tables of their own in older files of containerd."""
 _NRI_IS_ON_FROM: Final = 3
 """Versions of containerd's file from this one on are of containerd 2, where NRI is on by default."""
 _SANDBOXES: Final = {
@@ -41,6 +57,9 @@ _SANDBOXES: Final = {
     "gvisor": "gVisor",
     "firecracker": "Firecracker",
     "urunc": "urunc",
+    "krun": "libkrun",
+    "crun-vm": "crun-vm",
+    "nerdbox": "libkrun",
 }
 """Runtimes that do not run a container as processes of the node, by what their names begin with."""
 _SANDBOX: Final = re.compile(rf"(?:^|[._-])({'|'.join(_SANDBOXES)})")
@@ -58,12 +77,14 @@ class HookDefinition:
 
 @dataclass(frozen=True, slots=True)
 class MisplacedKey:
-    """A key of NRI in a ``table`` of the file ``path`` where containerd ignores it."""
+    """A key of NRI in a ``table`` of the file ``path`` where the engine ignores it, or which it calls by
+    another ``name``."""
 
     path: str
     table: str
     key: str
     value: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +155,14 @@ class _Files:
         return self._parsed(path, "JSON", json.loads)
 
     def duration_ms(self, path: str, table: Table, key: str) -> int | None:
-        """The duration that *table*, of the file *path*, has for *key*; None if it says nothing or
-        nonsense."""
+        """The duration that *table*, of the file *path*, has for *key*, as Go spells it; None if it says
+        nothing or nonsense."""
         if key not in table:
             return None
         try:
-            return _TIMEOUT(key, table[key])
-        except InvalidValueError as wrong:
-            self.problems += [
-                Problem(f"{path}: {one.path}", one.found, one.expected) for one in wrong.problems
-            ]
+            return read_duration(key, str(table[key])) // _NS_PER_MS
+        except ThresholdError as wrong:
+            self.problems.append(Problem(f"{path}: {key}", show(table[key]), wrong.expected))
             return None
 
     def _parsed(self, path: str, language: str, parse: Callable[[str], Any]) -> Table:
@@ -182,18 +201,22 @@ def _containerd(files: _Files, main: str = "/etc/containerd/config.toml") -> Con
     version = content.get("version")
     version = version if isinstance(version, int) else 0
     plugins = _table(content, "plugins")
+    own_tables = (_NRI_TABLE, _NRI_TABLE_OF_VERSION_1) if version <= 1 else (_NRI_TABLE,)
     nri = _table(plugins, _NRI_TABLE[-1])
     disabled = nri.get("disable", False if version >= _NRI_IS_ON_FROM else None)
     runtimes: dict[str, str] = {}
     sandboxes: dict[str, str] = {}
     default = ""
-    for plugin in ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"):
+    for plugin in ("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"):
         cri = _table(_table(plugins, plugin), "containerd")
         default = str(cri.get("default_runtime_name", default))
-        for name in _table(cri, "runtimes"):
-            runtime = _table(_table(cri, "runtimes"), name)
-            runtimes[name] = str(_table(runtime, "options").get("BinaryName", ""))
-            sandbox = _sandbox(runtime.get("runtime_type"), runtime.get("runtime_path"), runtimes[name])
+        handlers = {name: _table(cri, key) for name, key in _RUNTIMES_APART.items() if key in cri}
+        handlers |= {name: _table(cri["runtimes"], name) for name in _table(cri, "runtimes")}
+        for name, runtime in handlers.items():
+            options = _table(runtime, "options")
+            program = options.get("BinaryName") or options.get("Runtime") or runtime.get("runtime_engine", "")
+            runtimes[name] = str(program)
+            sandbox = _sandbox(runtime.get("runtime_type"), runtime.get("runtime_path"), program)
             if sandbox:
                 sandboxes[name] = sandbox
     return ContainerEngine(
@@ -201,7 +224,9 @@ def _containerd(files: _Files, main: str = "/etc/containerd/config.toml") -> Con
         nri=None if disabled is None else not disabled,
         nri_timeout_ms=files.duration_ms(main, nri, "plugin_request_timeout"),
         misplaced=tuple(
-            key for path, part in contents.items() for key in _misplaced_nri_keys(path, part, version)
+            key
+            for path, part in contents.items()
+            for key in _misplaced_nri_keys(path, part, own_tables, _NRI_KEYS, _NAMES_IN_CONTAINERD)
         ),
         runtimes=runtimes,
         default=default or "runc",
@@ -227,20 +252,32 @@ def _with_imports(files: _Files, main: str) -> dict[str, Table]:
     return contents
 
 
-def _misplaced_nri_keys(path: str, content: Table, version: int) -> Iterator[MisplacedKey]:
-    """Keys of NRI that *content* has outside of NRI's own table, where containerd warns in its log and goes
-    on. An ambiguous key is NRI's at the root, in a table named after NRI, and beside one that only NRI has.
-    """
+def _misplaced_nri_keys(
+    path: str,
+    content: Table,
+    own_tables: Collection[tuple[str, ...]],
+    keys: Collection[str],
+    names: Mapping[str, str],
+) -> Iterator[MisplacedKey]:
+    """*keys* of NRI that *content* has outside of NRI's own tables, where engines warn in their logs at most
+    and go on; and keys by which another engine calls them, with the engine's own *names*. An ambiguous key is
+    NRI's at the root, in a table named after NRI, and beside one that only NRI has."""
     pending: list[tuple[tuple[str, ...], Table]] = [((), content)]
     while pending:
         place, table = pending.pop(0)
         pending += [((*place, name), value) for name, value in table.items() if isinstance(value, dict)]
-        if place == _NRI_TABLE or (version <= 1 and place == _NRI_TABLE_OF_VERSION_1):
-            continue
         of_nri = not place or "nri" in ".".join(place).split(".") or not _NRI_KEYS.isdisjoint(table)
         for key in table:
-            if key in _NRI_KEYS or (of_nri and key in _AMBIGUOUS_NRI_KEYS):
-                yield MisplacedKey(path, _toml_name(place), key, json.dumps(table[key], default=str))
+            if key in names:
+                yield _misplaced(path, place, key, table[key], names[key])
+            elif place in own_tables:
+                continue
+            elif key in keys or (of_nri and keys is _NRI_KEYS and key in _AMBIGUOUS_NRI_KEYS):
+                yield _misplaced(path, place, key, table[key], key)
+
+
+def _misplaced(path: str, place: Iterable[str], key: str, value: object, name: str) -> MisplacedKey:
+    return MisplacedKey(path, _toml_name(place), key, json.dumps(value, default=str), name)
 
 
 def _toml_name(place: Iterable[str]) -> str:
@@ -258,11 +295,19 @@ def _sandbox(*names: object) -> str:
     return ""
 
 
+def _sandboxes(runtimes: Mapping[str, Iterable[object]]) -> dict[str, str]:
+    """The kinds of those *runtimes* that make sandboxes, by types and programs."""
+    kinds = {name: _sandbox(*names) for name, names in runtimes.items()}
+    return {name: kind for name, kind in kinds.items() if kind}
+
+
 def _crio(files: _Files) -> ContainerEngine:
     """What crio.conf and its drop-ins say. The defaults are those of 1.31 and later."""
+    paths = ("/etc/crio/crio.conf", *files.listed("/etc/crio/crio.conf.d"))
+    contents = {path: files.toml(path) for path in paths}
     content: Table = {}
-    for path in ("/etc/crio/crio.conf", *files.listed("/etc/crio/crio.conf.d")):
-        content = _merged(content, _table(files.toml(path), "crio"))
+    for part in contents.values():
+        content = _merged(content, _table(part, "crio"))
     runtime = _table(content, "runtime")
     handlers = _table(runtime, "runtimes")
     programs = {name: str(_table(handlers, name).get("runtime_path", "")) for name in handlers}
@@ -274,6 +319,13 @@ def _crio(files: _Files) -> ContainerEngine:
         "CRI-O",
         nri=bool(_table(content, "nri").get("enable_nri", True)),
         nri_timeout_ms=files.duration_ms("/etc/crio", _table(content, "nri"), "nri_plugin_request_timeout"),
+        misplaced=tuple(
+            key
+            for path, part in contents.items()
+            for key in _misplaced_nri_keys(
+                path, part, (_NRI_TABLE_OF_CRIO,), _NRI_KEYS_OF_CRIO, _NAMES_IN_CRIO
+            )
+        ),
         hooks=_hooks(files, _texts(runtime.get("hooks_dir")) or [SHARED_HOOKS]),
         runtimes=programs,
         default=str(runtime.get("default_runtime", "")) or "crun",
@@ -301,6 +353,7 @@ def _podman(files: _Files) -> ContainerEngine:
         hooks=_hooks(files, _texts(engine.get("hooks_dir")) or [SHARED_HOOKS, LOCAL_HOOKS]),
         runtimes=runtimes,
         default=default,
+        sandboxes=_sandboxes({name: (program,) for name, program in runtimes.items()}),
         problems=tuple(files.problems),
     )
 
@@ -308,11 +361,16 @@ def _podman(files: _Files) -> ContainerEngine:
 def _docker(files: _Files) -> ContainerEngine:
     """What daemon.json says."""
     content = files.json("/etc/docker/daemon.json")
-    runtimes = {
-        name: str(_table({"": one}, "").get("path", "")) for name, one in _table(content, "runtimes").items()
-    }
-    default = str(content.get("default-runtime", "")) or "runc"
-    return ContainerEngine("docker", runtimes=runtimes, default=default, problems=tuple(files.problems))
+    known = {name: _table(content["runtimes"], name) for name in _table(content, "runtimes")}
+    return ContainerEngine(
+        "docker",
+        runtimes={name: str(one.get("path", "")) for name, one in known.items()},
+        default=str(content.get("default-runtime", "")) or "runc",
+        sandboxes=_sandboxes(
+            {name: (one.get("path"), one.get("runtimeType")) for name, one in known.items()}
+        ),
+        problems=tuple(files.problems),
+    )
 
 
 def _hooks(files: _Files, directories: Iterable[str]) -> tuple[HookDefinition, ...]:

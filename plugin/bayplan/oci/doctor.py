@@ -138,11 +138,13 @@ class Examination:
         for engine, forms in zip(self._engines, self.forms, strict=True):
             for lost in engine.misplaced:
                 place = f"[{lost.table}]" if lost.table else "the root of the file"
+                table = "[crio.nri]" if engine.name == "CRI-O" else NRI_TABLE
+                move = "move it to" if lost.name == lost.key else f"it is called {lost.name}: set that in"
                 yield Finding(
                     Level.WARNING,
                     lost.path,
-                    f"{lost.key} = {lost.value} stands in {place}, where containerd ignores it",
-                    f"move it to {NRI_TABLE}{_of_template(engine)}",
+                    f"{lost.key} = {lost.value} stands in {place}, where {engine.name} ignores it",
+                    f"{move} {table}{_of_template(engine)}",
                 )
             if engine.nri is False and not forms.active:
                 yield Finding(
@@ -166,7 +168,7 @@ class Examination:
             if engine.sandboxes:
                 named = ", ".join(f"{name} ({kind})" for name, kind in sorted(engine.sandboxes.items()))
                 text = (
-                    f"has handlers of RuntimeClasses for sandboxes: {named}. There CPUs and memory nodes "
+                    f"has runtimes (handlers of RuntimeClasses) for sandboxes: {named}. There CPUs and nodes "
                     "hold for a pod's sandbox at most, not for each container in it, and its overhead is "
                     "not counted"
                 )
@@ -256,6 +258,9 @@ class Examination:
             yield Finding(
                 Level.WARNING, "baypland", text, "switch NRI on, or install a form of docs/oci-hook.md"
             )
+        for text, mended in ({} if self._daemon is None else self._daemon.faults).items():
+            advice = "it was put right; please report it, with the daemon's log" if mended else ""
+            yield Finding(Level.ERROR if mended else Level.WARNING, "ledger", text, advice)
         for forms in self.forms:
             if forms.nri == "on" and self._daemon is not None:
                 text = f"{NRI_SOCKETS[0]} is there, but the daemon is not connected to {forms.engine}"
@@ -367,7 +372,7 @@ def _template_directory(engine: ContainerEngine) -> str:
 def _of_template(engine: ContainerEngine) -> str:
     """Where a key is to be moved, if the file itself is written anew at each start."""
     if not engine.distribution:
-        return ", and restart containerd"
+        return f", and restart {'crio' if engine.name == 'CRI-O' else 'containerd'}"
     return (
         f" of {_template_directory(engine)}/config.toml.tmpl (config-v3.toml.tmpl for containerd 2), and "
         f"restart {engine.distribution}"

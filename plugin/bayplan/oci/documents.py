@@ -4,13 +4,15 @@ Strict: a field of another type than the specification gives it is an error with
 named here are skipped, and null counts as absent, as Go's decoder has it.
 """
 
+import json
 import re
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bayplan.oci.errors import OciError
+from bayplan.printable import printable
 
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
 """What runc takes for a container id, but for a leading dot or dash."""
@@ -48,13 +50,13 @@ class HugepageLimit(Struct, frozen=True, rename="camel"):
     """An item of linux.resources.hugepageLimits."""
 
     page_size: str
-    limit: int = 0
+    limit: int | None = None
 
 
 class DeviceRule(Struct, frozen=True):
     """An item of linux.resources.devices, the device cgroup."""
 
-    allow: bool = False
+    allow: bool | None = None
     type: str | None = None
     major: int | None = None
     minor: int | None = None
@@ -75,8 +77,8 @@ class Device(Struct, frozen=True):
 
     path: str
     type: str
-    major: int = 0
-    minor: int = 0
+    major: int | None = None
+    minor: int | None = None
 
 
 class Namespace(Struct, frozen=True):
@@ -111,10 +113,18 @@ class Linux(Struct, frozen=True, rename="camel"):
     memory_policy: MemoryPolicy | None = None
 
 
+class ExecAffinity(Struct, frozen=True):
+    """process.execCPUAffinity: the CPUs of processes that enter the container later, once they are in its
+    cgroup."""
+
+    final: str | None = None
+
+
 class Process(Struct, frozen=True, rename="camel"):
     """process."""
 
     oom_score_adj: int | None = None
+    exec_affinity: ExecAffinity | None = field(default=None, name="execCPUAffinity")
 
 
 class Spec(Struct, frozen=True):
@@ -130,6 +140,12 @@ class Spec(Struct, frozen=True):
     freebsd: dict[str, Any] | None = None
 
 
+_PLACE: Final = re.compile(r"(?P<what>.*) - at `\$(?P<place>.*)`")
+"""How msgspec says where a value of a wrong type is."""
+_STEP: Final = re.compile(r"[\w]+|\.\.\.")
+_ANY_KEY: Final = "..."
+_SHOWN: Final = 80
+"""So many characters of a value are shown."""
 _OTHER_SYSTEMS: Final = ("windows", "solaris", "zos", "freebsd")
 Document = TypeVar("Document", State, Spec, LinuxResources)
 
@@ -185,4 +201,24 @@ def _decode(document: bytes, kind: type[Document], source: str) -> Document:
     try:
         return msgspec.json.decode(document, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise OciError(source, f"cannot be read: {error}") from error
+        raise OciError(source, f"cannot be read: {_problem(document, str(error))}") from error
+
+
+def _problem(document: bytes, said: str) -> str:
+    """What is wrong with *document*, with the value; the decoder names no keys of maps, and no values."""
+    found = _PLACE.fullmatch(said)
+    if found is None:
+        return said
+    try:
+        value, place = msgspec.json.decode(document), "$"
+        for step in _STEP.findall(found["place"]):
+            if isinstance(value, list):
+                value, place = value[int(step)], f"{place}[{step}]"
+            elif step == _ANY_KEY:
+                key, value = next(item for item in value.items() if not isinstance(item[1], str))
+                place += f"[{printable(key, _SHOWN)}]"
+            else:
+                value, place = value[step], f"{place}.{step}"
+    except (msgspec.MsgspecError, RecursionError, LookupError, StopIteration):
+        return said
+    return f"{found['what']} - at `{place}`: {printable(json.dumps(value), _SHOWN)}"

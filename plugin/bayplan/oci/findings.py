@@ -1,5 +1,6 @@
 """What the doctor says: a problem of a node, how bad it is, and what to do about it."""
 
+from collections.abc import Mapping
 from enum import Enum
 
 from msgspec import Struct
@@ -24,12 +25,12 @@ class Finding(Struct, frozen=True):
 
 
 class DaemonState(Struct, frozen=True):
-    """Of a running daemon: the runtime that is connected over NRI ("" for none) with its version, and the
-    daemon's own process, 0 where it is not known. ``assumed_kubelet`` is the version of kubelet whose rules
-    it goes by without having found out which one the node has, else ""."""
+    """Of a running daemon: the runtime that is connected over NRI ("" for none) with its version, the
+    daemon's own process, 0 where it is not known, and what does not hold of its ledger, each sentence with
+    whether it was put right."""
 
     nri_runtime: str = ""
     runtime_version: str = ""
     nri_version: str = ""
     pid: int = 0
-    assumed_kubelet: str = ""
+    faults: Mapping[str, bool] = {}

@@ -26,6 +26,7 @@ from bayplan.errors import BayplanError, PlacementError
 from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.unix_socket import Peer
+from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
 from bayplan.model.life import Action, Report
 from bayplan.model.workload import Adjustment, Update
@@ -45,6 +46,7 @@ from bayplan.oci.runtime_update import (
     runtime_of,
 )
 from bayplan.oci.workloads import resources_from
+from bayplan.placement.page_owners import PAGES_TO_MOVE
 
 logger = logging.getLogger(__name__)
 
@@ -207,8 +209,7 @@ class OciRequestHandler:
         if announced is not None:
             await self._rewrite(announced, replace_config)
             entry = self._controller.ledger.entries.get(container_id)
-            exclusive = entry is not None and bool(entry.decision.placement.exclusive_cpus)
-            if exclusive and not shadow_mode.is_on():
+            if entry is not None and _waits_for_others(entry.decision) and not shadow_mode.is_on():
                 self._cpusets.starts.expect(container_id)
         return _DONE
 
@@ -386,3 +387,9 @@ class OciRequestHandler:
         if self.settings.undecided is Undecided.REFUSE:
             return Answer.saying(Status.REFUSED, problem)
         return _DONE
+
+
+def _waits_for_others(decision: Decision) -> bool:
+    """Whether others have to leave its CPUs or make room for its memory before the container starts."""
+    exclusive = bool(decision.placement.exclusive_cpus)
+    return exclusive or any(one.code == PAGES_TO_MOVE for one in decision.reasons)

@@ -17,8 +17,9 @@ from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.workload import Container, DeviceNode, Mount, Pod
 from bayplan.oci.documents import Cpu, LinuxResources, Memory, Spec
 from bayplan.oci.errors import OciError
+from bayplan.printable import printable
 from bayplan.quantity import whole_number
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 
 _CRIO: Final = "io.kubernetes.cri-o."
 _CONTAINERD: Final = "io.kubernetes.cri."
@@ -80,7 +81,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
     """The container that *spec* describes.
 
     Raises:
-        OciError: a cpuset, a limit or the memory policy of the spec cannot be read.
+        OciError: a cpuset, a limit, the memory policy or an affinity of the spec cannot be read.
     """
     annotations, linux = spec.annotations or {}, spec.linux
     labels = _texts(annotations.get(f"{_CRIO}Labels", ""))
@@ -108,6 +109,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         ),
         cdi_devices=cdi_names((), annotations),
         memory_policy=_memory_policy(spec),
+        exec_cpus=_exec_cpus(spec),
     )
 
 
@@ -152,7 +154,7 @@ def resources_from(resources: LinuxResources) -> Resources:
         cpu_idle=cpu.idle,
         cpus=cpu.cpus or "",
         mems=cpu.mems or "",
-        hugepage_limits=tuple((one.page_size, one.limit) for one in resources.hugepage_limits or ()),
+        hugepage_limits=tuple((one.page_size, one.limit or 0) for one in resources.hugepage_limits or ()),
         unified=resources.unified or {},
     )
     found = read(written)
@@ -174,7 +176,7 @@ def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:
     ):
         unknown = next((one for one in found if one not in known), None)
         if unknown is not None:
-            expected = f"found {unknown!r}, expected one of {', '.join(sorted(known))}"
+            expected = f"found {printable(repr(unknown), 80)}, expected one of {', '.join(sorted(known))}"
             raise OciError(f"linux.memoryPolicy.{field}", expected)
     try:
         nodes = NodeSet.parse(written.nodes or "")
@@ -184,9 +186,18 @@ def _memory_policy(spec: Spec) -> MemoryPolicySetting | None:
     return MemoryPolicySetting(_MODES[written.mode], nodes, flags)
 
 
+def _exec_cpus(spec: Spec) -> CpuSet | None:
+    """The CPUs of processes that enter the container later."""
+    affinity = spec.process and spec.process.exec_affinity
+    try:
+        return CpuSet.parse((affinity and affinity.final) or "") or None
+    except ParseError as error:
+        raise OciError("process.execCPUAffinity.final", str(error)) from error
+
+
 def _device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:
     return tuple(
-        DeviceNode(device.path, DEVICE_TYPES[device.type], device.major, device.minor)
+        DeviceNode(device.path, DEVICE_TYPES[device.type], device.major or 0, device.minor or 0)
         for device in (spec.linux and spec.linux.devices) or ()
         if device.type in DEVICE_TYPES
     )
@@ -195,7 +206,7 @@ def _device_nodes(spec: Spec) -> tuple[DeviceNode, ...]:
 def _opens_everything(spec: Spec) -> bool:
     resources = spec.linux and spec.linux.resources
     return any(
-        opens_everything(allow=rule.allow, kind=rule.type or "", major=rule.major, minor=rule.minor)
+        opens_everything(allow=bool(rule.allow), kind=rule.type or "", major=rule.major, minor=rule.minor)
         for rule in (resources and resources.devices) or ()
     )
 

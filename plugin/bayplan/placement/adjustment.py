@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.qos.cgroup_values import memory_high_bytes, memory_protection
+from bayplan.kubelet.qos.cgroup_values import memory_high_bytes, memory_protection
 from bayplan.model.decision import Decision, QosClass, QosSource, Request
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger

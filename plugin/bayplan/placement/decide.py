@@ -29,6 +29,7 @@ from bayplan.placement.memory_policy import (
 )
 from bayplan.placement.release import RELEASED
 from bayplan.quantity import format_bytes
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 ExactRequest = Callable[[Request], tuple[Request, tuple[Reason, ...]]]
 """The request with numbers that somebody knows better, and why some of them do not count."""
@@ -92,7 +93,8 @@ def decide_creation(
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
     decision = decide_by_given_policy(machine, policy, engine, ledger, request)
     decision = with_memory_policy(machine, ability, decision)
-    crowded = tuple(also_pinned(ledger, decision.placement.exclusive_cpus))
+    apart = _apart_from_exec(container, request.pinned_cpus or decision.placement.exclusive_cpus)
+    crowded = (*also_pinned(ledger, decision.placement.exclusive_cpus), *apart)
     if crowded and decision.outcome is Outcome.PLACED:
         decision = replace(decision, outcome=Outcome.DEGRADED)
     disbelief = (*_unused_request(wishes, request), *disbelief, *_readings(machine, request, container))
@@ -139,6 +141,8 @@ def _readings(machine: Machine, request: Request, container: Container) -> Itera
         yield Reason("unreadable", f"its spec's linux.resources.{path} cannot be read: {problem}")
     for text in overridden(resources):
         yield Reason("overridden", text)
+    if request.pinned_cpus is not None or request.pinned_mems is not None:
+        yield from _absent_ids(machine, request)
     if request.qos_source is QosSource.CGROUP_PARENT:
         return
     for text in limiting_nothing(resources, machine):
@@ -147,6 +151,25 @@ def _readings(machine: Machine, request: Request, container: Container) -> Itera
     if request.memory.high_bytes == most and (limit_bytes or machine.memory_bytes) > most:
         text = f"outside of kubelet's tree no more than half of the machine is promised: {format_bytes(most)}"
         yield Reason("promised-in-part", text)
+
+
+def _absent_ids(machine: Machine, request: Request) -> Iterator[Reason]:
+    """What the cpusets of others have and *machine* has not."""
+    cpus = (request.pinned_cpus or CpuSet()) - CpuSet(machine.cpu_by_id)
+    nodes = (request.pinned_mems or NodeSet()) - machine.memory_nodes
+    absent = " and ".join([*([cpus_text(cpus)] if cpus else []), *([nodes_text(nodes)] if nodes else [])])
+    if absent:
+        or_no_memory = ", or no memory there" if nodes else ""
+        yield Reason("absent-ids", f"its cpusets have {absent}: the machine has none{or_no_memory}")
+
+
+def _apart_from_exec(container: Container, own: CpuSet) -> Iterator[Reason]:
+    """That processes which enter *container* later are to run on none of its *own* CPUs, which the kernel
+    refuses."""
+    wanted = container.exec_cpus
+    if wanted and own and wanted.isdisjoint(own):
+        text = f"its spec has exec run on {cpus_text(wanted)} (execCPUAffinity), and it has {cpus_text(own)}"
+        yield Reason("exec-apart", f"{text}: the kernel refuses that")
 
 
 def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:

@@ -17,14 +17,14 @@ from bayplan.engines.kubelet.cpu.errors import CpuManagerError
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.ledger_state import managers_state
-from bayplan.engines.kubelet.managers import ManagerOptions, PreparedManagers
+from bayplan.engines.kubelet.managers import PreparedManagers
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import MemoryState
-from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE
 from bayplan.errors import Problem
+from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.ledger import Entry, Ledger

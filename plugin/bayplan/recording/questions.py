@@ -15,8 +15,8 @@ from bayplan import __version__
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import ParseError
+from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import changed_ids, entries_of

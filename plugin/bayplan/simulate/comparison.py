@@ -14,15 +14,17 @@ from bayplan.config.eviction import remarks_here
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.load import load_settings
 from bayplan.config.reservations import reserved_bytes, resolve_policy
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
+from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, Problem
 from bayplan.files import STANDARD_INPUT
 from bayplan.model.decision import Move
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import with_owners
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.sentences import summary
-from bayplan.simulate.machine_file import read_topology
 from bayplan.simulate.simulation import Simulation, Step
+from bayplan.simulate.topology_sources import read_topology
 from bayplan.simulate.trace_file import Arrival, Departure, Event, read_trace
 
 View = dict[str, Any]
@@ -71,6 +73,18 @@ def simulate(
     }
 
 
+def empty_machine(topology: Path, configs: Sequence[Path] = ()) -> tuple[Machine, PlacementPolicy, Settings]:
+    """The machine of *topology* as a daemon with the files *configs* starts with.
+
+    Raises:
+        ConfigError, HostError: a file is wrong, or the machine does not have what it names.
+    """
+    described = read_topology(topology)
+    settings = _settings(described, configs, {}, several=False)
+    machine = with_owners(described, settings.device_memory)
+    return machine, resolve_policy(settings, machine), settings
+
+
 def _settings(
     machine: Machine, configs: Sequence[Path], flags: Mapping[str, Sequence[str]], *, several: bool
 ) -> Settings:
@@ -103,7 +117,7 @@ def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> Vie
         "engine": settings.engine,
         "policy": policy.topology.value,
         "strategy": policy.strategy.value,
-        "remarks": [*settings.notices, *remarks_here(settings, machine)],
+        "remarks": [*machine.remarks, *settings.notices, *remarks_here(settings, machine)],
         "accepted": quality.accepted,
         "refused": quality.refused,
         "degraded": quality.degraded,

@@ -3,7 +3,7 @@
 Read are names, annotations, ``resources``, init containers and sidecars, ``overhead``, ``priorityClassName``
 and ``status.qosClass``; the rest of a manifest does not matter for placement. Pods are found in objects of
 any kind: a pod template is what has ``spec.containers`` below a key ``template`` or ``...Template``. The
-values are kubelet's own (`bayplan.engines.kubelet.qos.cgroup_values`), so that what kubelet loses on the way
+values are kubelet's own (`bayplan.kubelet.qos.cgroup_values`), so that what kubelet loses on the way
 (the exact memory request of a Burstable container) is lost here too.
 """
 
@@ -16,17 +16,17 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.engines.kubelet.qos.cgroup_values import (
+from bayplan.errors import ConfigError, ParseError, Problem, excerpt
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.kubelet.qos.cgroup_values import (
     ContainerValues,
     NodeSettings,
     PodValues,
     container_values,
     pod_values,
 )
-from bayplan.engines.kubelet.qos.classes import qos_class
-from bayplan.engines.kubelet.resources import is_memory
-from bayplan.errors import ConfigError, ParseError, Problem, excerpt
+from bayplan.kubelet.qos.classes import qos_class
+from bayplan.kubelet.resources import is_memory
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine
 from bayplan.model.resources import Resources

@@ -2,20 +2,17 @@
 
 What-if and the simulator use this. The rules are those of the daemon (`bayplan.placement.decide`), and so is
 the order: decide, apply the moves to the ledger, add the entry. The daemon is asked by a runtime, container
-by container, and so is its rehearsal. kubelet knows the pod and admits it as a whole
-(`bayplan.engines.kubelet.pod_admission`); a simulation of the engine `kubelet` is to refuse what kubelet
-refuses, so its pods are admitted so. Requests, annotations and reasons come the same way in both.
+by container, and so is its rehearsal; a simulation of the engine `kubelet` admits pods as a whole
+(`bayplan.simulate.kubelet_rehearsal`). Requests, annotations and reasons come the same way in both.
 """
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.pod import PodSpec
-from bayplan.engines.kubelet.pod_admission import PodAdmission
-from bayplan.engines.kubelet.resources import has_pod_level, most_exclusive_cpus
-from bayplan.model.decision import Decision, Move, Outcome, Placement, QosClass, Reason, Request
+from bayplan.kubelet.pod import PodSpec
+from bayplan.kubelet.resources import has_pod_level, most_exclusive_cpus
+from bayplan.model.decision import Decision, Move, Outcome, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
@@ -54,7 +51,7 @@ class Rehearsal(Struct):
 
         After a refusal no further container of the pod is tried, and those before it are released.
         """
-        known = _known_of(planned.spec)
+        known = known_of(planned.spec)
         decisions: list[Decision] = []
         kept: list[str] = []
         ended: str | None = None
@@ -126,14 +123,7 @@ def applied(ledger: Ledger, entry: Entry) -> Ledger:
     return ledger.moved(entry.decision.moves).with_entry(entry)
 
 
-def rehearsal_of_pods(machine: Machine, policy: PlacementPolicy, engine: Engine) -> Rehearsal:
-    """The rehearsal in which *engine* is asked as whoever has it is: kubelet by whole pods."""
-    if isinstance(engine, KubeletEngine):
-        return KubeletRehearsal(machine, policy, engine)
-    return Rehearsal(machine, policy, engine)
-
-
-def _known_of(spec: PodSpec) -> ExactRequest:
+def known_of(spec: PodSpec) -> ExactRequest:
     """What the manifest of a pod says of it as a whole, beside the sums that a runtime shows: whether it has
     resources as a whole, and how many CPUs its containers have to themselves."""
     level, count = has_pod_level(spec), most_exclusive_cpus(spec)
@@ -147,65 +137,3 @@ def _known_of(spec: PodSpec) -> ExactRequest:
         return request, ()
 
     return known
-
-
-class KubeletRehearsal(Rehearsal):
-    """Pods are admitted as a whole; its engine is a `KubeletEngine`."""
-
-    def admit(self, planned: PlannedPod) -> list[Decision]:
-        """See `Rehearsal.admit`. A refused pod has one decision: that about the container which kubelet
-        refuses it for. A pod with annotations about its place is none of kubelet's: it is asked for container
-        by container."""
-        engine = self.engine
-        if not isinstance(engine, KubeletEngine) or self._has_wishes(planned):
-            return super().admit(planned)
-        pod = replace(planned.spec, uid=planned.pod.id)
-        admission = engine.admission(self.machine, self.policy, self.ledger, pod)
-        self.engine = _Answering(engine, admission)
-        try:
-            if admission.refused:
-                refused = [one for one in planned.containers if one.container.name == admission.refused]
-                known = _known_of(planned.spec)
-                return [self.create(planned.pod, one.container, known) for one in refused]
-            decisions = super().admit(planned)
-        finally:
-            self.engine = engine
-        if decisions[-1].outcome is Outcome.REFUSED:
-            return decisions  # not by kubelet's managers, but for its annotations
-        for one, decision in zip(planned.containers, decisions, strict=True):
-            if one.ends and (kept := admission.kept(decision)) is not None:
-                self.ledger = self.ledger.with_entry(Entry(kept))
-                self.containers[one.container.id] = one.container
-        return decisions
-
-    def _has_wishes(self, planned: PlannedPod) -> bool:
-        """Whether an annotation has it left alone, or hints at nodes of devices."""
-        wishes = [
-            read_annotations(self.machine, self.policy, planned.pod, one.container).wishes
-            for one in planned.containers
-        ]
-        return any(one.opted_out or one.added_hints or one.replaced_hints for one in wishes)
-
-
-class _Answering(KubeletEngine):
-    """The engine while the containers of one pod are created: what the managers said of the pod is the answer
-    about each of them."""
-
-    def __init__(self, engine: KubeletEngine, admission: PodAdmission) -> None:
-        super().__init__(engine.managers)
-        self._admission = admission
-
-    def decide(
-        self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
-        request: Request,
-        current: Placement | None = None,
-    ) -> Decision:
-        """See `Engine.decide`."""
-        if self._admission.refused:
-            return self._admission.refusal(ledger, request)
-        if request.qos is QosClass.GUARANTEED and not request.pod_level:
-            return self._admission.decision(ledger, request)
-        return super().decide(machine, policy, ledger, request, current)

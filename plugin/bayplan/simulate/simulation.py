@@ -17,8 +17,8 @@ from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
+from bayplan.simulate.kubelet_rehearsal import rehearsal_of_pods
 from bayplan.simulate.manifest import PlannedPod
-from bayplan.simulate.rehearsal import rehearsal_of_pods
 from bayplan.simulate.trace_file import Arrival, Departure, Event, Resize
 
 

@@ -10,9 +10,7 @@ from typing import Any
 
 from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
-from bayplan.engines.interface import allocatable_bytes, reserved_cpus
-from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.kept_for_pods import kept_for_pods
+from bayplan.engines.interface import KUBELET, allocatable_bytes, reserved_cpus
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Cpu, Machine, Node
@@ -63,7 +61,6 @@ def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
         daemon=_daemon(snapshot),
         runtime=_runtime(snapshot.runtime),
         policy=_policy(snapshot.policy),
-        kubelet={"version": str(snapshot.policy.kubelet_rules), "knownBy": snapshot.kubelet_known_by or None},
         sharedCpus=str(shared),
         containers=[
             _container(entry, shared, snapshot, spreads[entry.container_id], holders) for entry in entries
@@ -105,7 +102,9 @@ def _kept_for_pods(snapshot: Snapshot) -> list[View]:
     """The room that is kept for containers which pods are still to get, or to get again."""
     ledger = snapshot.ledger
     entries = (*ledger.entries.values(), *ledger.retained.values())
-    if snapshot.engine == KubeletEngine.name:
+    if snapshot.engine == KUBELET:
+        from bayplan.engines.kubelet.kept_for_pods import kept_for_pods  # noqa: PLC0415 - loaded with that engine
+
         kept = [(rest.pod_id, rest.nodes, rest.need, rest.cpus) for rest in kept_for_pods(entries) if rest]
     else:
         kept = [

@@ -10,6 +10,7 @@ from bayplan.engines.kubelet.cpu.distribution import take_distributed
 from bayplan.engines.kubelet.cpu.errors import CpuManagerError
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
+from bayplan.kubelet.manager_options import ManagerConfigError
 from bayplan.sets import CpuSet
 from conformance.sections import Case, Folder, Section, expect, expect_error
 
@@ -46,7 +47,7 @@ def error_of(do: Callable[[], object]) -> str | None:
     """The text of the error that *do* raises, if any."""
     try:
         do()
-    except CpuManagerError as error:
+    except (CpuManagerError, ManagerConfigError) as error:
         return str(error)
     return None
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bayplan.engines.kubelet.cpu.errors import SmtAlignmentError
-from bayplan.engines.kubelet.cpu.manager import STATIC, StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.options import CpuOptions, unavailable
+from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
 from bayplan.engines.kubelet.cpu.pods import pod_exclusive_cpus
 from bayplan.engines.kubelet.cpu.reconcile import Running, UpdateNeed, reconcile_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.hints import ProviderHints
+from bayplan.kubelet.manager_options import STATIC, CpuOptions, unavailable_cpu_option
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 from conformance.sections import Case, Folder, Section, expect, expect_error
@@ -168,7 +168,7 @@ def _switched(case: Case) -> tuple[bool, bool]:
 def _option_available(case: Case, folder: Folder) -> None:
     del folder
     alpha, beta = _switched(case)
-    problem = unavailable(case["option"], alpha=alpha, beta=beta)
+    problem = unavailable_cpu_option(case["option"], alpha=alpha, beta=beta)
     expect(f"available ({problem})", problem is None, case["expectedAvailable"])
 
 
@@ -182,7 +182,8 @@ def _option_compatible(case: Case, folder: Folder) -> None:
 def _option_valid(case: Case, folder: Folder) -> None:
     options = CpuOptions.parse(case["policyOption"], alpha=True)
     machine = named_topology(case["topology"], folder)
-    problem = error_of(lambda: options.check(machine, TopologyPolicy(case["topoMgrPolicy"])))
+    sockets, nodes = machine.num_sockets, machine.num_nodes
+    problem = error_of(lambda: options.check(sockets, nodes, TopologyPolicy(case["topoMgrPolicy"])))
     expect(f"refused ({problem})", problem is not None, case["expectedErr"])
 
 

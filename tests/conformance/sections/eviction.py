@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from bayplan.engines.kubelet.eviction.ranking import PodUsage, eviction_order
-from bayplan.engines.kubelet.eviction.rules import (
+from bayplan.errors import ParseError
+from bayplan.kubelet.eviction.ranking import PodUsage, eviction_order
+from bayplan.kubelet.eviction.rules import (
     NodeCondition,
     Observation,
     conditions,
@@ -14,7 +15,7 @@ from bayplan.engines.kubelet.eviction.rules import (
     reclaimed_first,
     with_container_fs,
 )
-from bayplan.engines.kubelet.eviction.thresholds import (
+from bayplan.kubelet.eviction.thresholds import (
     Threshold,
     ThresholdError,
     ThresholdValue,
@@ -26,8 +27,7 @@ from bayplan.engines.kubelet.eviction.thresholds import (
     with_allocatable,
     without_grace_period,
 )
-from bayplan.engines.kubelet.pod import PodLevelResources, PodSpec
-from bayplan.errors import ParseError
+from bayplan.kubelet.pod import PodLevelResources, PodSpec
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import parse_bytes
 from conformance.sections import Case, Folder, Section, expect

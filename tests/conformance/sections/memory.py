@@ -6,7 +6,7 @@ from typing import Any
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
 from bayplan.engines.kubelet.memory.errors import EmptyPodSharedPoolError, MemoryManagerError
 from bayplan.engines.kubelet.memory.hints import violates_groups
-from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager, MemoryManagerPolicy
+from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager
 from bayplan.engines.kubelet.memory.pool import check_shared_pool
 from bayplan.engines.kubelet.memory.requests import pod_wants, takes_part
 from bayplan.engines.kubelet.memory.restore import start
@@ -18,8 +18,9 @@ from bayplan.engines.kubelet.memory.state import (
     NodeMemory,
     Nodes,
 )
-from bayplan.engines.kubelet.pod import FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.kubelet.pod import FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import parse_bytes
 from bayplan.sets import NodeSet

@@ -1,8 +1,11 @@
 """The manager around the policy, and reserved memory."""
 
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
-from bayplan.engines.kubelet.memory.reservation import (
+from bayplan.engines.kubelet.memory.manager import MemoryManager
+from bayplan.engines.kubelet.memory.restore import start
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.kubelet.pod import PodSpec
+from bayplan.kubelet.reservation import (
     Reservation,
     ReservationProblem,
     by_node,
@@ -10,8 +13,6 @@ from bayplan.engines.kubelet.memory.reservation import (
     check_sums,
     check_values,
 )
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.model.machine import MEMORY
 from conformance.sections import Case, Folder, MismatchError, Section, expect
 from conformance.sections.memory import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import KubeletRules, rules_of
 from bayplan.model.machine import Machine, Node

@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.engines.kubelet.qos.cgroup_values import (
+from bayplan.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.kubelet.qos.cgroup_values import (
     ContainerValues,
     NodeSettings,
     PodValues,
@@ -17,8 +17,8 @@ from bayplan.engines.kubelet.qos.cgroup_values import (
     runtime_page_size,
     swap_behavior,
 )
-from bayplan.engines.kubelet.qos.cgroup_weights import reported_milli, weight_linear, weight_quadratic
-from bayplan.engines.kubelet.qos.classes import (
+from bayplan.kubelet.qos.cgroup_weights import reported_milli, weight_linear, weight_quadratic
+from bayplan.kubelet.qos.classes import (
     CONFIG_MIRROR,
     container_oom_score_adj,
     is_critical,

@@ -20,20 +20,18 @@ from msgspec.structs import replace
 
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
 from bayplan.engines.kubelet.cpu.errors import CpuManagerError
-from bayplan.engines.kubelet.cpu.manager import STATIC, StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
+from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, parse_checkpoint, state_of
 from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start as start_memory
 from bayplan.engines.kubelet.memory.state import MemoryState
-from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.engines.kubelet.topology.options import TopologyOptions
+from bayplan.kubelet.manager_options import STATIC, CpuOptions, MemoryManagerPolicy, TopologyOptions
+from bayplan.kubelet.pod import PodSpec
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet

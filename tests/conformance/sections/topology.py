@@ -2,22 +2,21 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from enum import Enum
+from typing import Any, Final, TypeVar
 
-from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.distances import Distances
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints, subsets
 from bayplan.engines.kubelet.topology.manager import TopologyManager, single_node
 from bayplan.engines.kubelet.topology.merge import largest_of_smallest, rank
-from bayplan.engines.kubelet.topology.options import (
+from bayplan.kubelet.manager_options import (
     OPTIONS,
+    ManagerConfigError,
     Maturity,
     OptionGates,
-    TopologyConfigError,
     TopologyOptions,
-    parse_policy,
-    parse_scope,
 )
+from bayplan.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.model.machine import Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
@@ -210,7 +209,7 @@ def _numa_info(case: Case, _: Folder) -> None:
     options = TopologyOptions(prefer_closest=case["opts"]["PreferClosestNUMA"])
     try:
         manager = TopologyManager.of(_machine(case["topology"]), TopologyPolicy.RESTRICTED, options=options)
-    except TopologyConfigError as error:
+    except ManagerConfigError as error:
         expect_error(error, case["expectedErr"])
         return
     expect_error(None, case["expectedErr"])
@@ -225,7 +224,7 @@ def _policy_options(case: Case, _: Folder) -> None:
     gates = _gates(case)
     try:
         options = TopologyOptions.parse(case["policyOptions"] or {}, gates)
-    except TopologyConfigError as error:
+    except ManagerConfigError as error:
         expect_error(error, case["expectedErr"])
         return
     expect_error(None, case["expectedErr"])
@@ -251,11 +250,11 @@ def _new_manager(case: Case, _: Folder) -> None:
     Without a policy kubelet does not look at the options."""
     machine = _machine(case["topology"])
     try:
-        policy = parse_policy(case["policyName"])
+        policy = _named(TopologyPolicy, "policy", case["policyName"])
         none = policy is TopologyPolicy.NONE
         options = TopologyOptions() if none else TopologyOptions.parse(case["policyOptions"] or {})
         manager = TopologyManager.of(machine, policy, options=options)
-    except TopologyConfigError as error:
+    except ManagerConfigError as error:
         expect_error(error, case["expectedError"])
         return
     beyond = None if none else options.beyond_kubelet(len(machine.nodes))
@@ -264,10 +263,21 @@ def _new_manager(case: Case, _: Folder) -> None:
         expect("policy", manager.policy.value, case["expectedPolicy"])
 
 
+_Choice = TypeVar("_Choice", bound=Enum)
+
+
+def _named(kind: type[_Choice], what: str, name: str) -> _Choice:
+    """Of kubelet's names that one; the configuration reads them as it reads all choices."""
+    try:
+        return kind(name)
+    except ValueError:
+        raise ManagerConfigError(f'unknown {what}: "{name}"') from None
+
+
 def _scope(case: Case, _: Folder) -> None:
     try:
-        scope = parse_scope(case["scopeName"])
-    except TopologyConfigError as error:
+        scope = _named(TopologyScope, "scope", case["scopeName"])
+    except ManagerConfigError as error:
         expect_error(error, case["expectedError"])
         return
     expect_error(None, case["expectedError"])

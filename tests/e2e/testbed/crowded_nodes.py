@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.crictl import Running
-from testbed.memory_load import keep_cpu_lists_small, kills
+from testbed.memory_load import kills
 from testbed.node import Node
 from testbed.pods import MIB, best_effort, burstable, guaranteed
 
@@ -43,7 +43,7 @@ assert libc.syscall(SET_MEMPOLICY, MPOL_DEFAULT, None, 0) == 0
 """
 
 
-def put(node: Node, placed: Sequence[tuple[Running, int]]) -> None:
+def put(node: Node, placed: Sequence[tuple[Running | str, int]]) -> None:
     """Have the pages of containers lie on one node each, as they would by first touch of its CPUs."""
     words = [word for running, there in placed for word in (str(node.view(running).pid), str(there))]
     node.guest.run("python3", "-c", _PUT, *words)
@@ -65,7 +65,6 @@ def web(node: Node, number: int) -> Running:
 
 def crowded(node: Node) -> tuple[dict[int, Running], list[Running]]:
     """Two owners, by their nodes, 1 and 2, and three others within their claims, whose pages lie there."""
-    keep_cpu_lists_small(node)
     owners = {place: owner(node, place, 300) for place in (1, 2)}
     others = [web(node, number) for number in (1, 2)]
     others.append(node.launch(best_effort("batch").touching("40Mi")))

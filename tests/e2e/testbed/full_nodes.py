@@ -12,7 +12,6 @@ from testbed.crictl import Running
 from testbed.memory_load import (
     MemoryWatch,
     install,
-    keep_cpu_lists_small,
     kills,
     let_go,
     said,
@@ -66,7 +65,6 @@ def measured(node: Node, load: Load, mode: str, seconds: float) -> Measured:
     """Have all of it run with this `memoryPressure`, until *seconds* passed and everybody has used what is
     theirs, or somebody within its claim is killed."""
     install(node)
-    keep_cpu_lists_small(node)
     node.bayplan.start(
         *("--memory-pressure", mode),
         *("--measured-reservation", "true"),

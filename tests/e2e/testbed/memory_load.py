@@ -46,12 +46,6 @@ def kills(node: Node) -> list[Kill]:
     return [Kill(int(pid), program, int(score)) for pid, program, score in found]
 
 
-def keep_cpu_lists_small(node: Node) -> None:
-    """From Linux 6.7 on CPUs keep up to an eighth of a node in lists of their own, of which nobody else gets
-    any before somebody is killed: on nodes of 512 MiB that is as much as is left free."""
-    node.guest.run("sysctl", "vm.percpu_pagelist_high_fraction=64")
-
-
 def install(node: Node) -> None:
     """Have the program in the guest, and its services protected as their units would do it: what the agent
     starts from now on is protected as well."""

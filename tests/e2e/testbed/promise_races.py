@@ -20,7 +20,7 @@ LIMIT_S = 240.0
 POLL_S = 0.5
 TOUCHED = 0.9
 MEASURED_S = 32.0
-"""What is held outside of containers is measured every 30 s, and more is held since the first ones run."""
+"""What is held outside of containers is measured every 30 s, and more is held since the sandboxes run."""
 MEASURED_MIB = 24
 """And what it may rise by until the last container is created."""
 FILES = "/run/testbed/files"
@@ -53,26 +53,29 @@ def beside_burstable(node: Node, part: float, pause_s: float = 0.0) -> Raced:
     """Four Burstable containers have touched nine tenths of their requests; then Guaranteed ones are promised
     five of six nodes, and *part* of all that can be promised is promised."""
     begin(node)
-    return raced(node, owners_of_five(node, part), pause_s)
+    run_burstable(node, part)
+    return raced(node, lambda: owners_of_five(node, part), pause_s)
 
 
 def in_the_way(node: Node, rate: str) -> list[Running]:
     """The same, of nine tenths, up to the start of the Guaranteed containers; pages move that slowly."""
     begin(node, "--page-move-rate", rate)
-    return [created(node, one) for one in owners_of_five(node, 0.9)]
+    run_burstable(node, 0.9)
+    return all_created(node, lambda: owners_of_five(node, 0.9))
 
 
-def owners_of_five(node: Node, part: float) -> list[Pod]:
-    """See `beside_burstable`: the Burstable containers run, the Guaranteed ones are not there yet."""
+def run_burstable(node: Node, part: float) -> None:
+    """See `beside_burstable`: they may lie anywhere, and request as much as *part* of the last node."""
     has = allocatable_mib(node)
-    *owned, rest = sorted(has)
     total = node.kernel.memory_total_bytes()
-    request = int(has[rest] * part) // 4 - 4
+    request = int(has[max(has)] * part) // 4 - 4
     pods = [burstable(f"web-{number}", node_memory_bytes=total, memory=f"{request}Mi") for number in range(4)]
     for one in [node.launch(pod.touching(f"{int(request * TOUCHED)}Mi")) for pod in pods]:
         node.crictl.await_log(one, "touched")
-    if part == 1.0:
-        time.sleep(MEASURED_S)
+
+
+def owners_of_five(node: Node, part: float) -> list[Pod]:
+    """The Guaranteed ones, by what can be promised on the nodes now."""
     has = allocatable_mib(node)
     return [
         guaranteed(
@@ -81,13 +84,13 @@ def owners_of_five(node: Node, part: float) -> list[Pod]:
             f"{int(has[place] * part)}Mi",
             annotations={"bayplan.dev/required-nodes": str(place)},
         ).touching(f"{int(has[place] * part * TOUCHED)}Mi")
-        for place in owned
+        for place in sorted(has)[:-1]
     ]
 
 
-def bound(node: Node) -> list[str]:
-    """The cgroups of containers with a memory.high."""
-    script = "grep -L max $(find /sys/fs/cgroup/kubepods -name memory.high)"
+def bound(node: Node, parent: str = "kubepods") -> list[str]:
+    """The cgroups below *parent* with a memory.high."""
+    script = f"grep -L max $(find /sys/fs/cgroup/{parent} -name memory.high)"
     return node.guest.run("sh", "-c", script, check=False).stdout.split()
 
 
@@ -108,34 +111,42 @@ def beside_a_tmpfs(node: Node) -> Raced:
         command = ("/bin/workload", "tmpfs", "/files/filled", str(FILES_MIB * MIB))
         node.launch(batch.with_containers(replace(container, command=command, mounts={"/files": FILES})))
         await_that(lambda: files_mib(node) >= FILES_MIB)
-        has = allocatable_mib(node)
-        each = (sum(has.values()) - FILES_MIB) * 85 // 100 // 6
-        amounts = [min(each, amount) for amount in has.values()]
-        owners = [
-            guaranteed(f"owner-{number}", 0.2, f"{amount}Mi").touching(f"{int(amount * TOUCHED)}Mi")
-            for number, amount in enumerate(amounts)
-        ]
-        return raced(node, owners)
+        return raced(node, lambda: owners_beside_files(node))
     finally:
         node.crictl.remove_everything()
         node.guest.run("sh", "-c", f"umount {FILES}")
 
 
+def owners_beside_files(node: Node) -> list[Pod]:
+    """Six that may lie wherever they are placed, with 85 % of what is left in all."""
+    has = allocatable_mib(node)
+    each = (sum(has.values()) - FILES_MIB) * 85 // 100 // 6
+    amounts = [min(each, amount) for amount in has.values()]
+    return [
+        guaranteed(f"owner-{number}", 0.2, f"{amount}Mi").touching(f"{int(amount * TOUCHED)}Mi")
+        for number, amount in enumerate(amounts)
+    ]
+
+
 def beside_hogs(node: Node) -> Raced:
     """BestEffort containers take all there is, beside Guaranteed ones."""
     begin(node)
-    has = allocatable_mib(node)
-    owners = [
+    total_mib = sum(allocatable_mib(node).values())
+    hogs = [best_effort(f"hog-{number}").touching(f"{total_mib}Mi") for number in range(2)]
+    return raced(node, lambda: owners_of_seven_tenths(node), beside=hogs)
+
+
+def owners_of_seven_tenths(node: Node) -> list[Pod]:
+    """One on each node."""
+    return [
         guaranteed(
             f"owner-{place}",
             0.2,
             f"{int(amount * 0.7)}Mi",
             annotations={"bayplan.dev/required-nodes": str(place)},
         ).touching(f"{int(amount * 0.7 * TOUCHED)}Mi")
-        for place, amount in has.items()
+        for place, amount in allocatable_mib(node).items()
     ]
-    hogs = [best_effort(f"hog-{number}").touching(f"{sum(has.values())}Mi") for number in range(2)]
-    return raced(node, owners, beside=hogs)
 
 
 RACES: Mapping[str, Callable[[Node], Raced]] = {
@@ -161,12 +172,13 @@ def begin(node: Node, *flags: str) -> None:
     node.bayplan.await_synchronized()
 
 
-def raced(node: Node, pods: Sequence[Pod], pause_s: float = 0.0, beside: Sequence[Pod] = ()) -> Raced:
-    """Create all *pods*, start them at the same moment, and wait until all have touched theirs, or somebody
-    within its claim is killed."""
-    before, began_s = len(kills(node)), time.monotonic()
-    with ThreadPoolExecutor(len(pods)) as pool:
-        owners = list(pool.map(lambda pod: created(node, pod), pods))
+def raced(
+    node: Node, promised: Callable[[], list[Pod]], pause_s: float = 0.0, beside: Sequence[Pod] = ()
+) -> Raced:
+    """Create all the pods that are *promised*, start them at the same moment, and wait until all have touched
+    theirs, or somebody within its claim is killed."""
+    before = len(kills(node))
+    owners, began_s = all_created(node, promised), time.monotonic()
     time.sleep(pause_s)
     for hog in beside:
         node.launch(hog)
@@ -191,9 +203,19 @@ def raced(node: Node, pods: Sequence[Pod], pause_s: float = 0.0, beside: Sequenc
     )
 
 
-def created(node: Node, pod: Pod) -> Running:
-    """A pod with its container, which does not run yet."""
-    sandbox = node.crictl.run_sandbox(pod)
+def all_created(node: Node, promised: Callable[[], list[Pod]]) -> list[Running]:
+    """The pods that are *promised*, whose containers do not run yet. How much that is is asked again once
+    their sandboxes run and what these take was measured: it is not there any more."""
+    pods = promised()
+    with ThreadPoolExecutor(len(pods)) as pool:
+        sandboxes = list(pool.map(node.crictl.run_sandbox, pods))
+        time.sleep(MEASURED_S)
+        pods = [replace(pod, containers=now.containers) for pod, now in zip(pods, promised(), strict=True)]
+        return list(pool.map(lambda pod, sandbox: created(node, pod, sandbox), pods, sandboxes))
+
+
+def created(node: Node, pod: Pod, sandbox: str) -> Running:
+    """The pod with its container, which does not run yet."""
     (container,) = pod.containers
     return Running(pod, sandbox, {container.name: node.crictl.create(sandbox, pod, container)})
 

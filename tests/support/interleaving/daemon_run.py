@@ -31,7 +31,7 @@ from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.storage import creation_failed
 from bayplan.quantity import GIB
 from support.clock import ManualClock
-from support.controllers import runtime
+from support.controllers import consistent, runtime
 from support.interleaving.kernel import Kernel
 from support.interleaving.steps import Disk, DiskStore, SteppedExecutor, SteppedStoreThread
 
@@ -79,6 +79,7 @@ class DaemonRun:
             has_process=self._has_process,
             capacity_freed=self._capacity_freed,
             clock=clock,
+            became=consistent,
         )
         controller, hierarchy = self.controller, kernel.hierarchy
         self.hardware.attach(controller, self.verify_soon)

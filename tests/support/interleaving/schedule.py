@@ -10,7 +10,8 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
+from bayplan.engines.interface import KUBELET
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import TopologyPolicy
 from bayplan.nri import Event

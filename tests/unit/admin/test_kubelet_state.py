@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from bayplan.admin.kubelet_state import exporting, importing
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import static_managers
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
+from bayplan.engines.interface import KUBELET
 from bayplan.engines.kubelet.cpu.checkpoint import CpuCheckpoint, format_checkpoint
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from bayplan.admin.history import recorded_questions
-from bayplan.admin.questions import rehearsing
+from bayplan.admin.questions import checking, rehearsing
 from bayplan.admin.server import AdminServer
 from bayplan.control.recorder import Recorder
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import Decision
+from bayplan.placement.ledger_check import Fault
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.state import Store
 from bayplan.views.snapshot import Snapshot
@@ -24,12 +25,14 @@ from support.snapshots import make_snapshot
 class Daemon:
     """An AdminServer with its event loop in a thread of its own, and a store for what was decided before.
 
-    ``activity`` are the answers to ``top``, one after the other: what a kernel shows is not read here."""
+    ``activity`` are the answers to ``top``, one after the other: what a kernel shows is not read here;
+    ``faults`` is the answer to ``check``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.snapshot = make_snapshot()
         self.level = "info"
+        self.faults: tuple[Fault, ...] = ()
         self._loop = asyncio.new_event_loop()
         self.activity: Iterator[dict[str, Any]] = iter(())
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -52,9 +55,13 @@ class Daemon:
             **recorded_questions(self.recorder),
             "what-if": rehearsing(ExactEngine, MemoryPolicyAbility),
             "top": self._top,
+            "check": checking(self._check),
         }
         self._server = AdminServer(self.path, self._current, self._set_level, questions=questions)
         await self._server.start()
+
+    async def _check(self) -> tuple[Fault, ...]:
+        return self.faults
 
     async def _top(self, _: Snapshot, __: Mapping[str, object]) -> dict[str, Any]:
         return next(self.activity)

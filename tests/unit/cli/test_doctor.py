@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bayplan.cli.main import main
+from bayplan.placement.ledger_check import OVERCLAIMED, WRONG_TOTAL, Fault
 from support.snapshots import make_snapshot
 
 if TYPE_CHECKING:
@@ -53,3 +54,13 @@ def test_a_daemon_that_answers(daemon: "Daemon", tmp_path: Path, capsys: Capture
     daemon.snapshot = make_snapshot(runtime=None)
     assert main([*arguments, "--json"]) == 4
     assert {one["subject"] for one in json.loads(capsys.readouterr().out)["findings"]} == {"baypland"}
+
+
+def test_what_does_not_hold_of_the_ledger(daemon: "Daemon", tmp_path: Path, capsys: Capture) -> None:
+    arguments = ["doctor", "--root", str(tmp_path), "--admin-socket", str(daemon.path), "--json"]
+    for code, level, status in ((OVERCLAIMED, "warning", 4), (WRONG_TOTAL, "error", 1)):
+        daemon.faults = (Fault(code, "what was found"),)
+        assert main(arguments) == status
+        (finding,) = json.loads(capsys.readouterr().out)["findings"]
+        assert (finding["subject"], finding["level"], finding["text"]) == ("ledger", level, "what was found")
+        assert bool(finding["advice"]) == (level == "error")

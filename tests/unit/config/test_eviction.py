@@ -9,8 +9,8 @@ from bayplan.config.eviction import remarks_on_thresholds, thresholds_on
 from bayplan.config.load import load_settings
 from bayplan.config.reservations import wrong_here
 from bayplan.config.settings import MemoryPressure, Settings
-from bayplan.engines.kubelet.eviction.thresholds import Threshold, ThresholdValue, read_threshold
 from bayplan.errors import ConfigError
+from bayplan.kubelet.eviction.thresholds import Threshold, ThresholdValue, read_threshold
 from bayplan.quantity import GIB, MIB
 from support.machines import machine
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from bayplan.config.load import load_settings
 from bayplan.config.settings import Settings
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.errors import ConfigError
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet
 
@@ -252,9 +252,13 @@ def test_default_evictions_are_merged_with_those_of_the_file(write: Write) -> No
 @pytest.mark.parametrize(
     ("engine", "values", "words"),
     [
-        ("exact", {"cpuManagerPolicyOptions": {"full-pcpus-only": "true", "strict-cpu-reservation": "true"},
+        ("exact", {"cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
                    "topologyManagerPolicyOptions": {"prefer-closest-numa-nodes": "true"}},
-         ["full-pcpus-only, strict-cpu-reservation, prefer-closest-numa-nodes"]),
+         ["prefer-closest-numa-nodes"]),
+        ("exact", {"cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"}},
+         ["cpuManagerPolicyOptions.strict-cpu-reservation"]),
+        ("exact", {"cpuManagerPolicyOptions": {"strict-cpu-reservation": "true"}, "reservedSystemCPUs": "0"},
+         []),
         ("exact", {"kubeReserved": {"cpu": "70m", "memory": "1Gi"}}, ["kubeReserved.cpu"]),
         ("exact", {"kubeReserved": {"cpu": "70m"}, "systemReserved": {"cpu": "1"}},
          ["kubeReserved.cpu and systemReserved.cpu"]),

@@ -13,13 +13,11 @@ from msgspec.structs import replace
 from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_files import DEFAULT_EVICTION_HARD
 from bayplan.config.kubelet_rules import eviction_bytes
-from bayplan.config.load import load_settings, read_contents, settings_of
+from bayplan.config.load import load_settings
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
-from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, parse_percentage, read_threshold
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.errors import ConfigError, Problem
-from bayplan.host.kubelet_program import KubeletVersion
-from bayplan.model.kubelet_version import NEWEST
+from bayplan.kubelet.eviction.thresholds import ThresholdValue, parse_percentage, read_threshold
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,
@@ -62,6 +60,8 @@ singleProcessOOMKill = true
 setOomScoreAdj = false
 defaultMemoryLimit = { Burstable = "4Gi", BestEffort = "1Gi" }
 annotationErrors = "refuse"
+whenDown = "refuse"
+whenDownExcept = ["kube-system", "storage"]
 requestsOutsideKubelet = "nothing"
 nriSocket = "/run/other/nri.sock"
 pluginName = "bay-2"
@@ -130,6 +130,8 @@ FULL = Settings(
     set_oom_score_adj=False,
     default_memory_limit_bytes={"Burstable": 4 * GIB, "BestEffort": GIB},
     refuse_wrong_annotations=True,
+    refuse_undecided=True,
+    undecided_namespaces=frozenset({"kube-system", "storage"}),
     outside_requests=OutsideRequests.NOTHING,
     nri_socket=Path("/run/other/nri.sock"),
     plugin_name="bay-2",
@@ -203,7 +205,7 @@ def test_the_same_keys_in_yaml(write: Write) -> None:
 def _without_sources(settings: Settings) -> Settings:
     from msgspec.structs import replace
 
-    return replace(settings, sources=(), notices=(), kubelet_managers={}, kubelet_known_by="")
+    return replace(settings, sources=(), notices=(), kubelet_managers={})
 
 
 # --- several sources ---
@@ -579,11 +581,9 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.log_level == "debug"
     file = settings.sources[0]
     assert settings.kubelet_managers == {PinningManager.CPU: file, PinningManager.MEMORY: file}
-    *of_the_file, of_the_version = settings.remarks
-    assert [file in remark for remark in of_the_file] == [True, True, True]
-    assert settings.unknown_kubelet == (of_the_version,)
-    (unused,) = settings.notices
-    assert "full-pcpus-only" in unused
+    assert [file in remark for remark in settings.remarks] == [True, True]
+    assert settings.cpu_options == {"full-pcpus-only": "true"}
+    assert settings.notices == ()
 
 
 def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
@@ -630,33 +630,6 @@ def test_what_kubelets_file_leaves_out_depends_on_its_version(
     assert (own.memory_qos, own.memory_throttling_factor) == (False, 0.9)
 
 
-def test_a_version_that_was_found_counts_as_if_it_were_configured(write: Write) -> None:
-    asked: list[str] = []
-
-    def find() -> KubeletVersion:
-        asked.append("kubelet")
-        return KubeletVersion("v1.36.3", "/usr/bin/kubelet --version")
-
-    contents = read_contents([write("kind: KubeletConfiguration\n", "k.yaml")])
-    found = settings_of(contents, find_kubelet=find)
-    said = settings_of(contents, {"kubeletVersion": ["1.36"]})
-    assert found.kubelet_known_by == "/usr/bin/kubelet --version"
-    assert found.unknown_kubelet == ()
-    assert replace(found, kubelet_known_by=said.kubelet_known_by) == said
-    # What is configured is not looked for.
-    settings_of(contents, {"kubeletVersion": ["1.35"]}, find_kubelet=find)
-    assert asked == ["kubelet"]
-
-
-@pytest.mark.parametrize("text", ["kind: KubeletConfiguration", "engine: kubelet", "memoryPressure: evict"])
-def test_that_a_version_is_assumed_is_said_where_something_depends_on_it(write: Write, text: str) -> None:
-    settings = load_settings([write(f"{text}\n", "k.yaml")])
-    assert settings.kubelet_rules is NEWEST
-    assert len(settings.unknown_kubelet) == 1
-    assert settings.remarks[-1:] == settings.unknown_kubelet
-    assert load_settings([write("memoryPressure: relieve\n", "k.yaml")]).unknown_kubelet == ()
-
-
 @pytest.mark.parametrize("wrong", ["1", "37", "v2.0", "latest", "1.x"])
 def test_a_kubelet_version_that_is_none(write: Write, wrong: str) -> None:
     assert paths_of(write(f"kubeletVersion = '{wrong}'\n")) == ["kubeletVersion"]
@@ -694,7 +667,10 @@ def test_wrong_options_are_reported_beside_unknown_ones(write: Write) -> None:
     ("content", "problems"),
     [
         ("memoryManagerPolicy = 'BestEffort'", ["memoryManagerPolicy: 'BestEffort'"]),
-        ("cpuManagerPolicyOptions = { full-pcpus-only = true }", ["cpuManagerPolicyOptions: a table"]),
+        (
+            "topologyManagerPolicyOptions = { prefer-closest-numa-nodes = true }",
+            ["topologyManagerPolicyOptions: a table"],
+        ),
         ("engine = 'widest'", ["engine: 'widest'"]),
     ],
 )
@@ -732,6 +708,33 @@ def test_options_that_kubelet_would_not_take(write: Write, content: str, found: 
     with pytest.raises(ConfigError) as raised:
         load_settings([write(f"engine = 'kubelet'\n{content}")])
     assert [one.found for one in raised.value.problems] == found
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ("full-pcpus-only = 'yes'", ["full-pcpus-only"]),
+        (
+            "full-pcpus-only = true, distribute-cpus-across-cores = true",
+            ["distribute-cpus-across-cores,full-pcpus-only"],
+        ),
+        (
+            "distribute-cpus-across-numa = true, prefer-align-cpus-by-uncorecache = true",
+            ["distribute-cpus-across-numa,prefer-align-cpus-by-uncorecache"],
+        ),
+    ],
+)
+def test_cpu_options_that_kubelet_would_not_take_are_none_of_the_engine_exact_either(
+    write: Write, options: str, found: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings([write(f"cpuManagerPolicyOptions = {{ {options} }}")])
+    assert [one.found for one in raised.value.problems] == found
+
+
+def test_cpu_options_of_the_engine_exact_need_no_gate(write: Write) -> None:
+    options = "cpuManagerPolicyOptions = { align-by-socket = true, distribute-cpus-across-cores = 'false' }"
+    assert load_settings([write(options)]).cpu_options["align-by-socket"] == "true"
 
 
 def test_wrong_values_in_kubelets_own_file_are_named(write: Write) -> None:

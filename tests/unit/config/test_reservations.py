@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import resolve_policy
 from bayplan.config.settings import Settings
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.eviction.thresholds import ThresholdValue, Values, parse_percentage
-from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.topology.options import TopologyOptions
 from bayplan.errors import ConfigError
+from bayplan.kubelet.eviction.thresholds import ThresholdValue, Values, parse_percentage
+from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy, TopologyOptions
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import (
+    CpuAlignment,
     MemoryQos,
     MemoryReservationPolicy,
     OutsideRequests,
@@ -243,6 +241,24 @@ def test_an_amount_of_reserved_cpus_is_picked_as_kubelet_picks_them() -> None:
 def test_strictly_reserved_cpus_are_withheld() -> None:
     settings = kubelet(cpu_options={"strict-cpu-reservation": "true"})
     assert resolve_policy(settings, machine(GIB, GIB)).withheld_cpus == CpuSet([0])
+
+
+def test_the_cpu_options_of_the_engine_exact() -> None:
+    assert resolve_policy(Settings(), machine(GIB, GIB)).cpu_alignment == CpuAlignment()
+    options = {"full-pcpus-only": "true", "prefer-align-cpus-by-uncorecache": "false", "align-by-socket": "1"}
+    settings = Settings(cpu_options=options, reserved_cpus=CpuSet([1]))
+    policy = resolve_policy(settings, machine(GIB, GIB))
+    assert policy.cpu_alignment == CpuAlignment(
+        full_pcpus_only=True, align_by_socket=True, prefer_align_cpus_by_uncorecache=False
+    )
+    assert (policy.reserved_cpus, policy.withheld_cpus) == (CpuSet([1]), CpuSet())
+    strict = Settings(cpu_options={"strict-cpu-reservation": "true"}, reserved_cpus=CpuSet([1]))
+    assert resolve_policy(strict, machine(GIB, GIB)).withheld_cpus == CpuSet([1])
+
+
+def test_cpu_options_of_the_engine_exact_against_the_machine() -> None:
+    settings = Settings(topology=TopologyPolicy.SINGLE_NUMA_NODE, cpu_options={"align-by-socket": "true"})
+    assert found_in(settings, machine(GIB, GIB)) == [("cpuManagerPolicyOptions", "align-by-socket")]
 
 
 def test_options_against_the_machine() -> None:

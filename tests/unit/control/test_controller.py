@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from bayplan.control.expectations import expectations
 from bayplan.control.transactions import RETRY_S
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import PlacementError, StateError
+from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.resources import Resources
@@ -190,6 +190,19 @@ async def test_what_started_while_nothing_could_be_recorded_is_not_forgotten(tmp
         clock.advance(RETRY_S)
         await one.controller.recorder.ledger()
         assert recorded(tmp_path) == {"runs"} == set(one.controller.ledger.entries)
+
+
+async def test_nothing_starts_undecided_where_the_operator_says_so(tmp_path: Path) -> None:
+    policy = PlacementPolicy(refuse_undecided=True, undecided_namespaces=frozenset({"kube-system"}))
+    async with controlled(tmp_path, policy) as one:
+        late, fallback = container("late", BEST_EFFORT), one.controller.fallback_adjustment
+        assert one.controller.refuses_undecided()
+        with pytest.raises(PlacementError) as refused:
+            fallback(BEST_EFFORT, late)
+        assert refused.value.kind == "UnexpectedAdmissionError"
+        assert fallback(replace(BEST_EFFORT, namespace="kube-system"), late).cpuset_cpus == CpuSet(range(8))
+        opted_out = replace(BEST_EFFORT, annotations={"bayplan.dev/opt-out": "true"})
+        assert fallback(opted_out, late) == Adjustment()
 
 
 async def test_the_safe_answer_keeps_off_exclusive_cpus(tmp_path: Path) -> None:

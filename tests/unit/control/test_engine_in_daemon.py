@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.control.controller import Controller
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions
 from bayplan.errors import PlacementError
+from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.resources import Resources

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from bayplan.control.controller import Controller
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions
+from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Resources

@@ -81,18 +81,60 @@ async def test_nor_once_the_daemon_ends(tmp_path: Path) -> None:
         assert high(it, "owner") == "max"
 
 
-async def test_nor_by_a_daemon_that_was_killed(tmp_path: Path) -> None:
+async def killed_and_started(it: Racing) -> MarksInMemory:
+    """The owner waits for its memory, and the daemon is killed and started; the marks of cgroups."""
+    it.watch.brakes = brakes(it, marks := MarksInMemory())
+    await started(it)
+    assert high(it, "owner") != "max"
+    it.watch.brakes = brakes(it, marks)
+    return marks
+
+
+def brakes(it: Racing, marks: MarksInMemory) -> Brakes:
+    return Brakes(it.one.controller, it.live.node.hierarchy, it.watch.read_nodes, lambda: it.now_s, marks)
+
+
+async def test_nor_by_a_daemon_that_was_killed_and_slows_down_nobody_any_more(tmp_path: Path) -> None:
     async with crowded(tmp_path) as it:
-        marks = MarksInMemory()
-        it.watch.brakes = Brakes(
-            it.one.controller, it.live.node.hierarchy, it.watch.read_nodes, lambda: it.now_s, marks
-        )
-        await started(it)
+        marks = await killed_and_started(it)
+        it.watch.mode = MemoryPressure.OBSERVE
+        it.watch.take_over()
+        assert (high(it, "owner"), marks.marks) == ("max", {})
+
+
+async def test_nor_by_a_daemon_that_was_killed_where_it_is_switched_off_before_a_look(tmp_path: Path) -> None:
+    async with crowded(tmp_path) as it:
+        marks = await killed_and_started(it)
+        it.watch.take_over()
+        it.watch.mode, it.watch.latest = MemoryPressure.OFF, None
+        assert it.watch.is_look_due()
+        await it.watch.look()
+        assert (high(it, "owner"), marks.marks) == ("max", {})
+
+
+async def test_who_waits_when_the_daemon_is_killed_goes_on_waiting_until_its_memory_is_there(
+    tmp_path: Path,
+) -> None:
+    async with crowded(tmp_path) as it:
+        marks = await killed_and_started(it)
+        it.watch.take_over()
         assert high(it, "owner") != "max"
-        later = Brakes(
-            it.one.controller, it.live.node.hierarchy, it.watch.read_nodes, lambda: it.now_s, marks
-        )
-        later.release_left_over()
+        # Touching as fast as it can, with 900 MiB of another one in its way.
+        it.touchers["owner"].runs = True
+        it.advance(3)
+        await it.pass_by(30)
+        assert (it.holds("owner"), it.killed, high(it, "owner")) == (540 * MIB, [], "max")
+        assert marks.marks == {}
+
+
+async def test_who_is_not_known_after_the_daemon_was_killed_does_not_wait_for_long(tmp_path: Path) -> None:
+    async with crowded(tmp_path) as it:
+        marks = await killed_and_started(it)
+        it.one.controller.known.containers.pop("owner")
+        it.watch.take_over()
+        await it.pass_by(STALLED_S / 2)
+        assert high(it, "owner") != "max"
+        await it.pass_by(STALLED_S)
         assert (high(it, "owner"), marks.marks) == ("max", {})
 
 

@@ -20,13 +20,13 @@ from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.pod_end import KUBELET_S, PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
-from bayplan.engines.kubelet.eviction.rules import NodeCondition, Observation
-from bayplan.engines.kubelet.eviction.thresholds import Threshold, ThresholdValue
 from bayplan.errors import PlacementError
 from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.page_moves import PagesMoved
 from bayplan.host.shadow_mode import shadow_mode
+from bayplan.kubelet.eviction.rules import NodeCondition, Observation
+from bayplan.kubelet.eviction.thresholds import Threshold, ThresholdValue
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bayplan.config.settings import KUBELET, Settings
+from bayplan.config.settings import Settings
 from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware
 from bayplan.daemon.measurement import Host, Measurement, measure
+from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, HostError, PlacementError
 from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER

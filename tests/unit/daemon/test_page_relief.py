@@ -137,8 +137,13 @@ def test_what_the_kernel_refuses_is_said_and_tried_again_soon(
     assert made.carry_out(refused, {"batch": PATH}) == 0
     (record,) = made.records(all_of_them=True)
     assert f"process {holders[0].pid}: " in record.obstacle
+    made.keep({"batch"})
     assert made.movable("batch", {0: 8 * MIB}) == {0: 0}
     now_s[0] += PASSING_S
+    assert made.movable("batch", {0: 8 * MIB}) == {0: 8 * MIB}
+    # Nor is it said of another container that gets the id of one that has ended.
+    now_s[0] -= PASSING_S
+    made.keep(())
     assert made.movable("batch", {0: 8 * MIB}) == {0: 8 * MIB}
     assert made.carry_out(look, {"batch": PATH}) == 8 * MIB
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.engines.kubelet.eviction.rules import Observation
 from bayplan.errors import HostError
 from bayplan.host.eviction_signals import (
     FileSystems,
@@ -16,6 +15,7 @@ from bayplan.host.eviction_signals import (
 )
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.kernelfs import AbsentError
+from bayplan.kubelet.eviction.rules import Observation
 from bayplan.model.kubelet_version import NEWEST, rules_of
 from bayplan.quantity import GIB, KIB, MIB
 from support.oci_node import OciNode

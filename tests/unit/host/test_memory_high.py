@@ -65,6 +65,20 @@ def test_a_later_process_gives_it_back(cgroups: Cgroups, steps: int) -> None:
     assert release_all(str(cgroups.root), cgroups.marks) == []
 
 
+@pytest.mark.parametrize("mib", [90, 100, 110])
+@pytest.mark.parametrize("before", ["max", str(2 * GIB)])
+def test_a_later_process_goes_on_and_gives_back_what_was_there_at_first(
+    cgroups: Cgroups, mib: int, before: str
+) -> None:
+    directory = cgroups.make(high=before)
+    Brake(directory, cgroups.marks).bind(100 * MIB)
+    later = Brake(directory, cgroups.marks)
+    assert later.bind(mib * MIB)
+    assert cgroups.high() == str(mib * MIB * 63 // 64 // 4096 * 4096)
+    later.release()
+    assert (cgroups.high(), cgroups.marks.marks) == (before, {})
+
+
 def test_also_one_that_was_killed_between_mark_and_value(cgroups: Cgroups) -> None:
     directory = cgroups.make()
     brake = Brake(directory, cgroups.marks)

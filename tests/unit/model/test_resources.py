@@ -46,6 +46,8 @@ def test_public_reports(report: dict[str, Any], described: Any) -> None:
     assert str(request.pinned_mems or "") == expected.get("mems", "")
     if "hugepages" in expected:
         assert request.hugepages_bytes == expected["hugepages"]
+    if "requestedMilli" in expected:
+        assert request.requested_milli == expected["requestedMilli"]
     if "exclusive" in expected:
         assert request.exclusive_cpus == expected["exclusive"]
 
@@ -65,6 +67,13 @@ def test_a_limit_is_one_only_below_what_the_machine_has() -> None:
     half = container("c", PLAIN, resources=Resources(64 * GIB, cpu_quota_us=800_000))
     request = derive_request(PLAIN, half, MACHINE)
     assert (request.qos, request.exclusive_cpus) == (QosClass.GUARANTEED, 8)
+
+
+@pytest.mark.parametrize("written", [{"cpu_idle": 1}, {"unified": {"cpu.idle": "1"}}, {"cpu_shares": 2}])
+def test_who_runs_when_nobody_else_does_gets_no_cpus_of_its_own(written: dict[str, Any]) -> None:
+    resources = read(WrittenResources(memory_limit_bytes=GIB, cpu_quota_us=200_000, **written))
+    request = derive_request(PLAIN, container("c", PLAIN, resources=resources), MACHINE)
+    assert (request.qos, request.exclusive_cpus) == (QosClass.BURSTABLE, 0)
 
 
 def test_what_limits_nothing_is_named_with_what_the_machine_has() -> None:

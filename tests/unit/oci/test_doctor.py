@@ -428,6 +428,37 @@ def test_each_key_of_nri_is_named_with_its_value(node: Node, line: str) -> None:
     assert f"[{NRI_TABLE}]" in finding.advice
 
 
+@pytest.mark.parametrize(
+    ("table", "line", "name"),
+    [
+        ("", 'nri_plugin_request_timeout = "60s"', "nri_plugin_request_timeout"),
+        ("crio.runtime", 'nri_plugin_request_timeout = "60s"', "nri_plugin_request_timeout"),
+        ("nri", "enable_nri = true", "enable_nri"),
+        ("crio", 'nri_plugin_dir = "/opt/nri/plugins"', "nri_plugin_dir"),
+        # What containerd calls it.
+        ("crio.nri", 'plugin_request_timeout = "60s"', "nri_plugin_request_timeout"),
+        ("", "disable_connections = true", "nri_disable_connections"),
+    ],
+)
+def test_keys_of_nri_in_vain_in_the_files_of_crio(node: Node, table: str, line: str, name: str) -> None:
+    drop_in = "/etc/crio/crio.conf.d/10-nri-timeout.conf"
+    node.write("/etc/crio/crio.conf", '[crio.nri]\nenable_nri = true\nnri_plugin_request_timeout = "1m0s"\n')
+    assert misplaced(node) == []
+    node.write(drop_in, (f"[{table}]\n" if table else "") + f"{line}\n")
+    key, _, value = line.partition(" = ")
+    assert misplaced(node) == [(drop_in, table, key, value)]
+    (finding,) = [one for one in Examination(node.root, CONNECTED_CRIO).findings if one.subject == drop_in]
+    assert "[crio.nri]" in finding.advice
+    assert (name in finding.advice) is (name != key)
+
+
+def test_a_key_that_crio_has_is_none_of_containerd(node: Node) -> None:
+    node.write(MAIN, f'version = 3\n[{NRI_TABLE}]\nnri_plugin_request_timeout = "60s"\n')
+    (finding,) = Examination(node.root, DaemonState("containerd")).findings
+    assert "nri_plugin_request_timeout" in finding.text
+    assert " plugin_request_timeout" in finding.advice
+
+
 def test_keys_that_other_plugins_have_too_are_theirs(node: Node) -> None:
     others = '[plugins."io.containerd.snapshotter.v1.x"]\nsocket_path = "/run/x.sock"\ndisable = true\n'
     node.write(MAIN, f"version = 2\n{others}")
@@ -523,6 +554,47 @@ def test_nri_is_on_by_default_from_version_3_on(node: Node, version: int, nri: b
             {},
         ),
         (MAIN, 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd]\nruntimes = 3\n', {}),
+        # Version 1, as Kata's own scripts write it for containerd 1.2 to 1.4.
+        (
+            MAIN,
+            (
+                '[plugins.cri.containerd.runtimes.kata]\nruntime_type = "io.containerd.runtime.v1.linux"\n'
+                '[plugins.cri.containerd.runtimes.kata.options]\nRuntime = "/usr/bin/kata-runtime"\n'
+                "[plugins.cri.containerd.untrusted_workload_runtime]\n"
+                'runtime_type = "io.containerd.runtime.v1.linux"\nruntime_engine = "/usr/bin/kata-runtime"\n'
+            ),
+            {"kata": "Kata Containers", "untrusted": "Kata Containers"},
+        ),
+        (
+            "/etc/docker/daemon.json",
+            json.dumps(
+                {
+                    "runtimes": {
+                        "kata-runtime": {"path": "/snap/bin/kata-containers.runtime"},
+                        "shim": {"runtimeType": "io.containerd.kata.v2"},
+                        "runsc": {"path": "/usr/local/bin/runsc", "runtimeArgs": ["--platform=kvm"]},
+                        "crun-vm": {"path": "/usr/bin/crun-vm"},
+                        "nvidia": {"path": "nvidia-container-runtime"},
+                        "crun": {"path": "/usr/bin/crun"},
+                        "wrong": 3,
+                    }
+                }
+            ),
+            {
+                "kata-runtime": "Kata Containers",
+                "shim": "Kata Containers",
+                "runsc": "gVisor",
+                "crun-vm": "crun-vm",
+            },
+        ),
+        (
+            "/etc/containers/containers.conf",
+            (
+                '[engine.runtimes]\nkrun = ["/usr/bin/krun", "/usr/local/bin/krun"]\n'
+                'crun = ["/usr/bin/crun"]\nyouki = ["/usr/bin/youki"]\n'
+            ),
+            {"krun": "libkrun"},
+        ),
         (
             "/etc/crio/crio.conf.d/50-kata",
             (
@@ -552,4 +624,5 @@ def test_handlers_of_sandboxes_are_a_note_and_nothing_wrong(
     notes = [one for one in examination.findings if one.level is Level.NOTE]
     assert len(notes) == bool(expected)
     assert all(f"{name} ({kind})" in notes[0].text for name, kind in expected.items())
-    assert examination.view()["health"] == "ok"
+    # docker and podman ask nobody as long as neither hook nor wrapper is set up.
+    assert examination.view()["health"] == ("ok" if engine.name in ("containerd", "CRI-O") else "warning")

@@ -237,7 +237,7 @@ def test_a_field_that_cannot_be_read_is_named(resources: dict[str, Any], field: 
     [
         ({"resources": 1}, "$.linux.resources"),
         ({"resources": {"memory": {"limit": "1"}}}, "$.linux.resources.memory.limit"),
-        ({"resources": {"unified": {"memory.high": 5}}}, "$.linux.resources.unified[...]"),
+        ({"resources": {"unified": {"memory.high": 5}}}, "$.linux.resources.unified[memory.high]"),
         ({"resources": {"hugepageLimits": [{}]}}, "$.linux.resources.hugepageLimits[0]"),
         ({"cgroupsPath": 5}, "$.linux.cgroupsPath"),
         ({"namespaces": [{}]}, "$.linux.namespaces[0]"),

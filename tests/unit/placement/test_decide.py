@@ -1,6 +1,7 @@
 """A decision from annotations to placement, with the engine that is the default."""
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import (
@@ -16,7 +17,8 @@ from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.quantity import GIB, MIB
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
+from support.decisions import codes
 from support.machines import container, machine, pod
 
 MACHINE = machine(3)
@@ -90,3 +92,42 @@ def test_what_is_not_taken_at_its_word_is_named() -> None:
     assert codes == ["pinned", "unreadable", "overridden", "limits-nothing", "promised-in-part"]
     assert "linux.resources.cpu.cpus" in decision.reasons[1].text
     assert decision.request.memory.high_bytes == MACHINE.memory_bytes // 2
+
+
+@pytest.mark.parametrize(
+    ("exec_cpus", "pinned_cpus", "outcome", "named"),
+    [
+        ([0], None, Outcome.DEGRADED, True),
+        ([0, 1], None, Outcome.PLACED, False),
+        ([2], [1], Outcome.DEGRADED, True),
+        ([1], [1], Outcome.PLACED, False),
+        (None, None, Outcome.PLACED, False),
+    ],
+)
+def test_an_affinity_of_exec_outside_of_its_cpus_is_named(
+    exec_cpus: list[int] | None, pinned_cpus: list[int] | None, outcome: Outcome, *, named: bool
+) -> None:
+    """The kernel refuses it (sched_setaffinity: EINVAL), and the runtime the exec."""
+    owner = pod("p", QosClass.GUARANTEED)
+    one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=1000)
+    resources = replace(one.resources, cpuset_cpus=pinned_cpus and CpuSet(pinned_cpus))
+    one = replace(one, resources=resources, exec_cpus=exec_cpus and CpuSet(exec_cpus))
+    annotated = read_annotations(MACHINE, PlacementPolicy(), owner, one)
+    decision = decide_creation(
+        MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), owner, one, annotated=annotated, ability=ABLE
+    )
+    assert 0 not in decision.placement.exclusive_cpus
+    assert (decision.outcome, "exec-apart" in codes(decision)) == (outcome, named)
+
+
+def test_ids_that_the_machine_does_not_have_are_named() -> None:
+    owner = pod("p")
+    for cpus, mems, text in (("48-95", "1", "CPUs 48-95"), ("0-1", "0-7", "nodes 3-7"), ("0", "1-2", "")):
+        one = container("c", owner, resources=read(WrittenResources(cpus=cpus, mems=mems)))
+        annotated = read_annotations(MACHINE, PlacementPolicy(), owner, one)
+        decision = decide_creation(
+            MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), owner, one, annotated=annotated, ability=ABLE
+        )
+        found = [reason.text for reason in decision.reasons if reason.code == "absent-ids"]
+        assert len(found) == bool(text)
+        assert all(text in one for one in found)

@@ -14,7 +14,7 @@ from bayplan.errors import ConfigError
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.simulate.comparison import simulate
-from bayplan.simulate.machine_file import read_topology
+from bayplan.simulate.topology_sources import read_topology
 from bayplan.simulate.trace_file import Departure, Resize, read_trace
 from support.machines import machine
 from support.sysfs import SysfsTree
@@ -23,13 +23,13 @@ Capture = pytest.CaptureFixture[str]
 
 MACHINE = """\
 threadsPerCore = 2
+distances = { socket = 12, remote = 12 }
 
 [[nodes]]
 count = 2
 cpus = 8
 memory = "16Gi"
 hugepages = { 2Mi = "1Gi" }
-distances = [10, 12, 40]
 
 [[nodes]]
 id = 8
@@ -105,7 +105,7 @@ def test_the_same_machine_from_yaml_json_a_sysfs_tree_and_its_recording(
         ("[[nodes]]\ncpus = 1", "nodes[0].memory", "an amount such as 64Gi"),
         ("[[nodes]]\nmemory = 'much'", "nodes[0].memory", "an amount such as 64Gi"),
         ("[[nodes]]\nmemory = 1\ncpus = 'x'", "nodes[0].cpus", "a CPU list such as 0-7"),
-        ("[[nodes]]\nmemory = 1\ncores = 1", "nodes[0].cores", "one of"),
+        ("[[nodes]]\nmemory = 1\nweight = 1", "nodes[0].weight", "one of"),
         ("[[nodes]]\nmemory = 1\nid = 4000", "nodes[0].id", "a whole number from 0 to 1023"),
         ("[[nodes]]\nmemory = 1\ncpus = '0'\n[[nodes]]\nmemory = 1\ncpus = '0'", "nodes", "each CPU once"),
         ("[[nodes]]\nid = 1\nmemory = 1\n[[nodes]]\nid = 1\nmemory = 1", "nodes", "each id once"),
@@ -125,7 +125,7 @@ def test_a_wrong_topology_is_named_by_its_path(tmp_path: Path, text: str, path: 
 
 def test_a_recording_that_is_none_says_so(tmp_path: Path) -> None:
     (tmp_path / "m.txt").write_text("hello\n")
-    with pytest.raises(ConfigError, match="a recording made by bayplan record-topology"):
+    with pytest.raises(ConfigError, match="none of the forms"):
         read_topology(tmp_path / "m.txt")
     with pytest.raises(ConfigError, match="No such file"):
         read_topology(tmp_path / "absent.toml")

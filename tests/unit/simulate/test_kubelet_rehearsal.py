@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions, ManagersState, PreparedManagers
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
+from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers
+from bayplan.engines.kubelet.memory.manager import MemoryManager
 from bayplan.engines.kubelet.memory.state import MemoryState
-from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.engines.kubelet.pod_admission import KEPT_WITH_POD, REUSE
-from bayplan.engines.kubelet.topology.options import TopologyOptions
+from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy, TopologyOptions
+from bayplan.kubelet.pod import PodSpec
 from bayplan.model.decision import Outcome
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope

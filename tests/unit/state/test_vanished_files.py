@@ -155,13 +155,13 @@ def test_a_directory_that_another_daemon_holds_is_left_alone(tmp_path: Path, ent
     directory = tmp_path / "state"
 
     def held() -> None:
-        raise UnavailableError(str(directory), "in use by another instance")
+        raise UnavailableError(str(directory), "of somebody else")
 
     store = Store.open(directory, hold_directory=held)
     with_another_directory(directory)
     with closing(Store.open(directory)) as others:
         before = others.entries()
-        with pytest.raises(StateError, match="in use by another instance"):
+        with pytest.raises(StateError, match="of somebody else"):
             store.entries()
         assert others.entries() == before
     assert not list(directory.glob("*replaced*"))

@@ -24,21 +24,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61yplan/_proto/cri/api.proto\x12\nruntime.v1\"\x17\n\x15ListContainersRequest\"B\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03\x32i\n\x0eRuntimeService\x12W\n\x0eListContainers\x12!.runtime.v1.ListContainersRequest\x1a\".runtime.v1.ListContainersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x62\x61yplan/_proto/cri/api.proto\x12\nruntime.v1\"\x17\n\x15ListContainersRequest\"!\n\x11\x43ontainerMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xed\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12/\n\x08metadata\x18\x03 \x01(\x0b\x32\x1d.runtime.v1.ContainerMetadata\x12)\n\x05state\x18\x06 \x01(\x0e\x32\x1a.runtime.v1.ContainerState\x12\x31\n\x06labels\x18\x08 \x03(\x0b\x32!.runtime.v1.Container.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"C\n\x16ListContainersResponse\x12)\n\ncontainers\x18\x01 \x03(\x0b\x32\x15.runtime.v1.Container\"?\n\x16\x43ontainerStatusRequest\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x0f\n\x07verbose\x18\x02 \x01(\x08\"\x83\x01\n\x17\x43ontainerStatusResponse\x12;\n\x04info\x18\x02 \x03(\x0b\x32-.runtime.v1.ContainerStatusResponse.InfoEntry\x1a+\n\tInfoEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x17\n\x15ListPodSandboxRequest\"B\n\x12PodSandboxMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\t\x12\x11\n\tnamespace\x18\x03 \x01(\t\"\x9f\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x30\n\x08metadata\x18\x02 \x01(\x0b\x32\x1e.runtime.v1.PodSandboxMetadata\x12\x32\n\x06labels\x18\x05 \x03(\x0b\x32\".runtime.v1.PodSandbox.LabelsEntry\x12<\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\'.runtime.v1.PodSandbox.AnnotationsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"?\n\x16ListPodSandboxResponse\x12%\n\x05items\x18\x01 \x03(\x0b\x32\x16.runtime.v1.PodSandbox*k\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x00\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x01\x12\x14\n\x10\x43ONTAINER_EXITED\x10\x02\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x03\x32\x9e\x02\n\x0eRuntimeService\x12W\n\x0eListContainers\x12!.runtime.v1.ListContainersRequest\x1a\".runtime.v1.ListContainersResponse\x12Z\n\x0f\x43ontainerStatus\x12\".runtime.v1.ContainerStatusRequest\x1a#.runtime.v1.ContainerStatusResponse\x12W\n\x0eListPodSandbox\x12!.runtime.v1.ListPodSandboxRequest\x1a\".runtime.v1.ListPodSandboxResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'bayplan._proto.cri.api_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CONTAINERSTATE']._serialized_start=206
-  _globals['_CONTAINERSTATE']._serialized_end=313
+  _globals['_CONTAINER_LABELSENTRY']._loaded_options = None
+  _globals['_CONTAINER_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._loaded_options = None
+  _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOX_LABELSENTRY']._loaded_options = None
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERSTATE']._serialized_start=1060
+  _globals['_CONTAINERSTATE']._serialized_end=1167
   _globals['_LISTCONTAINERSREQUEST']._serialized_start=44
   _globals['_LISTCONTAINERSREQUEST']._serialized_end=67
-  _globals['_CONTAINER']._serialized_start=69
-  _globals['_CONTAINER']._serialized_end=135
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=137
-  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=204
-  _globals['_RUNTIMESERVICE']._serialized_start=315
-  _globals['_RUNTIMESERVICE']._serialized_end=420
+  _globals['_CONTAINERMETADATA']._serialized_start=69
+  _globals['_CONTAINERMETADATA']._serialized_end=102
+  _globals['_CONTAINER']._serialized_start=105
+  _globals['_CONTAINER']._serialized_end=342
+  _globals['_CONTAINER_LABELSENTRY']._serialized_start=297
+  _globals['_CONTAINER_LABELSENTRY']._serialized_end=342
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_start=344
+  _globals['_LISTCONTAINERSRESPONSE']._serialized_end=411
+  _globals['_CONTAINERSTATUSREQUEST']._serialized_start=413
+  _globals['_CONTAINERSTATUSREQUEST']._serialized_end=476
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_start=479
+  _globals['_CONTAINERSTATUSRESPONSE']._serialized_end=610
+  _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_start=567
+  _globals['_CONTAINERSTATUSRESPONSE_INFOENTRY']._serialized_end=610
+  _globals['_LISTPODSANDBOXREQUEST']._serialized_start=612
+  _globals['_LISTPODSANDBOXREQUEST']._serialized_end=635
+  _globals['_PODSANDBOXMETADATA']._serialized_start=637
+  _globals['_PODSANDBOXMETADATA']._serialized_end=703
+  _globals['_PODSANDBOX']._serialized_start=706
+  _globals['_PODSANDBOX']._serialized_end=993
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_start=297
+  _globals['_PODSANDBOX_LABELSENTRY']._serialized_end=342
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_start=943
+  _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_end=993
+  _globals['_LISTPODSANDBOXRESPONSE']._serialized_start=995
+  _globals['_LISTPODSANDBOXRESPONSE']._serialized_end=1058
+  _globals['_RUNTIMESERVICE']._serialized_start=1170
+  _globals['_RUNTIMESERVICE']._serialized_end=1456
 # @@protoc_insertion_point(module_scope)

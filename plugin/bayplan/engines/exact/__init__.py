@@ -58,6 +58,7 @@ In the order of reading
 flow            claims of one resource on sets, carried by nodes: the maximum flow and the minimum cut
 resources       one flow for each resource, in step with the ledger; who holds what in a cut
 witness         bytes by container and node, and the sets that lack memory
+cpu_choice      which CPUs of a number are the best: cores, caches, distance, what stays
 topology        what depends on the machine only: distances, initiators, sets in the order of both
 claiming        what a request claims, on which nodes, on how many, and how firmly
 budget          the steps of a decision, and questions that are charged for
@@ -69,7 +70,7 @@ branching       branch and bound over sets of one width
 search          the best set that fits, from narrow to wide
 attempts        one attempt to place a container, and the sentences of its outcome
 moves           who becomes wider for others, and who goes back
-exclusive_cpus  which CPUs
+exclusive_cpus  which CPUs a container may have, and which of them it gets
 unconfined      decisions about containers without a set of their own
 whole_pods      decisions about containers of pods with resources as a whole
 pinned          those of which somebody else chose CPUs or nodes

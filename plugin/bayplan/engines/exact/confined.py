@@ -38,7 +38,7 @@ from bayplan.engines.exact.claiming import (
     without,
 )
 from bayplan.engines.exact.criteria import Question
-from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
+from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
 from bayplan.engines.exact.flow import crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
@@ -188,7 +188,7 @@ class Confinement:
         taken = self._kept_cpus(nodes, elsewhere=cpus_elsewhere)
         if taken is None:
             return None
-        cpus, lacking = taken
+        cpus, lacking, remarks = taken
         short = None if cut is None else shortage(self.flows, self.ledger, cut)
         if short is None:
             notes = [Reason("kept", f"fits where it is, on {nodes_text(nodes)}")]
@@ -210,19 +210,20 @@ class Confinement:
             notes.append(Reason(WISH_NOT_GRANTED, "its huge pages are not promised evenly"))
         placement = self._with_witness(replace(current, claim=claim, exclusive_cpus=cpus), self.ledger)
         outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
-        return Decision(self.request, outcome, placement, tuple(notes), shortage=short)
+        return Decision(self.request, outcome, placement, (*notes, *remarks), shortage=short)
 
-    def _kept_cpus(self, nodes: NodeSet, *, elsewhere: bool) -> tuple[CpuSet, Reason | None] | None:
+    def _kept_cpus(self, nodes: NodeSet, *, elsewhere: bool) -> Taken | None:
         """The CPUs with which a running container stays on *nodes*, and the reason if these are the shared
         ones; None if it cannot stay. With *elsewhere* they are not there, and no more than it has."""
-        cpus, lacking = self.exclusive.take(nodes if self.cpus else NodeSet())
-        if lacking is not None and self.strict:
+        taken = self.exclusive.take(nodes if self.cpus else NodeSet())
+        cpus = taken.cpus
+        if taken.lacking is not None and self.strict:
             return None
         if cpus != self.exclusive.own and not is_confined(self.request):
             return None
         away = bool(self.cpus and self.exclusive.away_from(nodes, cpus))
         more = len(cpus) > len(self.exclusive.own)
-        return None if away != elsewhere or (elsewhere and more) else (cpus, lacking)
+        return None if away != elsewhere or (elsewhere and more) else taken
 
     @property
     def _own(self) -> Asked:
@@ -265,6 +266,8 @@ class Confinement:
             self._shares(amounts),
             self.even,
             self.topology.scarce({*self.request.hugepages_bytes, *([DEVICES] if every_hint else [])}),
+            self.exclusive.fit(cpus),
+            self.exclusive.free_on if self.policy.cpu_alignment.align_by_socket else None,
         )
         area = area_of(question, candidates, self.request.even_hugepages)
         more = bool(without(amounts, self.amounts)) or cpus > self.cpus
@@ -298,7 +301,7 @@ class Confinement:
 
     def _placed(self, attempt: Attempt, found: Found) -> Decision:
         nodes = NodeSet.of_mask(found.nodes)
-        cpus, lacking = self.exclusive.take(nodes if self.cpus else NodeSet())
+        cpus, lacking, remarks = self.exclusive.take(nodes if self.cpus else NodeSet())
         placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
         notes = [*self.notes, chosen(nodes)]
         if attempt.candidates.why:
@@ -307,6 +310,7 @@ class Confinement:
             notes.append(overlap(nodes, found.overlapping))
         if attempt.question.budget.ended:
             notes.append(unproven_best(attempt.question.budget))
+        notes += remarks
         if lacking is not None:
             notes.append(lacking)
         degraded = lacking is not None or bool(self.notes)
@@ -423,13 +427,13 @@ class Confinement:
         if decision is not None:
             return decision
         self.notes.remove(note)
-        cpus, lacking = self.exclusive.take(NodeSet())
+        cpus, lacking, remarks = self.exclusive.take(NodeSet())
         nodes = self.machine.ordinary_nodes
         placement = replace(
             self._placement(nodes, cpus, overlapping=False), mems=open_mems(self.machine, self.request)
         )
         decision = place_in_part(self.flows, self.ledger, self.request, placement)
-        notes = (*self.notes, *([lacking] if lacking is not None else []))
+        notes = (*self.notes, *remarks, *([lacking] if lacking is not None else []))
         if self.cpus and self.exclusive.away_from(nodes, cpus):
             notes = (*notes, note)
         return replace(decision, reasons=(*decision.reasons, *notes))
@@ -449,8 +453,9 @@ class Confinement:
         near = self.topology.nodes_near(own)
         if not own and found is not None:
             near = NodeSet.of_mask(found.nodes)
-        cpus, lacking = self.exclusive.take(near)
+        cpus, lacking, remarks = self.exclusive.take(near)
         placement = replace(decision.placement, exclusive_cpus=cpus)
+        decision = replace(decision, reasons=(*decision.reasons, *remarks))
         notes = [*self.notes, *([lacking] if lacking is not None else [])]
         if not notes:
             return replace(decision, placement=placement)

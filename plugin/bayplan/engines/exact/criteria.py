@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.budget import CountedFlows, StepBudget
+from bayplan.engines.exact.cpu_choice import Fit
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.resources import Parts, ResourceFlows
 from bayplan.engines.exact.shares import Shares
@@ -33,7 +34,10 @@ class Question(Struct, frozen=True):
     ``counted`` has the answers about these flows. ``budget`` is what the search may take, and has taken.
     ``shares`` are what is taken of each node, for the strategy `spread`; None for `pack`.
     ``even`` are those of the amounts that are to lie evenly on the nodes of the set. ``scarce`` is what each
-    node has more than others of what is not asked for, see `NodeTopology.scarce`.
+    node has more than others of what is not asked for, see `NodeTopology.scarce`. ``cpu_fit`` is what
+    the best CPUs on a set cost; None where it does not matter which CPUs of a node are taken.
+    ``cpus_together`` is how many CPUs a set has where nodes have some in common, of which ``free_cpus`` then
+    counts each for each.
     """
 
     topology: NodeTopology
@@ -48,6 +52,8 @@ class Question(Struct, frozen=True):
     shares: Shares | None = None
     even: Amounts = MappingProxyType({})
     scarce: Mapping[int, int] = MappingProxyType({})
+    cpu_fit: Callable[[int], Fit] | None = None
+    cpus_together: Callable[[int], int] | None = None
 
     @property
     def flows(self) -> ResourceFlows:
@@ -90,6 +96,8 @@ class Question(Struct, frozen=True):
 
     def cpus_on(self, nodes: int) -> int:
         """How many CPUs that could become exclusive are on *nodes*."""
+        if self.cpus_together is not None:
+            return self.cpus_together(nodes)
         return sum(self.free_cpus.get(node, 0) for node in bits(nodes))
 
 
@@ -117,6 +125,21 @@ def remote_initiators(question: Question, nodes: int) -> int:
 def devices_elsewhere(question: Question, nodes: int) -> int:
     """How many of the container's devices are close to none of the nodes."""
     return sum([not hint & nodes for hint in question.hints]) if question.hints else 0
+
+
+def broken_cores(question: Question, nodes: int) -> int:
+    """How many whole cores on *nodes* are broken by the CPUs that the container gets."""
+    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).broken
+
+
+def split_cores(question: Question, nodes: int) -> int:
+    """How many cores on *nodes* it shares with others."""
+    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).split
+
+
+def caches(question: Question, nodes: int) -> int:
+    """Over how many L3 caches its CPUs on *nodes* lie at least."""
+    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).caches
 
 
 def scarce_resources(question: Question, nodes: int) -> int:
@@ -155,22 +178,33 @@ def share_taken(question: Question, nodes: int) -> int:
 
 Criteria = Mapping[str, Callable[[Question, int], int]]
 
-_COMMON: Final[Criteria] = {
+_PLACE: Final[Criteria] = {
     "overlapping sets": overlapping_sets,
     "nodes": width,
     "distance": distance,
     "remote initiators": remote_initiators,
     "devices elsewhere": devices_elsewhere,
-    "scarce resources": scarce_resources,
 }
-_PACK: Final[Criteria] = {**_COMMON, ROOM_TAKEN: room_taken}
-_SPREAD: Final[Criteria] = {**_COMMON, SHARE_TAKEN: share_taken}
+_CPUS: Final[Criteria] = {"broken cores": broken_cores, "split cores": split_cores, "L3 caches": caches}
+_SCARCE: Final[Criteria] = {"scarce resources": scarce_resources}
+_PACK: Final[Criteria] = {ROOM_TAKEN: room_taken}
+_SPREAD: Final[Criteria] = {SHARE_TAKEN: share_taken}
+_ALL: Final[Mapping[tuple[bool, bool], Criteria]] = {
+    (cpus, spread): {
+        **_PLACE,
+        **(_CPUS if cpus else {}),
+        **_SCARCE,
+        **(_SPREAD if spread else _PACK),
+    }
+    for cpus in (False, True)
+    for spread in (False, True)
+}
 """After these the lowest ids decide."""
 
 
 def criteria_of(question: Question) -> Criteria:
     """What sets of nodes are compared by, in this order."""
-    return _PACK if question.shares is None else _SPREAD
+    return _ALL[question.cpu_fit is not None, question.shares is not None]
 
 
 def values(question: Question, nodes: int) -> tuple[int, ...]:

@@ -1,28 +1,59 @@
-"""Which CPUs a container gets to itself: near its nodes, those that it has already, whole cores first."""
+"""Which CPUs a container gets to itself: near its nodes, those that it has already, and the best of the rest
+by the order of `cpu_choice`.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+The options that kubelet has for this count here: which CPUs may be taken (full-pcpus-only), which of them
+are near (align-by-socket), on which nodes there is to be a number of them (distribute-cpus-across-numa), and
+what of the order counts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from bayplan.engines.device_hints import device_shares
+from bayplan.engines.exact.claiming import STRICT
+from bayplan.engines.exact.cpu_choice import Fit, Rules, Wanted, choose, fit
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import exclusive_candidates, exclusive_room, shared_cpus_minimum
 from bayplan.model.claim_parts import proportional
-from bayplan.model.decision import Placement, Reason, Request
+from bayplan.model.decision import DeviceHint, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Cpu, Machine
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.machine import Machine
+from bayplan.model.policy import CpuAlignment, PlacementPolicy
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet
 
 SHARED_CPUS_MINIMUM: Final = "shared-cpus-minimum"
 """Code of the reason that CPUs stay in the shared pool which a container asks for as its own."""
 
+NO_EXCLUSIVE_CPUS: Final = "no-exclusive-cpus"
+"""That it gets none, because too few are left."""
+
+SMT_ALIGNMENT: Final = "smt-alignment"
+"""That what it asks for is no whole number of cores."""
+
+CPU_CHOICE_ENDED: Final = "cpu-choice-ended"
+"""That the choice of its CPUs was given up before all others were ruled out."""
+
+_FULL_CORES: Final = "full-pcpus-only gives whole cores"
+
+
+class Taken(NamedTuple):
+    """The CPUs that a container gets to itself, why it gets none of the many that it asks for, and what else
+    is to be said of them."""
+
+    cpus: CpuSet
+    lacking: Reason | None = None
+    remarks: tuple[Reason, ...] = ()
+
 
 class ExclusiveCpus:
     """The CPUs that one container may have. ``own`` are those that it has already, if it runs; ``free`` are
-    these and all that no container has. ``obstacle`` is why none of the others are free to it: the shared
-    pool would be left with too few."""
+    these and all that no container has. ``count`` is how many it gets: as many as it asks for, or with
+    full-pcpus-only what these are in whole cores. ``obstacle`` is why none of the others are free to it: the
+    shared pool would be left with too few, or what it asks for is no whole number of cores."""
 
     def __init__(
         self,
@@ -32,11 +63,15 @@ class ExclusiveCpus:
         request: Request,
         current: Placement | None,
     ) -> None:
-        self._topology, self._machine = topology, topology.machine
-        self.count = 0 if request.pinned_cpus is not None else request.exclusive_cpus
-        self._hints = request.hints
+        self._topology, self._machine, self._layout = topology, topology.machine, topology.cpu_layout
+        self._hints, self._policy, self._ledger = request.hints, policy, ledger
+        self._rules = rules_of(policy.cpu_alignment)
         self.own = CpuSet() if current is None else current.exclusive_cpus
-        self._policy, self._ledger = policy, ledger
+        self._asked = 0 if request.pinned_cpus is not None else request.exclusive_cpus
+        self._only_cores = policy.cpu_alignment.full_pcpus_only and self._asked > len(self.own)
+        self.count = self._asked
+        if self._only_cores and policy.topology not in STRICT:
+            self.count = self._layout.in_whole_cores(self._asked)
 
     @cached_property
     def free(self) -> CpuSet:
@@ -46,6 +81,9 @@ class ExclusiveCpus:
     @cached_property
     def obstacle(self) -> Reason | None:
         """See the class."""
+        if self._only_cores and self._layout.in_whole_cores(self.count) != self.count:
+            asked = f"{counted(self.count, 'exclusive CPU')} asked for"
+            return Reason(SMT_ALIGNMENT, f"{asked}, which is no whole number of cores; {_FULL_CORES}")
         if not len(self.own) < self.count <= len(self._candidates | self.own):
             return None
         return kept_shared(self.count, self._machine, self._policy, self._ledger)
@@ -56,57 +94,161 @@ class ExclusiveCpus:
 
     @cached_property
     def _candidates(self) -> CpuSet:
-        return exclusive_candidates(self._machine, self._policy, self._ledger) | self._online
+        """The CPUs that may be its own; with full-pcpus-only those of cores of which others have nothing."""
+        free = exclusive_candidates(self._machine, self._policy, self._ledger) | self._online
+        if self._only_cores:
+            return CpuSet.of_mask(self._layout.whole_cores(free.mask)) | self._online
+        return free
+
+    def near(self, nodes: NodeSet) -> CpuSet:
+        """The CPUs that count as those of *nodes*; with align-by-socket all of their sockets."""
+        near = self._topology.cpus_near(nodes)
+        if self._policy.cpu_alignment.align_by_socket:
+            return CpuSet.of_mask(self._layout.in_sockets_of(near.mask))
+        return near
 
     def free_by_node(self) -> dict[int, int]:
         """How many free ones each node has."""
+        if self._policy.cpu_alignment.align_by_socket:
+            return {1 << node: self.free_on(1 << node) for node in self._machine.memory_nodes}
         return self._topology.free_cpus(self.free)
 
-    def take(self, nodes: NodeSet) -> tuple[CpuSet, Reason | None]:
+    def free_on(self, nodes: int) -> int:
+        """How many free ones *nodes* have together; with align-by-socket they can be the same ones."""
+        return len(self.near(NodeSet.of_mask(nodes)) & self.free)
+
+    def fit(self, count: int) -> Callable[[int], Fit] | None:
+        """What the best *count* CPUs on a set of nodes cost; None where it does not matter which they are."""
+        layout, free, known = self._layout, self.free.mask, dict[int, Fit]()
+        if not count or not layout.differs:
+            return None
+
+        def fit_on(nodes: int) -> Fit:
+            found = known.get(nodes)
+            if found is None:
+                near = self.near(NodeSet.of_mask(nodes)).mask & free
+                found = known[nodes] = fit(layout, Wanted(count, near, free, rules=self._rules))
+            return found
+
+        return fit_on
+
+    def take(self, nodes: NodeSet) -> Taken:
         """The exclusive CPUs, or the shared pool and the reason for it.
 
         On *nodes* rather than elsewhere (no nodes: anywhere), and among these rather those that it has; where
-        the container's devices are on several of them, as many on each as it has of the devices.
+        the container's devices are on several of them, as many on each as it has of the devices, and with
+        distribute-cpus-across-numa as many on each.
         """
         if self.count == 0 or self.obstacle is not None:
-            return CpuSet(), self.obstacle
-        free, taken = self.free | self.own, CpuSet()
+            return Taken(CpuSet(), self.obstacle)
+        free = self.free | self.own
         if self.count > len(free):
             asked = f"{counted(self.count, 'exclusive CPU')} asked for"
             text = f"{asked}, {len(free)} left; runs on the shared CPUs"
-            return CpuSet(), Reason("no-exclusive-cpus", text)
-        there = self._topology.cpus_near(nodes) if nodes else free
-        parts = self._parts(nodes)
-        for part in (self.own & there, free & there, self.own, free):
-            for near, most in parts.items():
-                count = min(self.count - len(taken), most - len(taken & near))
-                if count > 0 and (available := (part & near) - taken):
-                    taken |= _best_cpus(self._machine, available, count, self._machine.node_ids)
-            count = self.count - len(taken)
-            if not count:
-                break
-            if available := part - taken:
-                taken |= _best_cpus(self._machine, available, count, _by_distance(self._machine, nodes))
-        return taken, None
+            return Taken(CpuSet(), Reason(NO_EXCLUSIVE_CPUS, text))
+        wanted, offline = self._wanted(nodes)
+        for part, most in self._parts(nodes, wanted).items():
+            held, there = wanted.kept & part, wanted.available & part
+            count = min(most, there.bit_count(), wanted.count - (wanted.kept & ~part).bit_count())
+            if count > held.bit_count():
+                some = choose(self._layout, replace(wanted, count=count, available=there, kept=held))
+                wanted = replace(wanted, kept=wanted.kept | some.cpus)
+        choice, remarks = choose(self._layout, wanted), []
+        if self.count != self._asked:
+            text = f"{counted(self._asked, 'exclusive CPU')} asked for, and {self.count} given; {_FULL_CORES}"
+            remarks.append(Reason(SMT_ALIGNMENT, text))
+        if not choice.proven:
+            text = "the choice of its CPUs ended after too many steps: better ones may exist"
+            remarks.append(Reason(CPU_CHOICE_ENDED, text))
+        return Taken(CpuSet.of_mask(choice.cpus) | offline, remarks=tuple(remarks))
 
-    def _parts(self, nodes: NodeSet) -> Mapping[CpuSet, int]:
-        """The CPUs near each of *nodes* with devices of the container, where there are several such, and how
-        many of them belong to these devices: whole cores, as far as they divide."""
+    def _wanted(self, nodes: NodeSet) -> tuple[Wanted, CpuSet]:
+        """What is to be chosen on *nodes*, and which CPUs it keeps that are offline: only where others would
+        have to come from elsewhere."""
+        free, offline = self.free, CpuSet()
+        near = self.near(nodes) & free if nodes else free
+        if self.count <= len(near):
+            kept = available = self._online & near
+            if len(kept) < self.count:
+                available = near
+            elif len(kept) > self.count:
+                kept = CpuSet()
+        else:
+            offline = _first_of(self.own - self._online, self.count - len(near))
+            kept = near | _first_of(self._online - near, self.count - len(near) - len(offline))
+            available = free
+        wanted = Wanted(
+            self.count - len(offline),
+            available.mask,
+            free.mask,
+            kept.mask,
+            distances_to(self._topology, nodes, self._hints),
+            self._rules,
+        )
+        return wanted, offline
+
+    def _parts(self, nodes: NodeSet, wanted: Wanted) -> Mapping[int, int]:
+        """The CPUs near each of *nodes* on which there is to be a number of them, in whole cores as far as
+        they divide: where there are devices of the container near several of them, or all are to have as
+        many."""
         shares = device_shares(self._hints, nodes)
-        if not shares or len(shares) == 1:
-            return {}
+        evenly = self._policy.cpu_alignment.distribute_cpus_across_numa and len(nodes) > 1
+        near = {node: self._topology.cpus_near(NodeSet([node])).mask for node in nodes}
         size = max(self._machine.core_sizes.values(), default=1)
-        cores = proportional(self.count // size, shares)
-        return {self._topology.cpus_near(NodeSet([node])): size * count for node, count in cores.items()}
+        cores = wanted.count // size
+        if len(shares) > 1:
+            parts = proportional(cores, shares)
+        elif evenly:
+            rooms = {node: (cpus & wanted.available).bit_count() // size for node, cpus in near.items()}
+            parts = _evenly(cores, rooms)
+        else:
+            return {}
+        return {near[node]: size * count for node, count in parts.items()}
 
     def away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
         """Those of *cpus* that are online and not on *nodes*."""
-        return (cpus & self._machine.online_cpus) - self._topology.cpus_near(nodes)
+        return (cpus & self._machine.online_cpus) - self.near(nodes)
 
 
-def best_cpus(machine: Machine, available: CpuSet, count: int, nodes: NodeSet) -> CpuSet:
+def best_cpus(
+    topology: NodeTopology, policy: PlacementPolicy, available: CpuSet, count: int, nodes: NodeSet
+) -> CpuSet:
     """*count* CPUs of *available*, of those on *nodes* first; fewer if there are fewer."""
-    return _best_cpus(machine, available, min(count, len(available)), _by_distance(machine, nodes))
+    online = available & topology.machine.online_cpus
+    near, count = online & topology.cpus_near(nodes), min(count, len(online))
+    enough = len(near) >= count
+    wanted = Wanted(
+        count,
+        (near if enough else online).mask,
+        online.mask,
+        0 if enough else near.mask,
+        distances_to(topology, nodes),
+        rules_of(policy.cpu_alignment),
+    )
+    return CpuSet.of_mask(choose(topology.cpu_layout, wanted).cpus)
+
+
+def rules_of(alignment: CpuAlignment) -> Rules:
+    """What of the order of choices counts."""
+    spread = alignment.distribute_cpus_across_cores
+    return Rules(caches=alignment.prefer_align_cpus_by_uncorecache and not spread, spread=spread)
+
+
+def distances_to(
+    topology: NodeTopology, nodes: NodeSet, hints: Iterable[DeviceHint] = ()
+) -> Mapping[int, int]:
+    """How far each node with CPUs is from the memory on *nodes* and from devices, beyond the nearest one;
+    empty where there is no memory to be near to, or no choice."""
+    machine = topology.machine
+    if not nodes or len(machine.cpu_nodes) <= 1:
+        return {}
+    targets = [NodeSet([node]) for node in nodes] + [hint.nodes for hint in hints if hint.nodes]
+    found = {
+        node: sum([min([machine.distance(node, other) for other in target]) for target in targets])
+        for node in machine.cpu_nodes
+    }
+    least = min(found.values())
+    return {node: distance - least for node, distance in found.items()}
 
 
 def kept_shared(count: int, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Reason | None:
@@ -124,56 +266,14 @@ def kept_shared(count: int, machine: Machine, policy: PlacementPolicy, ledger: L
     return Reason(SHARED_CPUS_MINIMUM, text)
 
 
-def _best_cpus(machine: Machine, available: CpuSet, count: int, order: Iterable[int]) -> CpuSet:
-    """*count* CPUs of *available*, from the nodes in their *order*, and last those of no node.
-
-    Within a node: whole free cores, cache by cache; what is left comes from cores that are already broken,
-    and only then is another core broken, so that hyperthread siblings stay with one container.
-
-    Returns:
-        The CPUs; fewer than *count* only if *available* has fewer.
-    """
-    taken: list[int] = []
-    for node in order:
-        taken += _take_from_node(machine, available & machine.node_by_id[node].cpus, count - len(taken))
-        if len(taken) == count:
-            return CpuSet(taken)
-    nodeless = available - machine.cpus_of(machine.node_ids)
-    return CpuSet((*taken, *list(nodeless)[: count - len(taken)]))
+def _evenly(count: int, rooms: Mapping[int, int]) -> dict[int, int]:
+    """*count* over *rooms*, as evenly as these are large."""
+    found, left = {}, count
+    for index, node in enumerate(sorted(rooms, key=lambda one: (rooms[one], -one))):
+        found[node] = min(rooms[node], left // (len(rooms) - index))
+        left -= found[node]
+    return found
 
 
-def _by_distance(machine: Machine, preferred: NodeSet) -> Iterator[int]:
-    """All nodes: the preferred ones by id, then the others by their distance from the preferred ones, which
-    is worked out when it comes to them."""
-
-    def distance(node: int) -> int:
-        return sum(machine.distance(source, node) for source in preferred)
-
-    yield from preferred & machine.node_ids
-    yield from sorted(machine.node_ids - preferred, key=lambda node: (distance(node), node))
-
-
-def _take_from_node(machine: Machine, free: CpuSet, count: int) -> list[int]:
-    cores, size_of = _cores(machine.cpu_by_id[cpu] for cpu in free), machine.core_sizes
-    whole = [core for core in cores if len(core) == size_of[core[0].core_id]]
-    broken = [core for core in cores if len(core) < size_of[core[0].core_id]]
-    taken: list[int] = []
-    left: list[Sequence[Cpu]] = []
-    for core in whole:
-        if len(core) <= count - len(taken):
-            taken += [cpu.id for cpu in core]
-        else:
-            left.append(core)
-    for core in (*broken, *left):
-        taken += [cpu.id for cpu in core][: count - len(taken)]
-    return taken
-
-
-def _cores(cpus: Iterable[Cpu]) -> list[Sequence[Cpu]]:
-    """The CPUs by core; cores that share an L3 cache stand beside each other."""
-    cores: dict[int, list[Cpu]] = {}
-    for cpu in cpus:
-        cores.setdefault(cpu.core_id, []).append(cpu)
-    return sorted(
-        cores.values(), key=lambda core: (core[0].socket_id, core[0].l3_cache_id or 0, core[0].core_id)
-    )
+def _first_of(cpus: CpuSet, count: int) -> CpuSet:
+    return CpuSet(list(cpus)[: max(0, count)])

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.attempts import UNCHANGED
 from bayplan.engines.exact.claiming import claim_in_full
-from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
+from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.unconfined import open_mems
@@ -57,22 +57,22 @@ def left_alone(
     mems = None if own is None else kept.mems
     if mems is None and request.pinned_mems is None and not request.opted_out:
         mems = open_mems(flows.machine, request)
-    cpus, no_cpus = kept.exclusive_cpus, None
+    taken = Taken(kept.exclusive_cpus)
     if request.pinned_cpus is not None:
-        cpus = CpuSet()
+        taken = Taken(CpuSet())
     elif request.pinned_mems is not None and not request.opted_out:
         aligned = flows.policy.topology is not TopologyPolicy.NONE
         exclusive = ExclusiveCpus(topology, flows.policy, ledger, request, current)
-        cpus, no_cpus = exclusive.take(nodes if aligned else NodeSet())
-    placement = Placement(mems=mems, exclusive_cpus=cpus, claim=claim)
+        taken = exclusive.take(nodes if aligned else NodeSet())
+    placement = Placement(mems=mems, exclusive_cpus=taken.cpus, claim=claim)
     notes = [OPTED_OUT] if request.opted_out else []
     if request.pinned_cpus is not None or request.pinned_mems is not None:
         notes.append(pinned_reason(request))
     notes += [] if unmet is None else [unmet.reason]
-    notes += [] if no_cpus is None else [no_cpus]
+    notes += taken.remarks if taken.lacking is None else [taken.lacking]
     if lacking is not None:
         notes.append(overcommitted(lacking))
-    as_asked = lacking is None and unmet is None and no_cpus is None
+    as_asked = lacking is None and unmet is None and taken.lacking is None
     outcome = Outcome.PLACED if as_asked else Outcome.DEGRADED
     return Decision(request, outcome, placement, tuple(notes), shortage=lacking)
 

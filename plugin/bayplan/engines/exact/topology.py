@@ -5,12 +5,14 @@ Worked out once for a machine and kept, because a machine changes with hotplug o
 
 from bisect import insort
 from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from itertools import combinations
 from math import comb
 from operator import add
 from typing import Final
 
 from bayplan.engines.exact.bounds import NearestNodes, Pairs, rows_on
+from bayplan.engines.exact.cpu_choice import CpuLayout
 from bayplan.engines.exact.flow import bits
 from bayplan.model.machine import MEMORY, Machine, union
 from bayplan.sets import CpuSet, NodeSet
@@ -51,6 +53,11 @@ class NodeTopology:
         }
         self._cpus = {1 << node: cpus for node, cpus in _cpus_by_memory_node(machine).items()}
         self._more = _more_than_others(machine)
+
+    @cached_property
+    def cpu_layout(self) -> CpuLayout:
+        """The CPUs by what they share."""
+        return CpuLayout(self.machine)
 
     def distance(self, nodes: int) -> int:
         """Sum of the distances over all ordered pairs of different nodes; nodes that are gone have none."""

@@ -75,9 +75,9 @@ def decide_in_pod(
     if decision.outcome is Outcome.REFUSED or claim is None:
         return replace(decision, request=request)
     cpus = placement.exclusive_cpus
-    own = (
-        best_cpus(topology.machine, cpus, request.exclusive_cpus, claim.nodes) if has_part(request) else cpus
-    )
+    own = cpus
+    if has_part(request):
+        own = best_cpus(topology, flows.policy, cpus, request.exclusive_cpus, claim.nodes)
     placement = replace(placement, exclusive_cpus=own, affinity=whole_affinity(claim.nodes, cpus))
     text = f"its pod has resources as a whole, which are promised on {_place_text(claim.nodes, cpus)}"
     reason = Reason("pod-as-a-whole", text)
@@ -171,7 +171,7 @@ class _Joining:
     def _cpus(self, had: CpuSet) -> tuple[CpuSet, CpuSet, Reason | None]:
         """The CPUs that the pod has as a whole, those that the container runs on, of which it *had* some, and
         the reason if these are too few."""
-        request, machine = self.request, self.topology.machine
+        request, topology, machine = self.request, self.topology, self.topology.machine
         totals = request.pod_totals
         assert totals is not None
         cpus = union(held_cpus(one.placement) for one in self.group.values())
@@ -189,10 +189,10 @@ class _Joining:
             free, more = exclusive_candidates(machine, policy, self.ledger) - cpus, wanted - len(cpus)
             few = kept_shared(min(more, len(free)), machine, policy, self.ledger)
             most = max(0, exclusive_room(machine, policy, self.ledger))
-            cpus |= best_cpus(machine, free, min(more, most), self.nodes)
+            cpus |= best_cpus(topology, policy, free, min(more, most), self.nodes)
         elif wanted < len(cpus):
             spare = max(0, wanted - len(parts))
-            cpus = parts | best_cpus(machine, cpus - parts, spare, self.nodes)
+            cpus = parts | best_cpus(topology, policy, cpus - parts, spare, self.nodes)
         if len(cpus) < wanted and few is None:
             text = f"its pod asks for {wanted} CPUs to itself and has {len(cpus)}; no others are free"
             few = Reason("no-exclusive-cpus", text)
@@ -201,7 +201,7 @@ class _Joining:
             return cpus, pool, few
         kept = had & pool
         own = kept if len(kept) <= request.exclusive_cpus else CpuSet()
-        own |= best_cpus(machine, pool - own, request.exclusive_cpus - len(own), self.nodes)
+        own |= best_cpus(topology, policy, pool - own, request.exclusive_cpus - len(own), self.nodes)
         if len(own) < request.exclusive_cpus:
             text = f"its pod has {len(own)} CPUs left for the {request.exclusive_cpus} of its own"
             return cpus, CpuSet(), few or Reason("no-exclusive-cpus", text)

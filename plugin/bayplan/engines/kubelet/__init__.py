@@ -2,7 +2,7 @@
 
 The same pods under the same policies get the same placement, the same refusals and the same words as from
 kubelet; `tests/conformance` holds the engine against recorded answers. `docs/kubelet-engine.md` has the
-rules.
+rules. What kubelet lays down whichever engine decides is `bayplan.kubelet`.
 
 Which file is which part of kubelet
 ===================================
@@ -10,13 +10,10 @@ Which file is which part of kubelet
 ==================  ================================================================================
 here                in kubelet (pkg/kubelet)
 ==================  ================================================================================
-topology/           cm/topologymanager: hints, merge (policy*.go), scopes (scope_*.go), options
+topology/           cm/topologymanager: hints, merge (policy*.go), scopes (scope_*.go)
 cpu/                cm/cpumanager: static policy (policy_static.go), cpu_assignment.go, checkpoint
 memory/             cm/memorymanager: Static policy (policy_static.go), state, checkpoint
 devices/            cm/devicemanager; ``attached``: devices that were chosen already
-qos/                qos, kuberuntime, cm/helpers_linux: class, oom_score_adj, cgroup values
-eviction/           eviction: thresholds, a look (``rules``), the next (``pressure``), who (``ranking``)
-pod, resources      the API object, and k8s.io/component-helpers: sums of requests and limits
 checkpoint_text     the text of both checkpoint files and their checksum (checkpointmanager)
 managers            cm/container_manager: all managers on one state
 ==================  ================================================================================
@@ -25,8 +22,7 @@ What has no counterpart in kubelet: ``engine`` (the engine itself), ``trivial_de
 ``resize`` (one decision each), ``pod_admission`` (a whole pod, for the simulator), ``ledger_state`` (the
 managers' state, made from the ledger),
 ``kept_for_pods`` (room for the rest of a pod), ``booking`` (amounts on nodes), ``state_files`` (kubelet's own
-two files, read to take them over), ``topology/refusals`` (why, for people), ``eviction/node_signals``
-(thresholds of single nodes).
+two files, read to take them over), ``topology/refusals`` (why, for people).
 
 Order of reading
 ================

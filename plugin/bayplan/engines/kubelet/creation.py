@@ -13,12 +13,12 @@ from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.kept_for_pods import REST_OF_POD, kept_for_pods
 from bayplan.engines.kubelet.ledger_state import placement_of
 from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint
 from bayplan.engines.kubelet.topology.manager import UNEXPECTED_ERROR, Admission
 from bayplan.engines.kubelet.topology.refusals import reasons
 from bayplan.errors import BayplanError
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.kubelet.pod import CPU, ContainerSpec, PodSpec
 from bayplan.model.decision import (
     Affinity,
     Decision,

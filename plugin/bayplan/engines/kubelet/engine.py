@@ -11,20 +11,16 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.engines.exact.witness import settled_by_node
-from bayplan.engines.interface import free_bytes, pinned_text, unmet_wish
+from bayplan.engines.interface import KUBELET, free_bytes, pinned_text, unmet_wish
 from bayplan.engines.kubelet.booking import book, memory_need
 from bayplan.engines.kubelet.creation import Creation
 from bayplan.engines.kubelet.ledger_state import managers_state
-from bayplan.engines.kubelet.managers import (
-    NO_MEMORY_MANAGER,
-    ManagerOptions,
-    ManagersState,
-    PreparedManagers,
-)
-from bayplan.engines.kubelet.pod import PodSpec
+from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState, PreparedManagers
 from bayplan.engines.kubelet.pod_admission import PodAdmission
 from bayplan.engines.kubelet.resize import Resize
 from bayplan.engines.kubelet.trivial_decision import trivial_decision
+from bayplan.kubelet.manager_options import ManagerOptions
+from bayplan.kubelet.pod import PodSpec
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -50,7 +46,7 @@ class KubeletEngine:
     """See the module. It remembers the managers that were prepared for the last machine and policy, nothing
     else."""
 
-    name: str = "kubelet"
+    name: str = KUBELET
 
     def __init__(self, managers: ManagerOptions | None = None) -> None:
         self.managers = managers or ManagerOptions()

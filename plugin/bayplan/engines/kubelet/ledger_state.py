@@ -12,8 +12,9 @@ from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.kept_for_pods import REST_OF_POD, KeptForPod, kept_for_pods
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManager
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Affinity, Decision, Placement
 from bayplan.model.ledger import Ledger

@@ -11,19 +11,18 @@ from msgspec.structs import replace
 
 from bayplan.engines.interface import reserved_cpus
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.devices.manager import DeviceManager, DeviceState
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManager
 from bayplan.engines.kubelet.memory.state import MemoryState, Nodes, empty_nodes
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
 from bayplan.engines.kubelet.topology.manager import Admission, Provider, TopologyManager
-from bayplan.engines.kubelet.topology.options import TopologyOptions
+from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyScope
+from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 NO_MEMORY_MANAGER = MemoryManager(MemoryManagerPolicy.NONE, MemoryState())
@@ -88,16 +87,6 @@ class KubeletManagers(Struct, frozen=True):
     def mems(self, state: ManagersState, pod_uid: str, container: str) -> NodeSet | None:
         """The nodes that a container's memory is bound to; None if to none in particular."""
         return state.memory.mems(pod_uid, container)
-
-
-class ManagerOptions(Struct, frozen=True):
-    """kubelet's managers as configured. ``static_cpus`` False is the CPU Manager's policy none."""
-
-    memory: MemoryManagerPolicy = MemoryManagerPolicy.STATIC
-    static_cpus: bool = True
-    cpu_options: CpuOptions = field(default=CpuOptions())
-    scope: TopologyScope = TopologyScope.CONTAINER
-    topology_options: TopologyOptions = field(default=TopologyOptions())
 
 
 class PreparedManagers(Struct, frozen=True):

@@ -13,8 +13,8 @@ from bayplan.engines.interface import free_bytes
 from bayplan.engines.kubelet.booking import book, memory_need
 from bayplan.engines.kubelet.creation import Creation
 from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers
-from bayplan.engines.kubelet.pod import PodSpec
 from bayplan.engines.kubelet.topology.manager import Admission
+from bayplan.kubelet.pod import PodSpec
 from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import union

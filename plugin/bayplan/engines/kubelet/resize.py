@@ -13,8 +13,8 @@ from bayplan.engines.kubelet.managers import (
     ManagersState,
     PreparedManagers,
 )
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.topology.refusals import REFUSED
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.decision import (
     OVERCOMMITTED,
     Decision,

@@ -12,16 +12,15 @@ from typing import Final
 from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, payload_of
 from bayplan.engines.kubelet.cpu import checkpoint as cpu_file
 from bayplan.engines.kubelet.cpu.errors import CpuStateError
-from bayplan.engines.kubelet.cpu.manager import STATIC
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.memory import checkpoint as memory_file
 from bayplan.engines.kubelet.memory.checksum import Checkpoint
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import MemoryState
-from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.errors import ParseError, Problem, excerpt
+from bayplan.kubelet.manager_options import STATIC, MemoryManagerPolicy
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import MEMORY, Machine, hugepages
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, cpus_text

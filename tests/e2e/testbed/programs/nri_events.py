@@ -64,6 +64,9 @@ class Log:
         else:
             _of_container(event.name, pod, container)
 
+    def refuses_undecided(self) -> bool:
+        return False
+
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
         """Nothing."""
         return Adjustment()

@@ -7,9 +7,9 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.devices.manager import Device, DeviceManager, DeviceState
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.managers import ManagerOptions
-from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import HintSet
+from bayplan.kubelet.manager_options import ManagerOptions
+from bayplan.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.model.decision import Decision, DeviceHint, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine

@@ -7,15 +7,14 @@ import pytest
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
 from bayplan.engines.kubelet.cpu.checkpoint import restore_checkpoint
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.ledger_state import managers_state
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
-from bayplan.engines.kubelet.pod import FeatureGates
+from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.request import derive_request

@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
 from bayplan.engines.kubelet.devices.manager import Device, DeviceManager
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.manager import TopologyManager
 from bayplan.engines.kubelet.topology.refusals import HINT, REFUSED, ROOM, reasons
+from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet

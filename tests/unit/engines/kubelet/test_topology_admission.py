@@ -7,18 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.topology.hints import Demand, Hint, HintSet, OfSize, Region
 from bayplan.engines.kubelet.topology.manager import NOT_ALIGNED, TopologyManager, single_node
-from bayplan.engines.kubelet.topology.options import (
-    Maturity,
-    OptionGates,
-    TopologyConfigError,
-    TopologyOptions,
-    parse_policy,
-    parse_scope,
-)
 from bayplan.errors import BayplanError
+from bayplan.kubelet.manager_options import (
+    ManagerConfigError,
+    TopologyOptions,
+)
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
@@ -202,44 +198,8 @@ def machine(*distances):
 
 def test_closest_nodes_need_distances():
     options = TopologyOptions(prefer_closest=True)
-    with pytest.raises(TopologyConfigError, match="error getting NUMA distances from cadvisor"):
+    with pytest.raises(ManagerConfigError, match="error getting NUMA distances from cadvisor"):
         TopologyManager.of(machine([10, 20], []), TopologyPolicy.RESTRICTED, options=options)
     assert TopologyManager.of(machine([], []), TopologyPolicy.NONE, options=options).distances is None
     near = TopologyManager.of(machine([10, 21], [21, 10]), TopologyPolicy.RESTRICTED, options=options)
     assert near.distances.average(0b11) == 15.5
-
-
-def test_every_wrong_option_is_named():
-    with pytest.raises(TopologyConfigError) as raised:
-        TopologyOptions.parse(
-            {"prefer-closest-numa-nodes": "yes", "max-allowable-numa-nodes": "7", "nearest": "true"}
-        )
-    assert raised.value.problems == (
-        'the minimum value of "max-allowable-numa-nodes" should not be less than 8',
-        'unknown Topology Manager Policy option: "nearest"',
-        'bad value for option "prefer-closest-numa-nodes": strconv.ParseBool: parsing "yes": invalid syntax',
-    )
-
-
-@pytest.mark.parametrize("maturity", [Maturity.ALPHA, Maturity.BETA])
-def test_an_option_behind_a_closed_gate_is_refused_in_kubelets_words(maturity):
-    """Not spelled like the CPU Manager's sentence. 1.36 has no such option; kubelet's tests add some."""
-    gates = OptionGates(beta=False, options={"fancy": maturity})
-    with pytest.raises(TopologyConfigError) as raised:
-        TopologyOptions.parse({"fancy": "true"}, gates)
-    assert str(raised.value) == (
-        f'topology manager policy {maturity.value}-level options not enabled, but option "fancy" provided'
-    )
-
-
-def test_many_nodes_are_remarked_on_but_not_refused():
-    options = TopologyOptions.parse({"max-allowable-numa-nodes": "16"})
-    assert options.beyond_kubelet(16) is None
-    assert options.beyond_kubelet(17) == "unsupported on machines with more than 16 NUMA Nodes"
-
-
-def test_policies_and_scopes_go_by_kubelets_names():
-    assert parse_policy("single-numa-node") is TopologyPolicy.SINGLE_NUMA_NODE
-    assert parse_scope("pod") is TopologyScope.POD
-    with pytest.raises(TopologyConfigError, match='unknown policy: "strict"'):
-        parse_policy("strict")

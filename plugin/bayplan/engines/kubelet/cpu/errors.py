@@ -77,18 +77,6 @@ class EmptySharedPoolError(CpuManagerError):
         )
 
 
-class CpuConfigError(CpuManagerError):
-    """The policy cannot be set up as configured. ``problems`` holds every reason, each in kubelet's words,
-    where kubelet would name one of them."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__(*problems)
-        self.problems = problems
-
-    def __str__(self) -> str:
-        return "; ".join(self.problems)
-
-
 class CpuStateError(CpuManagerError):
     """The state that was restored is not one that this policy on this machine could have left."""
 

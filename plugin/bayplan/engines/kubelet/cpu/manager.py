@@ -6,7 +6,6 @@ Kubernetes v1.36. Nothing here merges hints, reads files or talks to a runtime.
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,25 +13,20 @@ from msgspec.structs import replace
 from bayplan.engines.kubelet.cpu.assignment import take_packed
 from bayplan.engines.kubelet.cpu.distribution import take_distributed
 from bayplan.engines.kubelet.cpu.errors import (
-    CpuConfigError,
     CpuStateError,
     EmptySharedPoolError,
     SmtAlignmentError,
 )
 from bayplan.engines.kubelet.cpu.hints import cpu_hints
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.pods import exclusive_cpus, pod_exclusive_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.resources import has_pod_level
 from bayplan.engines.kubelet.topology.hints import HintSet, ProviderHints
+from bayplan.kubelet.manager_options import NONE, STATIC, CpuOptions, ManagerConfigError
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.resources import has_pod_level
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
-
-NONE: Final = "none"
-STATIC: Final = "static"
-"""Policy names as in cpuManagerPolicy."""
 
 
 def cpu_policy(
@@ -57,22 +51,22 @@ def cpu_policy(
         gates: the feature gates, with the rules of the kubelet's version.
 
     Raises:
-        CpuConfigError: the name is unknown, or the policy cannot work with this machine and reservation.
+        ManagerConfigError: the name is unknown, or the policy cannot work with this machine and reservation.
     """
     if name == NONE:
         return None
     if name != STATIC:
-        raise CpuConfigError(f'unknown policy: "{name}"')
+        raise ManagerConfigError(f'unknown policy: "{name}"')
     if not topology.num_cpus:
-        raise CpuConfigError("could not detect number of cpus")
+        raise ManagerConfigError("could not detect number of cpus")
     if reserved_milli_cpus is None:
-        raise CpuConfigError("[cpumanager] unable to determine reserved CPU resources for static policy")
+        raise ManagerConfigError("[cpumanager] unable to determine reserved CPU resources for static policy")
     if reserved_milli_cpus == 0:
-        raise CpuConfigError(
+        raise ManagerConfigError(
             "[cpumanager] the static policy requires "
             "systemreserved.cpu + kubereserved.cpu to be greater than zero"
         )
-    options.check(topology, topology_policy)
+    options.check(topology.num_sockets, topology.num_nodes, topology_policy)
     count = -(-reserved_milli_cpus // 1000)
     return StaticCpuPolicy.reserving(topology, options, count, reserved_cpus, gates=gates)
 
@@ -104,14 +98,14 @@ class StaticCpuPolicy(Struct, frozen=True, dict=True):
         to a container first.
 
         Raises:
-            CpuConfigError: not that many are listed.
+            ManagerConfigError: not that many are listed.
             CpuShortageError: the machine has fewer.
         """
         policy = cls(topology, options, listed, gates or FeatureGates())
         if not listed:
             policy = replace(policy, reserved=policy._take(topology.all_cpus, count))
         if len(policy.reserved) != count:
-            raise CpuConfigError(
+            raise ManagerConfigError(
                 "[cpumanager] unable to reserve the required amount of CPUs "
                 f"(size of {policy.reserved} did not equal {count})"
             )

@@ -3,9 +3,9 @@
 Only whole CPUs of Guaranteed pods count; everything else shares. Which CPUs is not decided here.
 """
 
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.qos.classes import qos_class
-from bayplan.engines.kubelet.resources import guaranteed_alone, has_pod_level
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.qos.classes import qos_class
+from bayplan.kubelet.resources import guaranteed_alone, has_pod_level
 from bayplan.model.decision import QosClass
 from bayplan.quantity import MILLI_PER_CPU
 

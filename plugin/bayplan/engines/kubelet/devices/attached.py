@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.device_hints import names_text
-from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
 from bayplan.engines.kubelet.topology.merge import narrowest_size
+from bayplan.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.model.decision import DeviceHint
 from bayplan.sets import NodeSet
 

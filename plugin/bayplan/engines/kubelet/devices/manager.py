@@ -11,11 +11,11 @@ from typing import ClassVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.resources import pod_limits
 from bayplan.engines.kubelet.topology.hints import Demand, HintSet, OfSize, ProviderHints, Region
 from bayplan.engines.kubelet.topology.merge import narrowest_size
 from bayplan.errors import BayplanError
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.resources import pod_limits
 from bayplan.sets import NodeSet
 
 Devices = frozenset[str]

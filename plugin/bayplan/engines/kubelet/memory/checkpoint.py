@@ -24,8 +24,8 @@ from bayplan.engines.kubelet.memory.checksum import (
 )
 from bayplan.engines.kubelet.memory.errors import MemoryManagerError
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, MemoryTable, NodeMemory
-from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.errors import ParseError
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.quantity import whole_number
 from bayplan.sets import NodeSet
 

@@ -9,7 +9,6 @@ differences, where kubelet damages its own state:
 * releases keep the state right, see `bayplan.engines.kubelet.memory.state`.
 """
 
-import enum
 from collections.abc import Iterable
 from typing import Final
 
@@ -19,7 +18,6 @@ from msgspec.structs import replace
 from bayplan.engines.kubelet.memory.errors import (
     EmptyPodSharedPoolError,
     MemoryAllocationError,
-    MemoryConfigurationError,
     MemoryManagerError,
     Refusal,
 )
@@ -39,38 +37,14 @@ from bayplan.engines.kubelet.memory.requests import (
     takes_part,
 )
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, Nodes, book
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints
 from bayplan.engines.kubelet.topology.merge import best_hint
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.sets import NodeSet
 
 NO_HINT: Final = Hint(None, preferred=False)
 """What the Topology Manager's store returns for a container it knows nothing of, as under its policy none."""
-
-
-class MemoryManagerPolicy(enum.Enum):
-    """kubelet's Memory Manager policies, by their configuration names.
-
-    NONE keeps no state. STATIC binds Guaranteed containers to the nodes that hold their memory. BEST_EFFORT,
-    which kubelet has on Windows only, computes the same hints and keeps the same state, but binds no
-    container and refuses none for which there is no room: such a container runs without an entry.
-    """
-
-    NONE = "None"
-    STATIC = "Static"
-    BEST_EFFORT = "BestEffort"
-
-    @classmethod
-    def named(cls, name: str) -> "MemoryManagerPolicy":
-        """The policy of that name.
-
-        Raises:
-            MemoryConfigurationError: there is none.
-        """
-        try:
-            return cls(name)
-        except ValueError:
-            raise MemoryConfigurationError(f'unknown policy: "{name}"') from None
 
 
 class MemoryManager(Struct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from bayplan.engines.kubelet.memory.errors import EmptyPodSharedPoolError
 from bayplan.engines.kubelet.memory.requests import Wanted, container_wants
-from bayplan.engines.kubelet.pod import FeatureGates, PodSpec
+from bayplan.kubelet.pod import FeatureGates, PodSpec
 
 
 def check_shared_pool(pod: PodSpec, wanted: Wanted, gates: FeatureGates) -> None:

@@ -6,9 +6,9 @@ quantities which are not ("failed to represent quantity as int64") cannot arise 
 
 from collections.abc import Mapping
 
-from bayplan.engines.kubelet.pod import Amounts, ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.qos.classes import qos_class
-from bayplan.engines.kubelet.resources import guaranteed_alone, has_pod_level, is_memory
+from bayplan.kubelet.pod import Amounts, ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.qos.classes import qos_class
+from bayplan.kubelet.resources import guaranteed_alone, has_pod_level, is_memory
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import QosClass
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.memory.errors import MemoryConfigurationError, MemoryStateError
-from bayplan.engines.kubelet.memory.manager import MemoryManager, MemoryManagerPolicy
+from bayplan.engines.kubelet.memory.manager import MemoryManager
 from bayplan.engines.kubelet.memory.state import (
     Block,
     MemoryState,
@@ -20,7 +20,8 @@ from bayplan.engines.kubelet.memory.state import (
     empty_nodes,
     narrowest_set,
 )
-from bayplan.engines.kubelet.pod import FeatureGates
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.sets import NodeSet
 

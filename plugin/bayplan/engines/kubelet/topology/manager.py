@@ -11,13 +11,13 @@ from typing import Final, Generic, Protocol, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
-from bayplan.engines.kubelet.resources import has_pod_level
 from bayplan.engines.kubelet.topology.distances import Distances
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints, flatten
 from bayplan.engines.kubelet.topology.merge import Merged, merge
-from bayplan.engines.kubelet.topology.options import TopologyConfigError, TopologyOptions
 from bayplan.errors import BayplanError
+from bayplan.kubelet.manager_options import ManagerConfigError, TopologyOptions
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
+from bayplan.kubelet.resources import has_pod_level
 from bayplan.model.machine import Machine
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import NodeSet
@@ -113,12 +113,12 @@ class TopologyManager(Struct, frozen=True):
         """The manager for *machine*.
 
         Raises:
-            TopologyConfigError: the closest nodes are to be preferred, and the kernel shows no distances.
+            ManagerConfigError: the closest nodes are to be preferred, and the kernel shows no distances.
         """
         distances = None
         if options is not None and options.prefer_closest and policy is not TopologyPolicy.NONE:
             if any(not node.distances for node in machine.nodes):
-                raise TopologyConfigError(
+                raise ManagerConfigError(
                     "cannot discover NUMA topology: error getting NUMA distances from cadvisor"
                 )
             distances = Distances.of(machine)

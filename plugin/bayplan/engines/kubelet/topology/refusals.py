@@ -14,10 +14,10 @@ from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.pods import pod_exclusive_cpus
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
 from bayplan.engines.kubelet.memory.requests import container_wants, pod_wants, takes_part
-from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Demand, HintSet, OfSize, Region
 from bayplan.engines.kubelet.topology.manager import AFFINITY_ERROR, UNEXPECTED_ERROR, Admission
 from bayplan.engines.kubelet.topology.merge import best_hint, narrowest_size
+from bayplan.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.model.decision import Reason
 from bayplan.model.policy import TopologyPolicy
 from bayplan.model.sentences import verb_after

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint, restore_checkpoint
 from bayplan.engines.kubelet.cpu.errors import (
-    CpuConfigError,
     CpuManagerError,
     CpuShortageError,
     CpuStateError,
@@ -16,12 +15,12 @@ from bayplan.engines.kubelet.cpu.errors import (
     SmtAlignmentError,
 )
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.options import CpuOptions
 from bayplan.engines.kubelet.cpu.reconcile import Reconciled, Running, UpdateNeed, reconcile_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
-from bayplan.engines.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.topology.hints import HintSet
+from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.sets import CpuSet, NodeSet
 
 GIB = 1 << 30
@@ -376,7 +375,7 @@ def test_reservation_is_rounded_up_and_taken_as_a_container_would():
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(configure, text):
-    with pytest.raises(CpuConfigError) as raised:
+    with pytest.raises(ManagerConfigError) as raised:
         configure()
 
     assert text in str(raised.value)

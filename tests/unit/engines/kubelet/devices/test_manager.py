@@ -15,8 +15,8 @@ from bayplan.engines.kubelet.devices.manager import (
     DeviceShortageError,
     DeviceState,
 )
-from bayplan.engines.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint
+from bayplan.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.sets import NodeSet
 from conformance.sections import Folder
 from conformance.sections.device import SECTIONS

@@ -16,11 +16,11 @@ from bayplan.engines.kubelet.memory.checkpoint import (
 )
 from bayplan.engines.kubelet.memory.checksum import checksum, dump
 from bayplan.engines.kubelet.memory.errors import MemoryStateError
-from bayplan.engines.kubelet.memory.manager import MemoryManagerPolicy
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import Block, MemoryState, MemoryTable, NodeMemory, empty_nodes
-from bayplan.engines.kubelet.pod import FeatureGates
 from bayplan.errors import ParseError
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet
 

@@ -3,13 +3,14 @@
 import pytest
 
 from bayplan.engines.kubelet.memory.errors import EmptyPodSharedPoolError, MemoryAllocationError, Refusal
-from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager, MemoryManagerPolicy
+from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager
 from bayplan.engines.kubelet.memory.pool import check_shared_pool, shared_out
 from bayplan.engines.kubelet.memory.requests import container_wants, pod_wants, takes_part
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.memory.state import Block
-from bayplan.engines.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.engines.kubelet.topology.hints import Hint, HintSet
+from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet

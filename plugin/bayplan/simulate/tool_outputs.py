@@ -1,0 +1,437 @@
+"""A machine from what people paste: `numactl -H`, and `lscpu` in all its forms, in one text and in any order.
+
+The text may have shell prompts, quotes and Windows line ends around; what belongs to none of the tools is
+passed over. A node that is announced and not described is an error, as the text was cut off. What the tools
+do not say is assumed, and each assumption is a sentence.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+
+from bayplan.config.values import ProblemCollector, invalid
+from bayplan.errors import ParseError, Problem
+from bayplan.host.sysfs import UNKNOWN_SOCKET
+from bayplan.model.machine import LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node
+from bayplan.model.sentences import shared_cpus
+from bayplan.quantity import GIB, MIB, format_bytes
+from bayplan.sets import CpuSet, NodeSet
+
+ASSUMED_BYTES_PER_CPU: Final = 4 * GIB
+"""Where nothing says how much memory there is: the usual ratio of servers and clouds' general sizes."""
+
+_QUOTED: Final = r"^[\s>|*`#]*"
+_AVAILABLE: Final = re.compile(_QUOTED + r"available: \d+ nodes? \(([0-9,-]+)\)")
+_CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:([\d\s]*)$")
+_SIZE: Final = re.compile(_QUOTED + r"node (\d{1,4}) size: *(?:(\d{1,12}) ([MG])B|(<not available>))")
+_DISTANCES: Final = re.compile(_QUOTED + r"node distances:")
+_HEADER: Final = re.compile(_QUOTED + r"node((?:\s+\d{1,4})+)\s*$")
+_ROW: Final = re.compile(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*$")
+_MORE: Final = re.compile(_QUOTED + r"((?:\d{1,4}\s*)+)$")
+_NO_NUMA: Final = re.compile(r"No NUMA (?:support )?available", re.IGNORECASE)
+_PARSABLE: Final = re.compile(r"^[\s>#*]*(CPU,[A-Za-z0-9,:]+)\s*$", re.IGNORECASE)
+_PARSED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:,[0-9:YNyn-]*){1,20})\s*$")
+_TABLE: Final = re.compile(r"^[\s>]*(CPU(?:\s+[A-Z0-9][A-Za-z0-9:]*)+)\s*$")
+_TABLED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:\s+\S+)+)\s*$")
+_JSON: Final = re.compile(r'"(?:lscpu|cpus)"\s*:\s*\[\s*\{')
+_FIELD: Final = re.compile(_QUOTED + r"([A-Z][^:]{1,40}):\s+(\S.*)$")
+_ONLINE: Final = "On-line CPU(s) list"
+_ADJACENT: Final = ("ppc", "s390")
+"""Architectures on which Linux numbers the threads of a core one after the other."""
+_USUAL: Final = "CPU,Core,Socket,Node,,L1d,L1i,L2,L3"
+"""The columns of `lscpu -p` since util-linux 2.19, where the comments with them were cut away."""
+_NONE: Final = "-"
+_OFFLINE: Final = ("no", "n", "false")
+_MAX_DISTANCE: Final = 255
+_SCALES: Final = {"M": MIB, "G": GIB}
+
+
+class Imported(NamedTuple):
+    """A machine, and what had to be assumed about it."""
+
+    machine: Machine
+    assumed: tuple[str, ...]
+
+
+class _Numactl(Struct):
+    announced: NodeSet | None = None
+    cpus: dict[int, CpuSet] = {}
+    memory_bytes: dict[int, int] = {}
+    columns: list[int] = []
+    rows: dict[int, list[int]] = {}
+    without_numa: bool = False
+    sharing: NodeSet = NodeSet()
+    """Nodes with CPUs that an earlier one has too."""
+
+
+class _Lscpu(NamedTuple):
+    """One CPU's row by lower-case column names."""
+
+    cpu: int
+    row: Mapping[str, str]
+
+    def number(self, column: str) -> int | None:
+        text = self.row.get(column, "")
+        return int(text) if text.isdecimal() else None
+
+    @property
+    def online(self) -> bool:
+        """What the column says, whose words are the reader's language: an offline CPU has no core either."""
+        return self.row.get("online", "yes").lower() not in _OFFLINE and self.row.get("core") != _NONE
+
+    @property
+    def l3(self) -> int | None:
+        """Of columns of their own, or of one such as ``L1d:L1i:L2:L3``."""
+        for column, text in self.row.items():
+            names, values = column.split(":"), text.split(":")
+            if "l3" in names and len(names) == len(values):
+                value = values[names.index("l3")]
+                return int(value) if value.isdecimal() else None
+        return None
+
+
+def is_tool_output(text: str) -> bool:
+    """Whether *text* has something of one of these tools."""
+    return bool(_JSON.search(text)) or any(
+        _AVAILABLE.match(line)
+        or _CPUS.match(line)
+        or _NO_NUMA.search(line)
+        or _PARSABLE.match(line)
+        or _TABLE.match(line)
+        or _is_usual(line)
+        or (_FIELD.match(line) and "CPU(s)" in line)
+        for line in text.splitlines()
+    )
+
+
+def machine_of_outputs(text: str) -> Imported:
+    """The machine that the outputs in *text* describe.
+
+    Raises:
+        InvalidValueError: they contradict each other, or something of them is missing.
+    """
+    lines = text.splitlines()
+    numactl = _numactl(lines)
+    assumed: list[str] = []
+    listed = _lscpu(text, lines, assumed)
+    if not numactl.cpus and numactl.memory_bytes:
+        # Those before 2.0 print no CPUs.
+        online = [one for one in listed if one.online]
+        numactl.cpus = {
+            node: CpuSet(one.cpu for one in online if (one.number("node") or 0) == node)
+            for node in numactl.memory_bytes
+            if online
+        }
+    if not numactl.cpus and not listed:
+        found = "No NUMA available" if numactl.without_numa else "no CPU"
+        raise invalid("the file", found, "the output of numactl -H, or of lscpu -p where there is no NUMA")
+    if not numactl.cpus:
+        return _without_numactl(listed, assumed)
+    _check(numactl, listed)
+    nodes = tuple(
+        Node(
+            node,
+            cpus,
+            numactl.memory_bytes[node],
+            distances=_distances(numactl, node),
+            tier=0 if numactl.sharing and (cpus or node in numactl.sharing) else None,
+        )
+        for node, cpus in sorted(numactl.cpus.items())
+    )
+    if not numactl.rows and len(nodes) > 1:
+        assumed.append(f"distances of {LOCAL_DISTANCE} and {REMOTE_DISTANCE}, as no output has them")
+    if not any(node.memory_bytes for node in nodes):
+        raise invalid("node size", "0 MB on every node", "memory on at least one")
+    rows = listed or [_Lscpu(cpu, {}) for cpus in numactl.cpus.values() for cpu in cpus]
+    node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
+    assumed.append("no huge pages, and no memory of devices")
+    remarks = (shared_cpus(numactl.sharing),) if numactl.sharing else ()
+    cpus = _cpus(rows, node_of, assumed, known=bool(listed))
+    return Imported(Machine(nodes, cpus, remarks=remarks), tuple(assumed))
+
+
+def _numactl(lines: Iterable[str]) -> _Numactl:
+    found = _Numactl()
+    continued: int | None = None
+    in_distances = False
+    for line in lines:
+        before, continued = continued, None
+        if match := _AVAILABLE.match(line):
+            found.announced = _nodes(match[1])
+        elif match := _CPUS.match(line):
+            continued = int(match[1])
+            found.cpus[continued] = _ids(f"node {continued} cpus", match[2])
+        elif match := _SIZE.match(line):
+            amount = int(match[2] or 0) * _SCALES[match[3] or "M"]
+            found.memory_bytes[int(match[1])] = amount
+        elif _DISTANCES.match(line):
+            in_distances = True
+        elif in_distances and (match := _HEADER.match(line)):
+            found.columns = [int(column) for column in match[1].split()]
+        elif in_distances and (match := _ROW.match(line)):
+            found.rows[int(match[1])] = [int(column) for column in match[2].split()]
+            in_distances = not found.columns or len(found.rows) < len(found.columns)
+        elif before is not None and (match := _MORE.match(line)):
+            continued = before
+            found.cpus[before] |= _ids(f"node {before} cpus", match[1])
+        elif _NO_NUMA.search(line):
+            found.without_numa = True
+    return found
+
+
+def _check(numactl: _Numactl, listed: list[_Lscpu]) -> None:
+    """That nothing was cut off, and both tools say the same. A CPU of several nodes (numa=fake) counts in the
+    first, as `bayplan.host.sysfs` has it."""
+    collector = ProblemCollector()
+    known = NodeSet(numactl.cpus)
+    announced = numactl.announced or known
+    if not announced <= known:
+        expected = f"all of the nodes {announced} that are available"
+        collector.problems.append(Problem("node cpus", f"nodes {known}", expected))
+    node_of: dict[int, int] = {}
+    for node, cpus in sorted(numactl.cpus.items()):
+        if node not in numactl.memory_bytes:
+            collector.problems.append(Problem(f"node {node} size", "nothing", "an amount in MB"))
+        numactl.cpus[node] = cpus - CpuSet(node_of)
+        if numactl.cpus[node] != cpus:
+            numactl.sharing |= NodeSet([node])
+        node_of |= dict.fromkeys(numactl.cpus[node], node)
+    if numactl.rows:
+        collector.problems += _wrong_distances(numactl, known)
+    if listed:
+        collector.problems += _contradictions(node_of, listed)
+    collector.raise_problems()
+
+
+def _wrong_distances(numactl: _Numactl, known: NodeSet) -> Iterator[Problem]:
+    ids = numactl.columns or sorted(numactl.rows)
+    if NodeSet(ids) != known or set(numactl.rows) != set(ids):
+        found = f"rows of nodes {NodeSet(numactl.rows)} and columns of nodes {NodeSet(ids)}"
+        yield Problem("node distances", found, f"those of the nodes {known}")
+    for node, row in numactl.rows.items():
+        if len(row) != len(ids) or not all(LOCAL_DISTANCE <= one <= _MAX_DISTANCE for one in row):
+            found = " ".join(map(str, row))
+            yield Problem(f"node distances of node {node}", found, f"{len(ids)} distances of 10 to 255")
+
+
+def _contradictions(node_of: Mapping[int, int], listed: list[_Lscpu]) -> Iterator[Problem]:
+    online = [one for one in listed if one.online]
+    for one in online:
+        node = one.number("node")
+        if node is not None and node_of.get(one.cpu, node) != node:
+            found = f"on node {node} by lscpu, on node {node_of[one.cpu]} by numactl"
+            yield Problem(f"CPU {one.cpu}", found, "outputs of one machine")
+    cpus = CpuSet(one.cpu for one in online)
+    if cpus != CpuSet(node_of):
+        found = f"{cpus} by lscpu, {CpuSet(node_of)} by numactl"
+        yield Problem("CPUs", found, "outputs of one machine, whole")
+
+
+def _distances(numactl: _Numactl, node: int) -> dict[int, int]:
+    ids = numactl.columns or sorted(numactl.rows)
+    if numactl.rows:
+        return dict(sorted(zip(ids, numactl.rows[node], strict=True)))
+    return {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in sorted(numactl.cpus)}
+
+
+def _without_numactl(listed: list[_Lscpu], assumed: list[str]) -> Imported:
+    """The machine of lscpu alone, which knows nodes with CPUs and no memory."""
+    node_of = {one.cpu: one.number("node") or 0 for one in listed if one.online}
+    ids = sorted(set(node_of.values()))
+    nodes = []
+    for node in ids:
+        cpus = CpuSet(cpu for cpu, own in node_of.items() if own == node)
+        distances = {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in ids}
+        nodes.append(Node(node, cpus, len(cpus) * ASSUMED_BYTES_PER_CPU, distances=distances))
+    if not nodes:
+        raise invalid("the file", "no CPU that is online", "at least one")
+    assumed.append(assumed_memory())
+    if len(ids) > 1:
+        assumed.append(f"distances of {LOCAL_DISTANCE} and {REMOTE_DISTANCE}, as lscpu has none")
+    return Imported(Machine(tuple(nodes), _cpus(listed, node_of, assumed, known=True)), tuple(assumed))
+
+
+def assumed_memory() -> str:
+    """The assumption where nothing says how much memory there is."""
+    return f"{format_bytes(ASSUMED_BYTES_PER_CPU)} of memory for each CPU, as nothing says how much there is"
+
+
+def _cpus(
+    rows: Iterable[_Lscpu], node_of: Mapping[int, int], assumed: list[str], *, known: bool
+) -> tuple[Cpu, ...]:
+    lowest: dict[tuple[str, int], int] = {}
+
+    def first(column: str, value: int | None, cpu: int) -> int | None:
+        return None if value is None else lowest.setdefault((column, value), cpu)
+
+    cpus, without_core, without_socket, caches = [], False, False, False
+    for one in sorted(rows, key=lambda row: row.cpu):
+        node = node_of.get(one.cpu)
+        if not one.online:
+            cpus.append(Cpu(one.cpu, one.cpu, UNKNOWN_SOCKET, node, None, online=False))
+            continue
+        core, socket, l3 = one.number("core"), one.number("socket"), one.l3
+        without_core, without_socket = without_core or core is None, without_socket or socket is None
+        caches = caches or l3 is not None
+        cpus.append(
+            Cpu(
+                one.cpu,
+                # lscpu -y has the kernel's ids of cores, which repeat in every socket.
+                one.cpu if core is None else lowest.setdefault((f"core {socket}", core), one.cpu),
+                (node or 0) if socket is None else socket,
+                node,
+                first("l3", l3, one.cpu),
+            )
+        )
+    if without_core:
+        assumed.append("a core for each CPU, as " + ("lscpu" if known else "numactl") + " has no cores here")
+    if without_socket:
+        assumed.append("a socket for each node with CPUs")
+    if not caches:
+        assumed.append("no L3 caches that are known")
+    return tuple(cpus)
+
+
+def _lscpu(text: str, lines: list[str], assumed: list[str]) -> list[_Lscpu]:
+    """The CPUs that lscpu lists, each once; those of its summary where it lists none."""
+    found = {one.cpu: one for one in (*_json_rows(text), *_text_rows(lines, assumed))}
+    fields = {} if found else _summary(text)
+    if fields:
+        found = {one.cpu: one for one in _of_sums(fields)}
+        assumed.append("threads, caches and sockets in order, as lscpu without -p has only sums of them")
+    return [one for _, one in sorted(found.items())]
+
+
+def _text_rows(lines: Iterable[str], assumed: list[str]) -> Iterator[_Lscpu]:
+    columns: list[str] = []
+    separator: str | None = ","
+    guessed = False
+    for line in lines:
+        if match := _PARSABLE.match(line):
+            columns, separator = match[1].lower().split(","), ","
+        elif match := _TABLE.match(line):
+            columns, separator = match[1].lower().split(), None
+        elif (match := _PARSED.match(line)) and separator:
+            if not columns and not _is_usual(line):
+                continue
+            if not columns and not guessed:
+                guessed = True
+                assumed.append(f"the columns {_USUAL} of lscpu -p, as their names were cut away")
+            yield _row(columns or _USUAL.lower().split(","), match[1].split(","), line)
+        elif columns and separator is None and (match := _TABLED.match(line)):
+            yield _row(columns, match[1].split(), line)
+
+
+def _is_usual(line: str) -> bool:
+    """Whether *line* is a row of `lscpu -p` as it is without options: its fifth column is empty."""
+    match = _PARSED.match(line)
+    cells = match[1].split(",") if match else []
+    return len(cells) >= len(["CPU", "Core", "Socket", "Node", "", "L1d"]) and not cells[4]
+
+
+def _row(columns: list[str], cells: list[str], line: str) -> _Lscpu:
+    if len(cells) < len(columns):
+        raise invalid("lscpu", repr(line.strip()), f"{len(columns)} columns: {' '.join(columns).upper()}")
+    return _Lscpu(int(cells[0]), {name: cell for name, cell in zip(columns, cells, strict=False) if name})
+
+
+def _json_rows(text: str) -> Iterator[_Lscpu]:
+    """The CPUs of `lscpu -e -J`."""
+    for document in _documents(text):
+        rows = document.get("cpus")
+        for row in rows if isinstance(rows, list) else ():
+            cells = {str(key).lower(): _text(value) for key, value in row.items()}
+            if not cells.get("cpu", "").isdecimal():
+                raise invalid("cpus", f"a row without cpu: {row}", "rows of lscpu -e -J")
+            yield _Lscpu(int(cells["cpu"]), cells)
+
+
+def _summary(text: str) -> dict[str, str]:
+    """The fields of `lscpu` and of `lscpu -J`."""
+    fields: dict[str, str] = {}
+    for document in _documents(text):
+        entries = document.get("lscpu")
+        fields |= _fields(entries) if isinstance(entries, list) else {}
+    found = {match[1].strip(): match[2].strip() for match in map(_FIELD.match, text.splitlines()) if match}
+    return fields | (found if _ONLINE in found else {})
+
+
+def _documents(text: str) -> Iterator[Mapping[str, Any]]:
+    """The JSON objects that begin on a line of their own."""
+    decoder, position = json.JSONDecoder(), 0
+    while (match := re.compile(r"^\s*(\{)", re.MULTILINE).search(text, position)) is not None:
+        try:
+            document, position = decoder.raw_decode(text, match.start(1))
+        except (ValueError, RecursionError) as error:
+            raise invalid("lscpu -J", str(error), "JSON that is whole") from error
+        if isinstance(document, Mapping):
+            yield document
+
+
+def _fields(entries: Iterable[Any]) -> dict[str, str]:
+    """The fields of `lscpu -J` at all depths, by their names without the colon."""
+    fields: dict[str, str] = {}
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            fields[str(entry.get("field", "")).rstrip(":").strip()] = _text(entry.get("data"))
+            children = entry.get("children")
+            fields |= _fields(children) if isinstance(children, list) else {}
+    return fields
+
+
+def _of_sums(fields: Mapping[str, str]) -> Iterator[_Lscpu]:
+    """The CPUs of lscpu's summary: nodes are listed, threads and sockets only counted. Threads are taken as
+    Linux numbers them on x86, the second ones after the first ones of all cores, unless they would be of two
+    nodes; sockets and caches go by the nodes."""
+    try:
+        threads, sockets = int(fields["Thread(s) per core"]), int(fields.get("Socket(s)", "1"))
+        online = CpuSet.parse(fields[_ONLINE])
+        nodes = {
+            int(match[1]): CpuSet.parse(cpus)
+            for name, cpus in fields.items()
+            if (match := re.fullmatch(r"NUMA node(\d{1,4}) CPU\(s\)", name)) and cpus != "-"
+        }
+    except (KeyError, ValueError) as error:
+        expected = f"Thread(s) per core and {_ONLINE}, as LC_ALL=C lscpu prints them"
+        raise invalid("lscpu", f"no {error}", expected) from error
+    node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
+    own = list(online)
+    cores = max(1, len(own) // max(1, threads))
+    by_core = {cpu: position % cores for position, cpu in enumerate(own)}
+    of_one_node = all(node_of.get(cpu) == node_of.get(own[core]) for cpu, core in by_core.items())
+    if fields.get("Architecture", "").startswith(_ADJACENT) or not of_one_node:
+        by_core = {cpu: position // max(1, threads) for position, cpu in enumerate(own)}
+    instances = re.search(r"\((\d{1,4}) instances?\)", fields.get("L3 cache", fields.get("L3", "")))
+    node_of_core: dict[int, int] = {}
+    for cpu, core in by_core.items():
+        node_of_core.setdefault(core, node_of.get(cpu, 0))
+    ordered = sorted(node_of_core, key=lambda core: (node_of_core[core], core))
+    place = {core: number for number, core in enumerate(ordered)}
+    for cpu, core in by_core.items():
+        row = {"core": str(core), "socket": str(place[core] * max(1, sockets) // len(place))}
+        if instances:
+            row["l3"] = str(place[core] * int(instances[1]) // len(place))
+        yield _Lscpu(cpu, {**row, "node": str(node_of.get(cpu, 0))})
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
+
+
+def _ids(what: str, text: str) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except ParseError as error:
+        raise invalid(what, text, error.expected) from error
+
+
+def _nodes(text: str) -> NodeSet:
+    try:
+        return NodeSet.parse(text)
+    except ParseError as error:
+        raise invalid("available", text, error.expected) from error

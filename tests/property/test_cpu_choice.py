@@ -1,0 +1,137 @@
+"""The choice of CPUs against all there are, on small machines with caches, clusters and broken cores."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, Wanted, choose
+from bayplan.model.machine import Cpu, Machine, Node
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet
+from support import cpu_order
+
+MOST_CPUS = 12
+
+
+@dataclass
+class Puzzle:
+    """A machine, which of its CPUs others have, and what is wanted of the rest."""
+
+    machine: Machine
+    wanted: Wanted
+
+    def every_choice(self) -> Iterable[frozenset[int]]:
+        kept = frozenset(CpuSet.of_mask(self.wanted.kept))
+        rest = [cpu for cpu in CpuSet.of_mask(self.wanted.available) if cpu not in kept]
+        for more in combinations(rest, self.wanted.count - len(kept)):
+            yield kept | set(more)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Sockets with nodes with dies with caches with clusters with cores, or nodes within a cache, or above
+    sockets; threads that are neighbours, or come after all cores, or anyhow."""
+    small = st.sampled_from([1, 1, 2])
+    sockets, nodes, dies, caches = draw(small), draw(small), draw(st.sampled_from([1, 1, 1, 2])), draw(small)
+    clusters = draw(small)
+    threads = draw(st.sampled_from([1, 2, 2, 2, 4]))
+    outer = sockets * nodes * dies * caches * clusters
+    cores = draw(st.integers(1, max(1, MOST_CPUS // (outer * threads))))
+    mixed = draw(st.booleans()) and threads > 1
+    places = [
+        (socket, node, die, cache, cluster)
+        for socket in range(sockets)
+        for node in range(nodes)
+        for die in range(dies)
+        for cache in range(caches)
+        for cluster in range(clusters)
+        for _ in range(cores)
+    ]
+    members = [
+        (core, thread)
+        for core in range(len(places))
+        for thread in range(1 if mixed and core % 2 else threads)
+    ][: MOST_CPUS + 2]
+    numbering = draw(st.sampled_from(["neighbours", "siblings later", "anyhow"]))
+    if numbering == "siblings later":
+        members.sort(key=lambda member: (member[1], member[0]))
+    if numbering == "anyhow":
+        members = draw(st.permutations(members))
+    number = {member: index for index, member in enumerate(members)}
+    first: dict[tuple[object, ...], int] = {}
+    for (core, _), cpu in number.items():
+        for depth in range(1, 6):
+            key = places[core][:depth]
+            first[key] = min(first.get(key, cpu), cpu)
+        first["core", core] = min(first.get(("core", core), cpu), cpu)
+    layout = draw(
+        st.sampled_from(["nested", "nested", "nested", "cache of a socket", "no caches", "one node"])
+    )
+    shows_dies, shows_clusters = draw(st.booleans()), draw(st.booleans())
+    cpus = []
+    for (core, _), cpu in number.items():
+        place = places[core]
+        node = place[0] * nodes + place[1]
+        cache: int | None = first[place[:4]]
+        die: int | None = first[place[:3]] if shows_dies else None
+        if layout == "cache of a socket":
+            cache = first[place[:1]]
+        if layout == "no caches":
+            cache = None
+        if layout == "one node":
+            node = 0
+        cluster = first[place[:5]] if shows_clusters else None
+        core_id = first["core", core]
+        cpus.append(Cpu(cpu, core_id, place[0], node, cache, cluster_id=cluster, die_id=die))
+    nodes_of = {cpu.node_id: [one.id for one in cpus if one.node_id == cpu.node_id] for cpu in cpus}
+    every = [Node(node or 0, CpuSet(members), GIB) for node, members in sorted(nodes_of.items())]
+    return Machine(tuple(every), tuple(cpus))
+
+
+@st.composite
+def puzzles(draw: st.DrawFn) -> Puzzle:
+    machine = draw(machines())
+    ids = [cpu.id for cpu in machine.cpus]
+    taken = draw(st.sets(st.sampled_from(ids), max_size=len(ids) // 2))
+    free = [cpu for cpu in ids if cpu not in taken]
+    away = draw(st.sampled_from([[], [], free[: len(free) // 2]]))
+    available = [cpu for cpu in free if cpu not in away]
+    kept = draw(st.sets(st.sampled_from(available), max_size=3)) if draw(st.integers(0, 3)) == 3 else set()
+    count = draw(st.integers(max(1, len(kept)), len(available)))
+    distances = {node: draw(st.sampled_from([0, 0, 10, 21])) for node in machine.node_ids}
+    rules = Rules(
+        caches=draw(st.sampled_from([True, True, True, False])), spread=draw(st.integers(0, 4)) == 4
+    )
+    taken_from, others_lack, held = (CpuSet(cpus).mask for cpus in (available, free, kept))
+    return Puzzle(machine, Wanted(count, taken_from, others_lack, held, distances, rules))
+
+
+@given(puzzles())
+def test_no_choice_is_better(puzzle: Puzzle) -> None:
+    found = choose(CpuLayout(puzzle.machine), puzzle.wanted)
+    chosen = frozenset(CpuSet.of_mask(found.cpus))
+    best = min(puzzle.every_choice(), key=partial(cpu_order.key, puzzle.machine, puzzle.wanted))
+    event(f"{len(puzzle.machine.cpus)} CPUs")
+    assert (cpu_order.key(puzzle.machine, puzzle.wanted, chosen), sorted(chosen)) == (
+        cpu_order.key(puzzle.machine, puzzle.wanted, best),
+        sorted(best),
+    )
+    assert found.proven
+    if not puzzle.wanted.rules.spread:
+        assert (found.broken, found.split) == cpu_order.key(puzzle.machine, puzzle.wanted, chosen)[:2]
+
+
+@given(puzzles(), st.integers(0, 40))
+def test_a_choice_that_was_cut_off_is_a_choice_and_says_so(puzzle: Puzzle, steps: int) -> None:
+    layout = CpuLayout(puzzle.machine)
+    found = choose(layout, puzzle.wanted, steps)
+    wanted = puzzle.wanted
+    assert found.cpus.bit_count() == wanted.count
+    assert not found.cpus & ~wanted.available
+    assert not wanted.kept & ~found.cpus
+    best = choose(layout, wanted)
+    assert not found.proven or found.cpus == best.cpus

@@ -1,0 +1,229 @@
+"""Which CPUs containers get to themselves, on machines as they are sold, and under kubelet's options."""
+
+from collections import Counter
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.exact.exclusive_cpus import NO_EXCLUSIVE_CPUS, SMT_ALIGNMENT
+from bayplan.model.decision import Decision, DeviceHint, Outcome, Request
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Cpu, Machine
+from bayplan.model.policy import CpuAlignment, PlacementPolicy, TopologyPolicy
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet, NodeSet
+from support.decisions import codes
+from support.layouts import LAYOUTS, Layout, alder_lake, machine_of, power8_threads_off, power9_lpar
+from support.requests import guaranteed_request
+
+SMALL = Layout(sockets=2, caches=2, cores=4)
+"""Two nodes of 8 cores of two threads; cores 0-3 (CPUs 0-3 and 16-19) are the first cache."""
+
+
+def arrivals(
+    machine: Machine, counts: list[int], policy: PlacementPolicy = PlacementPolicy()
+) -> list[Decision]:
+    engine, ledger, found = ExactEngine(), Ledger(), []
+    for number, count in enumerate(counts):
+        request = guaranteed_request(f"c{number}", exclusive_cpus=count)
+        found.append(engine.decide(machine, policy, ledger, request))
+        ledger = ledger.with_entry(Entry(found[-1]))
+    return found
+
+
+def first(machine: Machine, request: Request, alignment: CpuAlignment, **policy: object) -> Decision:
+    rules = replace(PlacementPolicy(cpu_alignment=alignment), **policy)
+    return ExactEngine().decide(machine, rules, Ledger(), request)
+
+
+def caches(machine: Machine, cpus: CpuSet) -> set[int | None]:
+    return {machine.cpu_by_id[cpu].l3_cache_id for cpu in cpus}
+
+
+def split_cores(machine: Machine, cpus: CpuSet) -> list[int]:
+    counts = Counter(machine.cpu_by_id[cpu].core_id for cpu in cpus)
+    return [core for core, count in counts.items() if count < machine.core_sizes[core]]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_pods_of_one_cache_lie_in_one_and_split_no_core(name: str) -> None:
+    layout, machine = LAYOUTS[name], LAYOUTS[name].machine()
+    each, number = layout.cores * layout.threads, layout.sockets * layout.nodes * layout.caches
+    decisions = arrivals(machine, [each] * (number - 1)) if number > 1 else arrivals(machine, [each // 2])
+    for decision in decisions:
+        assert len(decision.placement.exclusive_cpus) in {each, each // 2}
+        assert len(caches(machine, decision.placement.exclusive_cpus)) == 1
+        assert split_cores(machine, decision.placement.exclusive_cpus) == []
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_pods_of_one_core_leave_whole_caches_whole(name: str) -> None:
+    layout, machine = LAYOUTS[name], LAYOUTS[name].machine()
+    count = min(8, layout.caches * layout.cores - 1)
+    decisions = arrivals(machine, [layout.threads] * count)
+    taken = CpuSet(cpu for one in decisions for cpu in one.placement.exclusive_cpus)
+    assert [split_cores(machine, one.placement.exclusive_cpus) for one in decisions] == [[]] * count
+    # The cache with the reserved CPU is filled first, if it has whole cores left, then one by one.
+    assert len(caches(machine, taken)) == -(-(count + (layout.cores > 1)) // layout.cores)
+
+
+def test_the_sibling_of_the_reserved_cpu_is_for_an_odd_one() -> None:
+    machine = Layout(sockets=2, cores=4, neighbours=True).machine()
+    decisions = arrivals(machine, [10, 3])
+    assert [str(one.placement.exclusive_cpus) for one in decisions] == ["2-3,8-15", "1,4-5"]
+
+
+def test_a_node_on_which_cores_stay_whole_comes_before_one_on_which_they_break() -> None:
+    machine = Layout(sockets=2, cores=2, neighbours=True).machine()
+    (decision,) = arrivals(machine, [4])
+    assert (str(decision.placement.mems), str(decision.placement.exclusive_cpus)) == ("1", "4-7")
+    (decision,) = arrivals(machine, [3])
+    assert (str(decision.placement.mems), str(decision.placement.exclusive_cpus)) == ("0", "1-3")
+
+
+def test_a_node_with_a_whole_cache_comes_before_one_where_two_are_needed() -> None:
+    machine = Layout(sockets=2, caches=2, cores=2, threads=1).machine()
+    policy = PlacementPolicy(reserved_cpus=CpuSet([0, 2]))
+    (decision,) = arrivals(machine, [2], policy)
+    assert (str(decision.placement.mems), str(decision.placement.exclusive_cpus)) == ("1", "4-5")
+
+
+def test_of_caches_the_one_with_the_least_room_is_taken() -> None:
+    machine = Layout(caches=3, cores=4, threads=1).machine()
+    decisions = arrivals(machine, [2, 1, 3, 4])
+    assert [str(one.placement.exclusive_cpus) for one in decisions] == ["1-2", "3", "4-6", "8-11"]
+
+
+def test_one_node_with_two_sockets_keeps_pods_in_a_socket_and_a_cache() -> None:
+    genoa = LAYOUTS["Genoa 9654"].machine()
+    machine = machine_of(replace(cpu, node_id=0) for cpu in genoa.cpus)
+    decisions = arrivals(machine, [16] * 22)
+    assert all(len(caches(machine, one.placement.exclusive_cpus)) == 1 for one in decisions)
+    (wide,) = arrivals(machine, [96])
+    assert {machine.cpu_by_id[cpu].socket_id for cpu in wide.placement.exclusive_cpus} == {0}
+
+
+def test_clusters_are_kept_together_where_they_are_within_a_cache() -> None:
+    machine = LAYOUTS["Kunpeng 920"].machine()
+    decisions = arrivals(machine, [2, 4, 4, 1])
+    assert [str(one.placement.exclusive_cpus) for one in decisions] == ["1-2", "4-7", "8-11", "3"]
+
+
+def test_power_with_one_core_for_each_socket() -> None:
+    decisions = arrivals(power9_lpar(), [8, 8, 4, 12])
+    assert [str(one.placement.exclusive_cpus) for one in decisions] == ["8-15", "16-23", "1-4", "24-35"]
+
+
+def test_threads_that_are_off_and_a_node_without_memory() -> None:
+    decisions = arrivals(power8_threads_off(), [4, 2])
+    assert [str(one.placement.exclusive_cpus) for one in decisions] == ["8,16,24,32", "40,48"]
+
+
+def test_a_hybrid_machine_breaks_no_core_of_two_threads_for_an_odd_number() -> None:
+    machine = alder_lake()
+    (decision,) = arrivals(machine, [3], PlacementPolicy(reserved_cpus=CpuSet([0, 1])))
+    assert split_cores(machine, decision.placement.exclusive_cpus) == []
+
+
+def test_a_changed_container_keeps_its_cpus_and_gets_the_best_beside_them() -> None:
+    machine, engine, policy = SMALL.machine(), ExactEngine(), PlacementPolicy()
+    (decision,) = arrivals(machine, [4])
+    for count in (6, 8, 5, 2):
+        request = guaranteed_request("c0", exclusive_cpus=count)
+        changed = engine.decide(machine, policy, Ledger(), request, decision.placement)
+        before, after = decision.placement.exclusive_cpus, changed.placement.exclusive_cpus
+        assert before <= after or after <= before
+        assert len(after) == count
+        assert count % 2 or not split_cores(machine, after)
+        decision = changed
+
+
+class TestOptions:
+    def test_whole_cores_only_are_rounded_up_and_said(self) -> None:
+        decision = first(
+            SMALL.machine(), guaranteed_request("c", exclusive_cpus=3), CpuAlignment(full_pcpus_only=True)
+        )
+        assert (decision.outcome, str(decision.placement.exclusive_cpus)) == (Outcome.PLACED, "1-2,17-18")
+        assert SMT_ALIGNMENT in codes(decision)
+
+    @pytest.mark.parametrize("topology", [TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE])
+    def test_no_whole_number_of_cores_is_refused_under_a_strict_policy(
+        self, topology: TopologyPolicy
+    ) -> None:
+        alignment = CpuAlignment(full_pcpus_only=True)
+        odd = first(SMALL.machine(), guaranteed_request("c", exclusive_cpus=3), alignment, topology=topology)
+        even = first(SMALL.machine(), guaranteed_request("c", exclusive_cpus=4), alignment, topology=topology)
+        assert (odd.outcome, even.outcome) == (Outcome.REFUSED, Outcome.PLACED)
+        assert SMT_ALIGNMENT in codes(odd)
+
+    def test_cores_of_which_others_have_a_part_are_not_whole(self) -> None:
+        machine = Layout(cores=2, neighbours=True).machine()
+        decision = first(
+            machine, guaranteed_request("c", exclusive_cpus=4), CpuAlignment(full_pcpus_only=True)
+        )
+        assert not decision.placement.exclusive_cpus
+        assert NO_EXCLUSIVE_CPUS in codes(decision) or decision.outcome is Outcome.DEGRADED
+
+    def test_a_running_container_keeps_what_it_has(self) -> None:
+        machine = SMALL.machine()
+        (before,) = arrivals(machine, [3])
+        policy = PlacementPolicy(TopologyPolicy.RESTRICTED, cpu_alignment=CpuAlignment(full_pcpus_only=True))
+        request = guaranteed_request("c0", exclusive_cpus=3)
+        after = ExactEngine().decide(machine, policy, Ledger(), request, before.placement)
+        assert after.outcome is Outcome.PLACED
+        assert after.placement.exclusive_cpus == before.placement.exclusive_cpus
+
+    def test_as_many_on_each_node(self) -> None:
+        machine = SMALL.machine()
+        request = guaranteed_request("c", 100 * GIB, exclusive_cpus=10)
+        for even, wanted in ((True, [4, 6]), (False, [10])):
+            decision = first(machine, request, CpuAlignment(distribute_cpus_across_numa=even))
+            counts = Counter(machine.cpu_by_id[cpu].node_id for cpu in decision.placement.exclusive_cpus)
+            assert sorted(counts.values()) == wanted
+            assert split_cores(machine, decision.placement.exclusive_cpus) == []
+
+    def test_devices_on_several_nodes_come_before_an_even_distribution(self) -> None:
+        hints = tuple(DeviceHint(f"gpu{n}", NodeSet([node])) for n, node in enumerate((0, 1, 1)))
+        request = replace(guaranteed_request("c", 100 * GIB, exclusive_cpus=6), hints=hints)
+        machine = SMALL.machine()
+        decision = first(machine, request, CpuAlignment(distribute_cpus_across_numa=True))
+        counts = Counter(machine.cpu_by_id[cpu].node_id for cpu in decision.placement.exclusive_cpus)
+        assert counts == {0: 2, 1: 4}
+
+    def test_cpus_of_the_whole_socket_count(self) -> None:
+        machine = Layout(sockets=2, nodes=2, cores=2, threads=1).machine()
+        request = guaranteed_request("c", exclusive_cpus=3)
+        near = first(machine, request, CpuAlignment(), topology=TopologyPolicy.BEST_EFFORT)
+        assert len(near.placement.mems or ()) == 2
+        aligned = first(machine, request, CpuAlignment(align_by_socket=True))
+        assert len(aligned.placement.mems or ()) == 1
+        assert len({machine.cpu_by_id[cpu].socket_id for cpu in aligned.placement.exclusive_cpus}) == 1
+        assert aligned.outcome is Outcome.PLACED
+
+    def test_caches_do_not_count_where_that_is_switched_off(self) -> None:
+        machine = Layout(caches=2, cores=3, threads=1).machine()
+        for prefer, wanted in ((True, "3-5"), (False, "1-3")):
+            decision = first(
+                machine,
+                guaranteed_request("c", exclusive_cpus=3),
+                CpuAlignment(prefer_align_cpus_by_uncorecache=prefer),
+            )
+            assert str(decision.placement.exclusive_cpus) == wanted
+
+    def test_each_cpu_on_a_core_of_its_own(self) -> None:
+        machine = SMALL.machine()
+        decision = first(
+            machine,
+            guaranteed_request("c", exclusive_cpus=6),
+            CpuAlignment(distribute_cpus_across_cores=True),
+        )
+        cores = {machine.cpu_by_id[cpu].core_id for cpu in decision.placement.exclusive_cpus}
+        assert len(cores) == 6
+
+
+def test_a_cpu_without_a_node_or_a_cache_can_be_chosen() -> None:
+    plain = machine_of(Cpu(cpu, cpu, 0, 0, 0) for cpu in range(2))
+    machine = Machine(plain.nodes, (*plain.cpus, Cpu(2, 2, 0, None, None)))
+    (decision,) = arrivals(machine, [2])
+    assert str(decision.placement.exclusive_cpus) == "1-2"

@@ -1,0 +1,188 @@
+"""The ledger held against itself: whatever is changed behind its back is found, and put right."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.control.controller import Controller
+from bayplan.model.decision import QosClass
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.placement.ledger_check import (
+    LOST_CPUS,
+    NOT_RECORDED,
+    OVERCLAIMED,
+    TWO_OWNERS,
+    WRONG_ID,
+    WRONG_TOTAL,
+    check,
+    contradictions,
+    mended,
+)
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.state import Step
+from support.controllers import MACHINE, begun, controlled
+from support.machines import container, machine, pod
+
+GUARANTEED = pod("g", QosClass.GUARANTEED)
+BURSTABLE = pod("b", QosClass.BURSTABLE)
+
+
+async def filled(controller: Controller) -> None:
+    """Two containers with CPUs and memory of their own, and two that share CPUs."""
+    for name in ("one", "two"):
+        await begun(
+            controller, GUARANTEED, container(name, GUARANTEED, memory_bytes=90 * MIB, milli_cpus=1000)
+        )
+    for name in ("three", "four"):
+        await begun(controller, BURSTABLE, container(name, BURSTABLE, memory_bytes=80 * MIB, milli_cpus=500))
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    async def build() -> Ledger:
+        async with controlled(tmp_path_factory.mktemp("state")) as one:
+            await filled(one.controller)
+            return one.controller.ledger
+
+    return asyncio.run(build())
+
+
+def first(ledger: Ledger) -> Entry:
+    return ledger.entries["one"]
+
+
+def renamed(entry: Entry, container_id: str, pod_id: str) -> Entry:
+    request = replace(entry.decision.request, container_id=container_id, pod_id=pod_id)
+    return replace(entry, decision=replace(entry.decision, request=request))
+
+
+DAMAGES: dict[str, Callable[[Ledger], Ledger]] = {
+    "booked_bytes": lambda ledger: replace(ledger, booked_bytes={0: {MEMORY: 1}}),
+    "claimed_bytes": lambda ledger: replace(ledger, claimed_bytes={NodeSet([0]): {MEMORY: 1}}),
+    "bound": lambda ledger: replace(ledger, bound={}),
+    "exclusive_cpus": lambda ledger: replace(ledger, exclusive_cpus=CpuSet()),
+    "notices": lambda ledger: replace(ledger, notices={CpuSet([0]): 9}),
+    "ids_by_score": lambda ledger: replace(ledger, ids_by_score={("nowhere", 1): ("nobody",)}),
+    "short_ids": lambda ledger: replace(ledger, short_ids=frozenset({"one"})),
+    "pinned_ids": lambda ledger: replace(ledger, pinned_ids=frozenset({"one"})),
+    "shared_milli": lambda ledger: replace(ledger, shared_milli={}),
+}
+
+
+def test_a_ledger_that_came_about_by_decisions_is_good(good: Ledger) -> None:
+    assert check(MACHINE, PlacementPolicy(), good) == ()
+    assert mended(good) == good
+
+
+def test_every_total_of_the_ledger_is_held() -> None:
+    assert {*DAMAGES, "entries", "retained"} == set(Ledger.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_total_that_does_not_follow_from_the_entries_is_found_and_put_right(
+    name: str, good: Ledger
+) -> None:
+    damaged = DAMAGES[name](good)
+    (fault,) = contradictions(damaged)
+    assert (fault.code, fault.is_ours) == (WRONG_TOTAL, True)
+    assert fault.text.startswith(f"{name} ")
+    assert mended(damaged) == good
+
+
+def test_a_cpu_has_one_owner(good: Ledger) -> None:
+    placement = first(good).decision.placement
+    other = good.entries["two"]
+    both = replace(other.decision.placement, exclusive_cpus=placement.exclusive_cpus)
+    damaged = Ledger.of(
+        {**good.entries, "two": replace(other, decision=replace(other.decision, placement=both))}.values()
+    )
+    assert [fault.code for fault in contradictions(damaged)] == [TWO_OWNERS]
+
+
+def test_an_id_is_its_entrys(good: Ledger) -> None:
+    damaged = replace(good, entries={**good.entries, "other": first(good)})
+    assert WRONG_ID in {fault.code for fault in contradictions(damaged)}
+    assert mended(damaged) == good
+    ended = {**good.entries, "one": replace(first(good), ended=True)}
+    assert WRONG_ID in {fault.code for fault in contradictions(replace(good, entries=ended))}
+
+
+@pytest.mark.parametrize(
+    ("smaller", "code"),
+    [
+        (machine(2, memory_bytes=50 * MIB, cpus_per_node=4), OVERCLAIMED),
+        (machine(2, cpus_per_node=1), LOST_CPUS),
+    ],
+    ids=["memory", "CPUs"],
+)
+def test_what_hardware_took_away_is_no_mistake_of_ours(smaller: Machine, code: str, good: Ledger) -> None:
+    faults = check(smaller, PlacementPolicy(), good)
+    assert {fault.code for fault in faults} == {code}
+    assert not any(fault.is_ours for fault in faults)
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+async def test_the_daemon_puts_it_right_when_the_runtime_lists_what_runs(name: str, tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        controller = one.controller
+        await filled(controller)
+        good = controller.ledger
+        damage(controller, DAMAGES[name](good))
+        assert [(fault.code, fault.is_ours) for fault in await controller.check_ledger()] == [
+            (WRONG_TOTAL, True)
+        ]
+        assert controller.ledger == good
+        assert controller.counters["ledger_faults"] == 1
+        assert await controller.check_ledger() == ()
+        damage(controller, DAMAGES[name](good))
+        known = controller.known
+        await controller.synchronize([*known.pods.values()], [*known.containers.values()])
+        assert contradictions(controller.ledger) == ()
+
+
+def damage(controller: Controller, ledger: Ledger) -> None:
+    """Have the controller hold *ledger*, which nobody decided."""
+    transactions = controller._transactions
+    transactions._basis = transactions._basis._replace(ledger=ledger)
+
+
+async def test_what_is_recorded_is_what_is_held(tmp_path: Path) -> None:
+    """Somebody else has written to the database: the disk gets back what is promised, and loses the rest."""
+    async with controlled(tmp_path) as one:
+        controller = one.controller
+        await filled(controller)
+        foreign = renamed(first(controller.ledger), "foreign", "elsewhere")
+        await controller.recorder.submit(Step.of([foreign], ["two"])).finished()
+        faults = await controller.check_ledger()
+        assert {fault.code for fault in faults} == {NOT_RECORDED}
+        assert len(faults) == 2
+        assert await controller.check_ledger() == ()
+        assert (await controller.recorder.ledger()).entries.keys() == controller.ledger.entries.keys()
+
+
+def test_it_is_cheap_enough_to_be_left_on(good: Ledger) -> None:
+    """By the functions that are entered for each container, whatever the machine."""
+    many = Ledger.of(
+        renamed(good.entries[name], f"{name}{number}", f"p{number}")
+        for name in ("three", "four")
+        for number in range(100)
+    )
+    calls = 0
+
+    def count(*event: object) -> None:
+        nonlocal calls
+        calls += event[1] in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        contradictions(many)
+    finally:
+        sys.setprofile(None)
+    assert calls < 60 * len(many.entries)
