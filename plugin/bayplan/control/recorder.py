@@ -16,6 +16,7 @@ from bayplan.model.decision import Decision
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
 from bayplan.model.page_records import PageMoveRecord
+from bayplan.nri import Clock, Timer
 from bayplan.placement.measured_reservation import Learned
 from bayplan.state import RefusedItem, Step, Store
 
@@ -33,11 +34,13 @@ Result = TypeVar("Result")
 
 
 class Recorder:
-    """The methods of a `Store` as coroutines. Each raises StateError when the store cannot do it."""
+    """The methods of a `Store` as coroutines. Each raises StateError when the store cannot do it. *clock* is
+    the loop's own unless a test moves the time itself."""
 
-    def __init__(self, thread: StoreThread, store: Store) -> None:
+    def __init__(self, thread: StoreThread, store: Store, clock: Clock | None = None) -> None:
         self._thread = thread
-        self._idle_timer: asyncio.TimerHandle | None = None
+        self._clock = clock
+        self._idle_timer: Timer | None = None
         self._idle_at = 0.0
         self._commits = 0
         self.store = store
@@ -164,19 +167,20 @@ class Recorder:
         too long."""
         self._commits += 1
         loop = asyncio.get_running_loop()
-        self._idle_at = loop.time() + IDLE_S
+        clock = self._clock or loop
+        self._idle_at = clock.time() + IDLE_S
         if self._commits == CHECKPOINT_COMMITS:
             loop.call_soon(self._submit_checkpoint)
         elif self._idle_timer is None:
             # One timer for a whole burst: setting it again costs each commit 0.02 ms.
-            self._idle_timer = loop.call_at(self._idle_at, self._check_idle)
+            self._idle_timer = clock.call_at(self._idle_at, self._check_idle)
 
     def _check_idle(self) -> None:
         # In a burst too, so that the scheduler can find a better CPU.
         self._thread.release_cpu()
-        loop = asyncio.get_running_loop()
-        if loop.time() < self._idle_at:
-            self._idle_timer = loop.call_at(self._idle_at, self._check_idle)
+        clock = self._clock or asyncio.get_running_loop()
+        if clock.time() < self._idle_at:
+            self._idle_timer = clock.call_at(self._idle_at, self._check_idle)
             return
         self._idle_timer = None
         if self._commits:

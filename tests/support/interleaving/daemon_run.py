@@ -71,7 +71,7 @@ class DaemonRun:
             self.hardware.machine,
             self.hardware.policy,
             engine_of(settings),
-            Recorder(self.thread, DiskStore(disk)),
+            Recorder(self.thread, DiskStore(disk), clock),
             cgroup_v2=True,
             write_oom_score_adj=_nothing,
             cpusets=self.cpusets,
@@ -84,7 +84,7 @@ class DaemonRun:
         controller, hierarchy = self.controller, kernel.hierarchy
         self.hardware.attach(controller, self.verify_soon)
         self.oci_requests = OciRequestHandler(
-            controller, hierarchy, self.cpusets, OciRequestSettings(deadline_s=1e9)
+            controller, hierarchy, self.cpusets, OciRequestSettings(deadline_s=1e9, end_pauses_s=())
         )
         self.oci_requests._thread._executor = self.executor
         asyncio.get_running_loop().set_default_executor(self.executor)
