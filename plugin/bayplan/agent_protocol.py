@@ -38,13 +38,15 @@ MAX_DAEMON_MESSAGE_BYTES: Final = 64 << 20
 class Subscribe(Struct, frozen=True, tag="Subscribe", tag_field="kind"):
     """The agent's first message. *epoch* and *position* are where it was before it lost its connection; with
     an empty epoch everything is sent. ``agent`` is its version, for the log; *evicts*: it can have pods
-    evicted by the API server."""
+    evicted by the API server. *kubelet_version* is what the Node object says of kubelet's, "" where it is not
+    known; an agent that learns of another one connects anew."""
 
     api_version: str = API_VERSION
     agent: str = __version__
     epoch: str = ""
     position: int = 0
     evicts: bool = False
+    kubelet_version: str = ""
 
 
 class PodKnown(Struct, frozen=True, tag="PodKnown", tag_field="kind"):

@@ -37,8 +37,11 @@ def rendered(*flags: str | Path) -> str:
 
 
 def manifests() -> str:
-    """What `kubectl apply` needs: with the namespace, which Helm itself expects to be there."""
-    return with_heading(rendered("--set=namespace.create=true"), chart_files())
+    """What `kubectl apply` needs: with the namespace, which Helm itself expects to be there, and without the
+    version of a cluster that nobody asked."""
+    return with_heading(
+        rendered("--set=namespace.create=true", "--set=daemon.clusterVersion=none"), chart_files()
+    )
 
 
 if __name__ == "__main__":

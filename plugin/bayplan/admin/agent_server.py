@@ -86,7 +86,8 @@ class _EndedError(BayplanError):
 class AgentServer(SocketServer):
     """Serves the agent socket at *path*, to members of *group* too, from `start` to `close`.
 
-    *basis* and *observe* give what holds at the moment; *changes* has what became different.
+    *basis* and *observe* give what holds at the moment; *changes* has what became different. ``kubelet_said``
+    is called with kubelet's version whenever an agent says another one than before.
     """
 
     def __init__(
@@ -106,6 +107,8 @@ class AgentServer(SocketServer):
         self._observe = observe
         self._pods = pods
         self._client_timeout_s = client_timeout_s
+        self.kubelet_said: Callable[[str], object] = lambda _: None
+        self._kubelet_version = ""
         self._agents: set[_Agent] = set()
         self._observed: tuple[float, bytes] = (float("-inf"), b"")
 
@@ -168,6 +171,9 @@ class AgentServer(SocketServer):
         agent = _Agent(first.evicts)
         self._agents.add(agent)
         self._changes.listeners.add(agent.due.set)
+        if first.kubelet_version not in {"", self._kubelet_version}:
+            self._kubelet_version = first.kubelet_version
+            self.kubelet_said(first.kubelet_version)
         logger.info("an agent connected", extra={"pid": peer.pid, "version": first.agent})
         try:
             await until_one_ends(self._receive(reader, agent), self._follow(writer, agent, first))

@@ -32,11 +32,13 @@ def snapshot_of(
     kernel_oom_score_adj: Mapping[str, int] = MappingProxyType({}),
     live: LivePages | None = None,
     kernel_cpus: Mapping[str, CpuSet] = MappingProxyType({}),
+    *,
+    kubelet_known_by: str = "",
 ) -> Snapshot:
     """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
     so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes,
     *live* is what was seen last of the nodes' memory, *kernel_cpus* the CPUs that containers were found to
-    have otherwise than decided."""
+    have otherwise than decided, *kubelet_known_by* the source of kubelet's version."""
     known, runtime = controller.known, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
@@ -58,6 +60,7 @@ def snapshot_of(
         oom_score_adj=dict(known.oom_score_adj),
         kernel_oom_score_adj=dict(kernel_oom_score_adj),
         kernel_cpus=dict(kernel_cpus),
+        kubelet_known_by=kubelet_known_by,
         problems=tuple(_problems(controller, notices)),
         reservations=dict(reservations),
         live=live,

@@ -11,6 +11,7 @@ from bayplan.agent.cluster.events import EventRecorder
 from bayplan.agent.cluster.evictions import TIMEOUT_S as EVICTION_TIMEOUT_S
 from bayplan.agent.cluster.evictions import PodEvictions
 from bayplan.agent.cluster.kubeconfig import api_server
+from bayplan.agent.cluster.own_node import KubeletVersionWatch
 from bayplan.agent.cluster.pods import ApiPodWatch
 from bayplan.agent.cluster.publisher import TopologyPublisher
 from bayplan.agent.command_line import AgentSettings, ClusterTask
@@ -78,6 +79,7 @@ def _cluster(
         return
     server, node_name = api_server(settings.kubeconfig), settings.node_name
     api, awaited = Api(server), AwaitedPods()
+    yield KubeletVersionWatch(api, node_name, link)
     if ClusterTask.PODS in settings.cluster_tasks:
         yield ApiPodWatch(api, node_name, link, awaited, lambda: any(source.in_sync for source in kubelet))
     recorder = None

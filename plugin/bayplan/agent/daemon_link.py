@@ -71,6 +71,15 @@ class DaemonLink:
         self._unsaid: dict[str, PodKnown | PodGone] = {}
         self._answers: deque[EvictionAnswer] = deque()
         self._to_say = asyncio.Event()
+        self._kubelet_version = ""
+        self._kubelet_changed = asyncio.Event()
+
+    def know_kubelet(self, version: str) -> None:
+        """Connect anew to tell the daemon which kubelet the node has, unless it has been told. Only a
+        connection's first message says so: an older daemon ends it over a message that it does not know."""
+        if version != self._kubelet_version:
+            self._kubelet_version = version
+            self._kubelet_changed.set()
 
     def know(self, pod: PodFacts) -> None:
         """Send the daemon what kubelet says of *pod*, unless it has that already."""
@@ -107,6 +116,7 @@ class DaemonLink:
         while True:
             try:
                 await self._follow()
+                continue
             except (OSError, EOFError, BayplanError, TimeoutError) as error:
                 why = str(error) or type(error).__name__
                 log = logger.warning if self._mirror.connected or not self._backoff.attempts else logger.debug
@@ -119,19 +129,32 @@ class DaemonLink:
             await asyncio.sleep(self._backoff.next_s())
 
     async def _follow(self) -> None:
+        """Follow until the connection ends, which is an error, or until another one has to begin."""
         reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_DAEMON_MESSAGE_BYTES)
         try:
             mirror, evicts = self._mirror, self.evict is not None
-            writer.write(encode(Subscribe(epoch=mirror.epoch, position=mirror.position, evicts=evicts)))
+            self._kubelet_changed.clear()
+            said = Subscribe(
+                epoch=mirror.epoch,
+                position=mirror.position,
+                evicts=evicts,
+                kubelet_version=self._kubelet_version,
+            )
+            writer.write(encode(said))
             self._answers.clear()
             self._unsaid = {uid: PodKnown(pod) for uid, pod in self._pods.items()}
             self._to_say.set()
             saying = asyncio.create_task(self._say_all(writer))
+            listening = asyncio.create_task(self._listen(reader))
+            changed = asyncio.create_task(self._kubelet_changed.wait())
             try:
-                await self._listen(reader)
+                await asyncio.wait((listening, changed), return_when=asyncio.FIRST_COMPLETED)
+                if listening.done():
+                    await listening
             finally:
-                saying.cancel()
-                await asyncio.gather(saying, return_exceptions=True)
+                for task in (tasks := (saying, listening, changed)):
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             writer.transport.abort()
 

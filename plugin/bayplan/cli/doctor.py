@@ -66,11 +66,11 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         status = ask(arguments.admin_socket, "status")
         runtime, pid = status["runtime"], status["daemon"]["pid"]
         faults = _faults(arguments.admin_socket)
-        daemon = (
-            DaemonState(runtime["name"], runtime["version"], runtime["nriVersion"], pid, faults)
-            if runtime["connected"]
-            else DaemonState(pid=pid, faults=faults)
-        )
+        kubelet = status["kubelet"]
+        assumed = "" if kubelet["knownBy"] else kubelet["version"]
+        names = ("name", "version", "nriVersion")
+        name, version, nri = (runtime[key] if runtime["connected"] else "" for key in names)
+        daemon = DaemonState(name, version, nri, pid, faults, assumed)
     except UnavailableError:
         daemon = None
     return Examination(arguments.root, daemon).view()

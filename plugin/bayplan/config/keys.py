@@ -44,7 +44,6 @@ from bayplan.engines.interface import EXACT, KUBELET
 from bayplan.kubelet import manager_options
 from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.kubelet.manager_options import NONE, OPTIONS, STATIC, MemoryManagerPolicy
-from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,
@@ -105,8 +104,9 @@ PLACEMENT: Final = (
     ),
     Key(
         "kubeletVersion", "kubelet_minor", "kubelet-version", "VERSION",
-        kubelet_minor, syntax.text, f"{NEWEST}",
-        "the version of the kubelet that reads the same file, whose defaults and rules are taken, e.g. 1.36",
+        kubelet_minor, syntax.text, "the node's",
+        "the version of the node's kubelet, whose defaults and rules are taken, e.g. 1.36; without it as "
+        "found on the node, else the newest",
     ),
     Key(
         "placementStrategy", "placement_strategy", "placement-strategy", "STRATEGY",

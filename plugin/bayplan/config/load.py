@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.config.eviction import missing_grace_periods
@@ -39,6 +40,7 @@ from bayplan.config.values import (
 )
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, ParseError, Problem
+from bayplan.host.kubelet_program import KubeletVersion
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import MemoryReservationPolicy
 
@@ -51,7 +53,19 @@ MoreProblems: TypeAlias = Callable[[Settings, Collection[str]], Iterable[Problem
 """Checks settings against more than themselves; leaves out what depends on the keys that could not be
 read."""
 
+FindKubelet: TypeAlias = Callable[[], KubeletVersion | None]
+"""Finds which kubelet the node runs; asked only where no source says it."""
+
 _MANAGER_KEYS: Final = tuple(key for key in KEYS.values() if key.of_managers)
+
+
+class Contents(Struct, frozen=True):
+    """What is in the files, before it is read as settings: their documents, messages for the operator, and
+    what is wrong, with the file's name."""
+
+    documents: tuple[Document, ...]
+    notices: tuple[str, ...]
+    problems: tuple[tuple[str, Problem], ...]
 
 
 def load_settings(
@@ -64,19 +78,49 @@ def load_settings(
 ) -> Settings:
     """The settings from the files at *paths*, in that order, and the *flags* (key -> texts of the flag).
 
+    `read_contents` and `settings_of` in one.
+
+    Raises:
+        ConfigError: everything that is wrong, in all of them.
+    """
+    contents = read_contents(paths, default_directory)
+    return settings_of(contents, flags, more_problems, for_several_engines=for_several_engines)
+
+
+def read_contents(paths: Sequence[Path] = (), default_directory: Path = DEFAULT_DIRECTORY) -> Contents:
+    """What is in the files at *paths*, in that order.
+
     A directory stands for its .toml, .yaml and .yml files in lexical order, or for kubelet's drop-ins.
     Without *paths*: bayplan.toml (or .yaml) of *default_directory* and then its conf.d, as far as they exist.
+    """
+    problems: list[tuple[str, Problem]] = []
+    documents, notices = _read_all(paths, default_directory, problems)
+    return Contents(tuple(documents), tuple(notices), tuple(problems))
+
+
+def settings_of(
+    contents: Contents,
+    flags: Mapping[str, Sequence[str]] | None = None,
+    more_problems: MoreProblems | None = None,
+    find_kubelet: FindKubelet = lambda: None,
+    *,
+    for_several_engines: bool = False,
+) -> Settings:
+    """The settings that *contents* and *flags* (key -> texts of the flag) mean for the kubelet that they
+    name, else for the one that is found, else for the newest.
+
     If something is wrong, *more_problems* is asked about all that could be read, unless a whole file could
     not. *for_several_engines*: keys of kubelet's managers are for those engines that have them, no mistake.
 
     Raises:
         ConfigError: everything that is wrong, in all of them.
     """
-    problems: list[tuple[str, Problem]] = []
-    documents, notices = _read_all(paths, default_directory, problems)
-    damaged = bool(problems)
+    problems = list(contents.problems)
+    documents, damaged = contents.documents, bool(problems)
     theirs = [document for document in documents if document.of_kubelet]
     said = [*_sources_of(documents, theirs), _of_flags(flags or {})]
+    if not any("kubeletVersion" in source.values for source in said):
+        said = [*_of_found(find_kubelet()), *said]
     sources = [*kubelet_defaults(theirs, _kubelet_rules(said)), *said]
     engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
     if engines and engines[-1] == KUBELET:
@@ -97,9 +141,10 @@ def load_settings(
         **typed,
         sources=tuple(document.name for document in documents),
         of_kubelets_file=bool(theirs),
+        kubelet_known_by=origin.get("kubeletVersion", ""),
         kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
     )
-    settings = replace(settings, notices=(*notices, *without_effect(settings, said)))
+    settings = replace(settings, notices=(*contents.notices, *without_effect(settings, said)))
     for name, problem in _contradictions(settings, origin, unread):
         problems.append((name, problem))
         unread.add(problem.path)
@@ -118,6 +163,13 @@ def _kubelet_rules(sources: Sequence[Source]) -> KubeletRules:
         with suppress(KeyError, InvalidValueError):
             rules = rules_of(kubelet_minor(*source.values["kubeletVersion"]))
     return rules
+
+
+def _of_found(found: KubeletVersion | None) -> list[Source]:
+    """The version that was found, as what stands below all that is said."""
+    if found is None:
+        return []
+    return [Source(found.known_by, {"kubeletVersion": (found.known_by, found.version)})]
 
 
 def _without_managers(values: Values) -> Values:

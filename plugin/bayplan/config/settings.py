@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from bayplan.admin_protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.agent_protocol import DEFAULT_GROUP
 from bayplan.agent_protocol import DEFAULT_SOCKET as DEFAULT_AGENT_SOCKET
-from bayplan.engines.interface import EXACT
+from bayplan.engines.interface import EXACT, KUBELET
 from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSITION_NS,
@@ -30,6 +30,7 @@ from bayplan.model.policy import (
     TopologyPolicy,
     TopologyScope,
 )
+from bayplan.model.sentences import kubelet_unknown
 from bayplan.placement.foreign_cpusets import PinningManager, kubelet_sentence
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
@@ -70,7 +71,8 @@ class Settings(Struct, frozen=True):
     nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
     ``notices`` are messages for the operator about what is not wrong.
     ``kubelet_managers`` are the managers that pin containers by kubelet's own file, with the file's name;
-    ``of_kubelets_file``: such a file is among the sources.
+    ``of_kubelets_file``: such a file is among the sources. ``kubelet_known_by`` is the source of
+    ``kubelet_minor``, "" where the newest one is assumed.
     """
 
     engine: str = EXACT
@@ -131,6 +133,7 @@ class Settings(Struct, frozen=True):
     notices: tuple[str, ...] = ()
     kubelet_managers: Mapping[PinningManager, str] = field(default_factory=dict)
     of_kubelets_file: bool = False
+    kubelet_known_by: str = ""
 
     @property
     def record_directory(self) -> Path:
@@ -141,7 +144,23 @@ class Settings(Struct, frozen=True):
     def remarks(self) -> tuple[str, ...]:
         """All messages for the operator at the start."""
         managers = self.kubelet_managers.items()
-        return (*(kubelet_sentence(manager, file) for manager, file in managers), *self.notices)
+        pinning = (kubelet_sentence(manager, file) for manager, file in managers)
+        return (*pinning, *self.notices, *self.unknown_kubelet)
+
+    @property
+    def unknown_kubelet(self) -> tuple[str, ...]:
+        """A sentence where a version of kubelet was assumed: what depends on it, if anything does."""
+        depends = {
+            "what kubelet's file leaves out": self.of_kubelets_file,
+            "what the engine kubelet answers": self.engine == KUBELET,
+            "memory.min, memory.low and memory.high of MemoryQoS": self.memory_qos,
+            "whether huge pages count as available to evictions": self.memory_pressure
+            is MemoryPressure.EVICT,
+        }
+        words = [text for text, does in depends.items() if does]
+        return (
+            (kubelet_unknown(f"{self.kubelet_rules}", words),) if words and not self.kubelet_known_by else ()
+        )
 
     @property
     def kubelet_rules(self) -> KubeletRules:

@@ -8,7 +8,6 @@ import gc
 import logging
 import stat
 import sys
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from bayplan.config.settings import Settings
 from bayplan.control.recorder import Recorder
 from bayplan.control.tasks import until_one_ends
 from bayplan.control.threads import executor
-from bayplan.daemon.components import Daemon
+from bayplan.daemon.components import Daemon, SettingsReader
 from bayplan.daemon.process_limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import HostError
@@ -41,10 +40,10 @@ _YOUNG_OBJECTS: Final = 20_000
 4 % longer."""
 
 
-def run(settings: Settings, read_again: Callable[[], Settings]) -> int:
+def run(settings: Settings, configuration: SettingsReader) -> int:
     """Serve until SIGTERM or SIGINT, or until the runtime that launched us goes away; the exit status.
 
-    SIGHUP takes over the policy and the log level of the settings *read_again*.
+    SIGHUP takes over the policy and the log level of the settings that *configuration* reads then.
 
     Raises:
         BayplanError: the daemon can't start.
@@ -54,10 +53,10 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> int:
     # Threads that read sysfs or write logs must not keep the loop from the interpreter for 5 ms at a time.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     give_large_blocks_back()
-    return asyncio.run(_serve(settings, read_again))
+    return asyncio.run(_serve(settings, configuration))
 
 
-async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
+async def _serve(settings: Settings, configuration: SettingsReader) -> int:
     asyncio.get_running_loop().set_default_executor(executor("asyncio"))
     notifier = Notifier.of()
     async with AsyncExitStack() as stack:
@@ -100,7 +99,8 @@ async def _serve(settings: Settings, read_again: Callable[[], Settings]) -> int:
         await until_one_ends(
             daemon.session.run(),
             daemon.end_on_signal(),
-            daemon.reload_on_signal(read_again, notifier),
+            daemon.reload_on_signal(configuration, notifier),
+            daemon.follow_kubelet(configuration),
             daemon.verification.follow(),
             daemon.controller.follow_record(),
             daemon.unlisted.follow(),

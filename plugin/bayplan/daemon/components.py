@@ -9,10 +9,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
@@ -27,6 +27,7 @@ from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import static_managers
 from bayplan.config.settings import Settings
+from bayplan.config.values import InvalidValueError, kubelet_minor
 from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
@@ -84,6 +85,16 @@ DEVICES_SHARE: Final = 0.25
 _NOT_TAKEN_OVER: Final = "settings not taken over; those before stay in force"
 
 
+class SettingsReader(Protocol):
+    """Gives settings again, those of the start apart. Both methods block, and raise ConfigError."""
+
+    def read(self) -> Settings:
+        """Those of the files as they are now."""
+
+    def of_kubelet(self, version: str) -> Settings:
+        """Those of the files as they were read last, where the node's kubelet is of *version*."""
+
+
 class Daemon:
     """Everything that is made from the settings. `start` makes what needs the store; the rest of the methods
     come after it."""
@@ -121,6 +132,9 @@ class Daemon:
         self._verify_now = asyncio.Event()
         self._reload_now = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._kubelet_versions: asyncio.Queue[str] = asyncio.Queue()
+        # Settings that were read before others are not taken over after them.
+        self._one_at_a_time = asyncio.Lock()
         self.narrowing_due = asyncio.Event()
 
     def listen_for_signals(self) -> None:
@@ -284,7 +298,7 @@ class Daemon:
         await self._stop_now.wait()
         await self.session.close()
 
-    async def reload_on_signal(self, read_again: Callable[[], Settings], notifier: Notifier) -> None:
+    async def reload_on_signal(self, configuration: SettingsReader, notifier: Notifier) -> None:
         """Take over changed settings on SIGHUP; wrong ones are reported and change nothing.
 
         Decisions that were made stay. What takes a restart is named.
@@ -294,29 +308,60 @@ class Daemon:
             self._reload_now.clear()
             notifier.reloading()
             try:
-                settings = await read_meanwhile(read_again)
-                policy = self.hardware.policy_for(settings)
+                async with self._one_at_a_time:
+                    await self._take_settings(await read_meanwhile(configuration.read))
             except BayplanError as error:
                 logger.error("%s", _NOT_TAKEN_OVER, extra={"problem": error.on_one_line()})  # noqa: TRY400 - expected, so that a traceback says nothing
             except Exception:
                 # The containers' placement does not end over a file.
                 logger.exception("%s", _NOT_TAKEN_OVER)
-            else:
-                self.settings = settings
-                self.hardware.take_settings(settings)
-                self.controller.take_engine(engine_for(settings, self.recording))
-                self.oci_requests.settings = _oci_request_settings(settings)
-                self.narrowing.bounds = _return_bounds(settings)
-                self.pressure.mode = settings.memory_pressure
-                self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
-                self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
-                await self._limit_cpu_lists()
-                logs.set_level(settings.log_level)
-                extra = {"engine": settings.engine, "policy": policy.topology.value}
-                logger.info("settings taken over", extra=extra)
-                if waiting := changed_at_start(self._started_with, settings):
-                    logger.warning("changed settings wait for a restart", extra={"keys": waiting})
             notifier.ready()
+
+    async def follow_kubelet(self, configuration: SettingsReader) -> None:
+        """Take over the rules of another kubelet once the agent has said that the node has one, if its
+        version is not configured. Decisions that were made stay."""
+        while True:
+            version = await self._kubelet_versions.get()
+            before = self.settings.kubelet_rules
+            try:
+                kubelet_minor("status.nodeInfo.kubeletVersion", version)
+            except InvalidValueError as wrong:
+                logger.warning("the Node object says no version of kubelet", extra={"problem": str(wrong)})
+                continue
+            try:
+                async with self._one_at_a_time:
+                    await self._take_settings(
+                        await read_meanwhile(partial(configuration.of_kubelet, version))
+                    )
+            except BayplanError as error:
+                fields = {"version": version, "stays": f"{before}", "problem": error.on_one_line()}
+                logger.error("the rules of the node's kubelet are not taken over", extra=fields)  # noqa: TRY400 - likewise
+            except Exception:
+                logger.exception("the rules of the node's kubelet are not taken over")
+            else:
+                fields = {
+                    "version": version,
+                    "before": f"{before}",
+                    "rules": f"{self.settings.kubelet_rules}",
+                }
+                logger.info("the node's kubelet is known", extra=fields)
+
+    async def _take_settings(self, settings: Settings) -> None:
+        policy = self.hardware.policy_for(settings)
+        self.settings = settings
+        self.hardware.take_settings(settings)
+        self.controller.take_engine(engine_for(settings, self.recording))
+        self.oci_requests.settings = _oci_request_settings(settings)
+        self.narrowing.bounds = _return_bounds(settings)
+        self.pressure.mode = settings.memory_pressure
+        self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
+        self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
+        await self._limit_cpu_lists()
+        logs.set_level(settings.log_level)
+        fields = {"engine": settings.engine, "policy": policy.topology.value}
+        logger.info("settings taken over", extra={**fields, "kubelet": f"{settings.kubelet_rules}"})
+        if waiting := changed_at_start(self._started_with, settings):
+            logger.warning("changed settings wait for a restart", extra={"keys": waiting})
 
     async def _limit_cpu_lists(self) -> None:
         try:
@@ -346,6 +391,7 @@ class Daemon:
             self.verifier.drift,
             (
                 *self.settings.notices,
+                *self.settings.unknown_kubelet,
                 *self._remarks(),
                 *self.hardware.problems(),
                 *self.pressure.problems(),
@@ -356,6 +402,7 @@ class Daemon:
             scores,
             self.pressure.latest,
             self.verifier.kernel_cpus(),
+            kubelet_known_by=self.settings.kubelet_known_by,
         )
 
     def agent_server(self, path: Path) -> AgentServer:
@@ -370,6 +417,7 @@ class Daemon:
         server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
         pods.not_used = lambda *found: server.say(Unusable(*found))
+        server.kubelet_said = self._kubelet_versions.put_nowait
         self.eviction.pod_end.ask_agent = server.evict
         return server
 

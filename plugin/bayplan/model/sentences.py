@@ -53,6 +53,12 @@ FOUND = "container was created without a decision of bayplan"
 FOUND_AFTER_ITS_END = "container has a process after its end was reported"
 
 
+def kubelet_unknown(version: str, depends: Sequence[str]) -> str:
+    """The remark that nobody says which kubelet the node has, so that *version* was assumed."""
+    assumed = f"which kubelet this node has is not known, {version} is assumed (kubeletVersion)"
+    return f"{assumed}; on it depend: {'; '.join(depends)}"
+
+
 def left_out(problem: str, others: int) -> str:
     """The remark about a file that only orders and was left out, as *others* of its kind."""
     return f"{problem}; left out{f', as {others} more' if others else ''}"

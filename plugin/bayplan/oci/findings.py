@@ -27,10 +27,12 @@ class Finding(Struct, frozen=True):
 class DaemonState(Struct, frozen=True):
     """Of a running daemon: the runtime that is connected over NRI ("" for none) with its version, the
     daemon's own process, 0 where it is not known, and what does not hold of its ledger, each sentence with
-    whether it was put right."""
+    whether it was put right. ``assumed_kubelet`` is the version of kubelet whose rules it goes by without
+    having found out which one the node has, else ""."""
 
     nri_runtime: str = ""
     runtime_version: str = ""
     nri_version: str = ""
     pid: int = 0
     faults: Mapping[str, bool] = {}
+    assumed_kubelet: str = ""

@@ -33,6 +33,7 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
 """By their numbers in capability(7); the unit of packaging/systemd grants them."""
 
 _KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
+_KUBELET_DIRECTORY: Final = "var/lib/kubelet"
 _RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
 _STATE: Final = {
     "cpuManagerPolicy": "var/lib/kubelet/cpu_manager_state",
@@ -50,6 +51,12 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
     if daemon is not None and daemon.pid:
         yield from _of_capabilities(root, daemon.pid)
     yield from _of_kubelet(root)
+    if daemon is not None and daemon.assumed_kubelet and (root / _KUBELET_DIRECTORY).is_dir():
+        text = (
+            f"baypland goes by the rules of {daemon.assumed_kubelet}: which kubelet this is was not found out"
+        )
+        advice = "set kubeletVersion, or let bayplan-agent ask the API server"
+        yield Finding(Level.NOTE, "kubelet", text, advice)
     yield from _of_cpu_lists(root)
 
 

@@ -62,7 +62,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     there is one. ``kernel_cpus`` are the CPUs of containers, by id, where the kernel was found to have others
     than were decided, or where somebody else decides. ``problems`` are conditions that last, each a sentence.
     ``live`` is what was seen last of the nodes' memory, None where it is not watched. ``shadow``: nothing of
-    all this is applied.
+    all this is applied. ``kubelet_known_by`` says where kubelet's version is known from, "" where it is not.
     """
 
     taken_us: int
@@ -81,6 +81,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
     live: LivePages | None = None
     shadow: bool = False
+    kubelet_known_by: str = ""
 
 
 class Snapshot(Observation, frozen=True, kw_only=True):

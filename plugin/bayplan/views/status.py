@@ -61,6 +61,7 @@ def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
         daemon=_daemon(snapshot),
         runtime=_runtime(snapshot.runtime),
         policy=_policy(snapshot.policy),
+        kubelet={"version": str(snapshot.policy.kubelet_rules), "knownBy": snapshot.kubelet_known_by or None},
         sharedCpus=str(shared),
         containers=[
             _container(entry, shared, snapshot, spreads[entry.container_id], holders) for entry in entries

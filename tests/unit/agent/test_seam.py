@@ -148,6 +148,28 @@ async def test_each_new_connection_is_an_occasion_to_ask_kubelet(tmp_path: Path)
                 await connected.get()
 
 
+async def test_another_kubelet_is_said_once_over_a_new_connection(tmp_path: Path) -> None:
+    path, said = tmp_path / "a.sock", asyncio.Queue[str]()
+    async with controlled(tmp_path / "state") as one, serving(one, path) as server:
+        server.kubelet_said = said.put_nowait
+        async with following(path) as (link, mirror):
+            await knows(mirror)
+            epoch, position = mirror.epoch, mirror.position
+            for version in ("v1.36.3", "v1.37.2"):
+                link.know_kubelet(version)
+                link.know_kubelet(version)
+                assert await said.get() == version
+            await create(one, "a")
+            await knows(mirror, "a")
+            # It went on where it was.
+            assert (mirror.epoch, mirror.position) == (epoch, position + 1)
+        # Another agent that says the same says nothing new.
+        async with following(path) as (link, mirror):
+            link.know_kubelet("v1.37.2")
+            await knows(mirror, "a")
+        assert said.empty()
+
+
 @pytest.mark.parametrize(
     "said", [b"x" * (MAX_DAEMON_MESSAGE_BYTES + 1), b"no message\n"], ids=["long", "odd"]
 )

@@ -14,6 +14,7 @@ from bayplan.config.load import load_settings
 from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.kubelet.eviction.thresholds import ThresholdValue
+from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet
 
@@ -177,6 +178,7 @@ def test_every_field_of_the_settings_has_exactly_one_key() -> None:
         "notices",
         "kubelet_managers",
         "of_kubelets_file",
+        "kubelet_known_by",
     }
     assert sorted(key.field for key in KEYS.values()) == sorted(fields)
     assert sum(len(keys) for keys in GROUPS.values()) == len(KEYS)
@@ -233,6 +235,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         "evictionSoft",
         "evictionSoftGracePeriod",
         "evictionMinimumReclaim",
+        "kubeletVersion",
     }
     spelled = {
         "evictionHard": '{ "memory.available" = "100Mi" }',
@@ -245,7 +248,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
         "shadow": "false",
     }
     if name in described:
-        assert getattr(Settings(), KEYS[name].field) in (None, {}, CpuSet())
+        assert getattr(Settings(), KEYS[name].field) in (None, {}, CpuSet(), NEWEST.minor)
         return
     path = tmp_path / "default.toml"
     path.write_text(f"{name} = {spelled.get(name, repr(KEYS[name].default))}")

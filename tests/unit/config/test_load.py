@@ -13,11 +13,13 @@ from msgspec.structs import replace
 from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_files import DEFAULT_EVICTION_HARD
 from bayplan.config.kubelet_rules import eviction_bytes
-from bayplan.config.load import load_settings
+from bayplan.config.load import load_settings, read_contents, settings_of
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.errors import ConfigError, Problem
+from bayplan.host.kubelet_program import KubeletVersion
 from bayplan.kubelet.eviction.thresholds import ThresholdValue, parse_percentage, read_threshold
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,
@@ -205,7 +207,7 @@ def test_the_same_keys_in_yaml(write: Write) -> None:
 def _without_sources(settings: Settings) -> Settings:
     from msgspec.structs import replace
 
-    return replace(settings, sources=(), notices=(), kubelet_managers={})
+    return replace(settings, sources=(), notices=(), kubelet_managers={}, kubelet_known_by="")
 
 
 # --- several sources ---
@@ -581,7 +583,9 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     assert settings.log_level == "debug"
     file = settings.sources[0]
     assert settings.kubelet_managers == {PinningManager.CPU: file, PinningManager.MEMORY: file}
-    assert [file in remark for remark in settings.remarks] == [True, True]
+    *of_the_file, of_the_version = settings.remarks
+    assert [file in remark for remark in of_the_file] == [True, True]
+    assert settings.unknown_kubelet == (of_the_version,)
     assert settings.cpu_options == {"full-pcpus-only": "true"}
     assert settings.notices == ()
 
@@ -628,6 +632,33 @@ def test_what_kubelets_file_leaves_out_depends_on_its_version(
     # Bayplan's own file means the same whichever kubelet there is.
     own = load_settings([write("engine = 'exact'\n")], {"kubeletVersion": [version]})
     assert (own.memory_qos, own.memory_throttling_factor) == (False, 0.9)
+
+
+def test_a_version_that_was_found_counts_as_if_it_were_configured(write: Write) -> None:
+    asked: list[str] = []
+
+    def find() -> KubeletVersion:
+        asked.append("kubelet")
+        return KubeletVersion("v1.36.3", "/usr/bin/kubelet --version")
+
+    contents = read_contents([write("kind: KubeletConfiguration\n", "k.yaml")])
+    found = settings_of(contents, find_kubelet=find)
+    said = settings_of(contents, {"kubeletVersion": ["1.36"]})
+    assert found.kubelet_known_by == "/usr/bin/kubelet --version"
+    assert found.unknown_kubelet == ()
+    assert replace(found, kubelet_known_by=said.kubelet_known_by) == said
+    # What is configured is not looked for.
+    settings_of(contents, {"kubeletVersion": ["1.35"]}, find_kubelet=find)
+    assert asked == ["kubelet"]
+
+
+@pytest.mark.parametrize("text", ["kind: KubeletConfiguration", "engine: kubelet", "memoryPressure: evict"])
+def test_that_a_version_is_assumed_is_said_where_something_depends_on_it(write: Write, text: str) -> None:
+    settings = load_settings([write(f"{text}\n", "k.yaml")])
+    assert settings.kubelet_rules is NEWEST
+    assert len(settings.unknown_kubelet) == 1
+    assert settings.remarks[-1:] == settings.unknown_kubelet
+    assert load_settings([write("memoryPressure: relieve\n", "k.yaml")]).unknown_kubelet == ()
 
 
 @pytest.mark.parametrize("wrong", ["1", "37", "v2.0", "latest", "1.x"])

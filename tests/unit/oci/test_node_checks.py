@@ -32,6 +32,15 @@ def test_cgroups(tmp_path: Path) -> None:
     assert (finding.level, "cpuset" in finding.text, "memory" in finding.text) == (Level.ERROR, True, False)
 
 
+def test_a_version_of_kubelet_that_was_assumed(tmp_path: Path) -> None:
+    assumed = DaemonState(assumed_kubelet="1.37")
+    assert found(tmp_path, assumed) == []  # nothing depends on it where there is no kubelet
+    (tmp_path / "var/lib/kubelet").mkdir(parents=True)
+    (finding,) = found(tmp_path, assumed)
+    assert (finding.level, finding.subject) == (Level.NOTE, "kubelet")
+    assert found(tmp_path, DaemonState()) == []
+
+
 def test_cgroup_v1(tmp_path: Path) -> None:
     write(tmp_path, "sys/fs/cgroup/cpuset/cpuset.cpus")
     (finding,) = found(tmp_path)
