@@ -32,7 +32,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio setup-cluster run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock clean conformance
+.PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock clean conformance coverage mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -93,6 +93,17 @@ interop: setup-interop ## only the tests against the Go side of NRI in several v
 
 conformance: setup ## the engine kubelet against recorded answers of kubelet; ARGS=DIRECTORY: those of another version
 	$(RUN) PYTHONPATH=tests python -m conformance $(or $(ARGS),tests/data/vectors)
+
+coverage: setup ## which lines the tests run that need neither root nor a virtual machine, in their programs too; fails below the threshold
+	rm -f .coverage .coverage.*
+	$(RUN) coverage run -m pytest -n $(WORKERS) --dist worksteal -m "not e2e and not interop and not root and not matrix" $(ARGS)
+	$(RUN) coverage combine --quiet
+	$(RUN) coverage report --skip-covered
+
+MODULE ?= plugin/bayplan/engines/exact/bounds.py
+TESTS ?= tests/unit/engines/exact/test_bounds.py
+mutants: setup ## change a module in one place after the other, and see whether tests notice: MODULE=FILE TESTS="FILE..." ARGS="--minutes 10"
+	$(RUN) python packaging/dev/mutants.py $(MODULE) $(TESTS) $(ARGS)
 
 property: setup ## only the tests of properties, with many examples; ARGS="--hypothesis-profile elsewhere": with others
 	$(PYTEST) -m hypothesis --hypothesis-profile many $(ARGS)
