@@ -140,8 +140,9 @@ bench: setup-go ## what bayplan costs a node, as one table; ARGS="requests --bes
 hops: setup ## functions and modules on the way of a creation; ARGS="250 --list": beside others, with their names
 	$(RUN) PYTHONPATH=tests python tests/bench/hops.py $(ARGS)
 
-bench-fit: setup-go ## how well pods fit, beside kubelet's rules and nri-plugins' libmem, as a table
+bench-fit: setup-go ## how well pods fit, beside kubelet's rules and nri-plugins, as tables of memory and of CPUs
 	$(RUN) PYTHONPATH=tests python tests/bench/replay.py $(ARGS)
+	$(RUN) PYTHONPATH=tests python tests/bench/cpu_fit.py
 
 e2e-costs: setup-e2e ## where the time of a scenario in a virtual machine goes
 	$(RUN) python tests/e2e/costs.py

@@ -7,8 +7,9 @@ from itertools import combinations
 
 from hypothesis import event, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, Wanted, choose
+from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, Wanted, choose, fit
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
@@ -121,8 +122,19 @@ def test_no_choice_is_better(puzzle: Puzzle) -> None:
         sorted(best),
     )
     assert found.proven
-    if not puzzle.wanted.rules.spread:
-        assert (found.broken, found.split) == cpu_order.key(puzzle.machine, puzzle.wanted, chosen)[:2]
+
+
+@given(puzzles())
+def test_what_a_choice_costs_is_known_without_it(puzzle: Puzzle) -> None:
+    layout, wanted = CpuLayout(puzzle.machine), puzzle.wanted
+    plain = replace(wanted, free=wanted.available, kept=0, rules=replace(wanted.rules, spread=False))
+    chosen = frozenset(CpuSet.of_mask(choose(layout, plain).cpus))
+    broken, split, *_ = cpu_order.key(puzzle.machine, plain, chosen)
+    caches = {cpu_order.cache_of(puzzle.machine.cpu_by_id[cpu]) for cpu in chosen}
+    found = fit(layout, plain.available, plain.count, plain.rules)
+    assert (found.broken, found.split) == (broken, split)
+    assert found.caches <= len(caches)
+    assert found.begun <= found.caches
 
 
 @given(puzzles(), st.integers(0, 40))

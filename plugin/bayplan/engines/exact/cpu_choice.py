@@ -36,7 +36,7 @@ MAX_STEPS: Final = 60_000
 """Two partial choices compared are a step, of 0.2 to 0.3 microseconds."""
 
 _MAX_REMEMBERED: Final = 4096
-"""The cores of so many states of caches and clusters are kept."""
+"""The cores of so many states of caches and clusters are kept, and so many fits."""
 _DISTANCE_BITS: Final = 40
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -68,23 +68,22 @@ class Wanted(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """The chosen CPUs as a bitmask. ``broken``, ``split`` and ``caches`` are what it costs; ``proven``: no
-    other one is better."""
+    """The chosen CPUs as a bitmask. ``proven``: no other choice is better."""
 
     cpus: int
-    broken: int
-    split: int
-    caches: int
     proven: bool = True
 
 
 class Fit(Struct, frozen=True):
     """What a choice costs at best: the whole cores that it breaks, the cores that it splits, and at how many
-    L3 caches it has CPUs at least."""
+    L3 caches it has CPUs at least. ``begun``: how many of these caches have nobody's CPUs yet at best, and
+    ``left``: how many CPUs more could be taken at all of them."""
 
     broken: int
     split: int
     caches: int
+    begun: int = 0
+    left: int = 0
 
 
 class _Group(Struct, frozen=True):
@@ -198,6 +197,7 @@ class CpuLayout:
         self.uniform_size = next(iter(self.size_of_core.values()), 1)
         if any(size != self.uniform_size for size in self.size_of_core.values()):
             self.uniform_size = 0
+        self.fits: dict[tuple[int, int, bool, bool], Fit] = {}
         self._cores_in: dict[tuple[int, int, int, int, bool], _Cores] = {}
 
     def in_whole_cores(self, count: int) -> int:
@@ -330,9 +330,18 @@ def choose(layout: CpuLayout, wanted: Wanted, max_steps: int = MAX_STEPS) -> Cho
     return _Choosing(layout, wanted, max_steps).choice()
 
 
-def fit(layout: CpuLayout, wanted: Wanted) -> Fit:
-    """What the best choice costs, without the choice; *wanted* keeps nothing, and has as many CPUs available
-    as it asks for."""
+def fit(layout: CpuLayout, available: int, count: int, rules: Rules) -> Fit:
+    """What the best choice of *count* CPUs of *available* costs, without the choice; there are as many."""
+    known, key = layout.fits, (available, count, rules.caches, rules.spread)
+    found = known.get(key)
+    if found is None:
+        if len(known) >= _MAX_REMEMBERED:
+            known.clear()
+        found = known[key] = _fit(layout, Wanted(count, available, available, rules=rules))
+    return found
+
+
+def _fit(layout: CpuLayout, wanted: Wanted) -> Fit:
     found = [
         (layout.cache_of[leaf.mask], layout.cores_in(leaf, wanted))
         for leaf in layout.leaves
@@ -347,12 +356,30 @@ def fit(layout: CpuLayout, wanted: Wanted) -> Fit:
     rooms: dict[int, int] = {}
     for cache, cores in found:
         rooms[cache] = rooms.get(cache, 0) + cores.room_for(split - broken)
-    caches, left = 0, wanted.count
-    for room in sorted(rooms.values(), reverse=True):
+    caches = _as_many_as(sorted(rooms.values(), reverse=True), wanted.count)
+    whole = [layout.caches[cache] & wanted.free == layout.caches[cache] for cache in rooms]
+    idle = sorted([room for room, is_whole in zip(rooms.values(), whole, strict=True) if is_whole])
+    used = sorted([room for room, is_whole in zip(rooms.values(), whole, strict=True) if not is_whole])
+    for begun in range(max(0, caches - len(used)), min(caches, len(idle)) + 1):
+        largest = sum(idle[len(idle) - begun :])
+        others = used[len(used) - caches + begun :]
+        if largest + sum(others) < wanted.count:
+            continue
+        left = largest + sum(others) - wanted.count
+        if caches == 1 and others:
+            left = next(room for room in used if room >= wanted.count) - wanted.count
+        return Fit(broken, split, caches, begun, left)
+    return Fit(broken, split, caches)
+
+
+def _as_many_as(rooms: Iterable[int], count: int) -> int:
+    """How many of *rooms*, in their order, it takes to have *count*."""
+    taken, left = 0, count
+    for room in rooms:
         if left <= 0:
             break
-        caches, left = caches + 1, left - room
-    return Fit(broken, split, caches)
+        taken, left = taken + 1, left - room
+    return taken
 
 
 def _fewest_split(cores: Iterable[_Class], count: int, uniform_size: int) -> tuple[int, int]:
@@ -410,7 +437,7 @@ class _Choosing:
     def choice(self) -> Choice:
         wanted, fields = self.wanted, self.fields
         if self.need <= 0:
-            return self._of(wanted.kept, proven=True)
+            return Choice(wanted.kept)
         groups = [group for group in self.layout.groups if group.mask & wanted.available]
         leaves = [
             self.layout.cores_in(leaf, wanted) for leaf in self.layout.leaves if leaf.mask & wanted.available
@@ -425,19 +452,8 @@ class _Choosing:
         if cost is None:
             cost = self._together(groups, self.need, only=True).get(self.need)
         if cost is None or self.steps < 0:
-            return self._of(self._in_order(), proven=False)
-        return self._of(wanted.kept | fields.cpus_of(cost), proven=True)
-
-    def _of(self, cpus: int, *, proven: bool) -> Choice:
-        """The choice of *cpus*."""
-        layout, free = self.layout, self.wanted.free
-        broken = split = 0
-        for core in layout.cores:
-            if core & cpus and core & cpus != core:
-                split += 1
-                broken += core & free == core
-        caches = sum([1 for cache in layout.caches if cache & cpus])
-        return Choice(cpus, broken, split, caches, proven)
+            return Choice(self._in_order(), proven=False)
+        return Choice(wanted.kept | fields.cpus_of(cost))
 
     def _within_a_cache(self, groups: Sequence[_Group]) -> int | None:
         """The best choice within one cache; None if there is none that splits as few cores as can be, or

@@ -142,6 +142,16 @@ def caches(question: Question, nodes: int) -> int:
     return 0 if question.cpu_fit is None else question.cpu_fit(nodes).caches
 
 
+def begun_caches(question: Question, nodes: int) -> int:
+    """How many L3 caches on *nodes* have nobody's CPUs yet, and will have some of the container's."""
+    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).begun
+
+
+def cpus_left(question: Question, nodes: int) -> int:
+    """How many CPUs more could be taken at the caches that the container's CPUs on *nodes* lie at."""
+    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).left
+
+
 def scarce_resources(question: Question, nodes: int) -> int:
     """What *nodes* have, and others have less of or lack, of huge pages and devices that are not asked for:
     others cannot do without them."""
@@ -187,6 +197,7 @@ _PLACE: Final[Criteria] = {
 }
 _CPUS: Final[Criteria] = {"broken cores": broken_cores, "split cores": split_cores, "L3 caches": caches}
 _SCARCE: Final[Criteria] = {"scarce resources": scarce_resources}
+_WHOLE_CACHES: Final[Criteria] = {"begun caches": begun_caches, "CPUs left": cpus_left}
 _PACK: Final[Criteria] = {ROOM_TAKEN: room_taken}
 _SPREAD: Final[Criteria] = {SHARE_TAKEN: share_taken}
 _ALL: Final[Mapping[tuple[bool, bool], Criteria]] = {
@@ -195,6 +206,7 @@ _ALL: Final[Mapping[tuple[bool, bool], Criteria]] = {
         **(_CPUS if cpus else {}),
         **_SCARCE,
         **(_SPREAD if spread else _PACK),
+        **(_WHOLE_CACHES if cpus and not spread else {}),
     }
     for cpus in (False, True)
     for spread in (False, True)

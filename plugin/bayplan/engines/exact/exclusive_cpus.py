@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from bayplan.engines.device_hints import device_shares
 from bayplan.engines.exact.claiming import STRICT
 from bayplan.engines.exact.cpu_choice import Fit, Rules, Wanted, choose, fit
+from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import exclusive_candidates, exclusive_room, shared_cpus_minimum
 from bayplan.model.claim_parts import proportional
@@ -119,15 +120,19 @@ class ExclusiveCpus:
 
     def fit(self, count: int) -> Callable[[int], Fit] | None:
         """What the best *count* CPUs on a set of nodes cost; None where it does not matter which they are."""
-        layout, free, known = self._layout, self.free.mask, dict[int, Fit]()
+        layout, near, known = self._layout, self._topology.near_masks, dict[int, Fit]()
         if not count or not layout.differs:
             return None
+        free, rules, by_socket = self.free.mask, self._rules, self._policy.cpu_alignment.align_by_socket
 
         def fit_on(nodes: int) -> Fit:
             found = known.get(nodes)
             if found is None:
-                near = self.near(NodeSet.of_mask(nodes)).mask & free
-                found = known[nodes] = fit(layout, Wanted(count, near, free, rules=self._rules))
+                cpus = 0
+                for node in bits(nodes):
+                    cpus |= near.get(node, 0)
+                cpus = layout.in_sockets_of(cpus) if by_socket else cpus
+                found = known[nodes] = fit(layout, cpus & free, count, rules)
             return found
 
         return fit_on
@@ -182,10 +187,14 @@ class ExclusiveCpus:
             available.mask,
             free.mask,
             kept.mask,
-            distances_to(self._topology, nodes, self._hints),
+            {} if self._is_alone(nodes, available) else distances_to(self._topology, nodes, self._hints),
             self._rules,
         )
         return wanted, offline
+
+    def _is_alone(self, nodes: NodeSet, cpus: CpuSet) -> bool:
+        """Whether all of *cpus* are on the one node of *nodes*."""
+        return len(nodes) == 1 and cpus <= self._machine.node_by_id[next(iter(nodes))].cpus
 
     def _parts(self, nodes: NodeSet, wanted: Wanted) -> Mapping[int, int]:
         """The CPUs near each of *nodes* on which there is to be a number of them, in whole cores as far as

@@ -55,6 +55,11 @@ class NodeTopology:
         self._more = _more_than_others(machine)
 
     @cached_property
+    def near_masks(self) -> Mapping[int, int]:
+        """The CPUs that count as those of each node, both as masks."""
+        return {node: cpus.mask for node, cpus in self._cpus.items()}
+
+    @cached_property
     def cpu_layout(self) -> CpuLayout:
         """The CPUs by what they share."""
         return CpuLayout(self.machine)
