@@ -103,6 +103,16 @@ def parse_milli_cpus(text: str) -> int:
     return int(value)
 
 
+def parse_nano_cpus(text: str) -> int:
+    """A non-negative amount of CPU in billionths of one CPU, rounded up, as exact as Kubernetes' quantities.
+
+    Raises:
+        ParseError: as `parse_milli_cpus`.
+    """
+    parse_milli_cpus(text)
+    return int((parse_quantity(text) * 10**9).to_integral_value(ROUND_CEILING))
+
+
 def format_bytes(amount_bytes: int) -> str:
     """An amount as people write it: exact with a binary suffix if that is short, else two decimals.
 

@@ -62,7 +62,7 @@ def test_a_protection_is_as_good_as_those_above_it(node: Node) -> None:
     protect(node, TOP, CONTAINER)
     assert left_mib(node) < CACHED_MIB // 4
     assert f"{MOUNT}{TREE}/{NAME}" in unprotected(node)
-    # As kubelet 1.36 writes memory.low: of the class and the pod, not of the tree of all pods.
+    # As kubelet before 1.37 writes memory.low: of the class and the pod, not of the tree of all pods.
     protect(node, CLASS, f"{CLASS}/pod")
     assert left_mib(node) < CACHED_MIB // 4
     protect(node, TREE)

@@ -251,7 +251,12 @@ def what_if_view(
         pod
         for number, manifest in enumerate([one for one in manifests if describes_pods(one)] or manifests)
         for pod in plan_manifest(
-            manifest, snapshot.machine, f"{_WHAT_IF_IDS}{number}:", most_replicas=MAX_PODS, names=names
+            manifest,
+            snapshot.machine,
+            f"{_WHAT_IF_IDS}{number}:",
+            most_replicas=MAX_PODS,
+            names=names,
+            kubelet=snapshot.policy.kubelet_rules,
         )
     ]
     if manifests and not planned:

@@ -33,7 +33,7 @@ from bayplan.kubelet.pod import CPU
 from bayplan.kubelet.reservation import Reservation, check_values, in_words
 from bayplan.kubelet.resources import is_memory
 from bayplan.model.machine import MEMORY, hugepages
-from bayplan.quantity import parse_bytes, parse_milli_cpus
+from bayplan.quantity import parse_bytes, parse_nano_cpus
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def transition_period(path: str, value: object) -> int:
 
 
 def reserved_resources(path: str, value: object) -> dict[str, int]:
-    """The memory and huge pages in kubeReserved or systemReserved, in bytes, and ``cpu`` in thousandths.
+    """The memory and huge pages in kubeReserved or systemReserved, in bytes, and ``cpu`` in billionths.
 
     The other resources are checked, but nothing here depends on them.
     """
@@ -96,7 +96,7 @@ def reserved_resources(path: str, value: object) -> dict[str, int]:
         here = join(path, key)
         with collector:
             if key == CPU:
-                typed[CPU] = _milli_cpus(here, item)
+                typed[CPU] = _nano_cpus(here, item)
             elif key in _OTHER_RESOURCES:
                 _OTHER_RESOURCES[key](here, item)
             else:
@@ -183,11 +183,11 @@ def _node_id(path: str, value: object) -> int:
     raise invalid(path, show(value), "the id of a NUMA node, 0 or more")
 
 
-def _milli_cpus(path: str, value: object) -> int:
+def _nano_cpus(path: str, value: object) -> int:
     text = value
     if isinstance(value, int | float) and not isinstance(value, bool):
         text = digits(value) if isinstance(value, int) else str(value)
-    return parsed(parse_milli_cpus, path, text, "an amount of CPU such as 500m or 2")
+    return parsed(parse_nano_cpus, path, text, "an amount of CPU such as 500m or 2")
 
 
 _OTHER_RESOURCES: Final[Mapping[str, Reader[int]]] = {

@@ -41,9 +41,8 @@ from bayplan.config.values import (
     whole_number_or,
 )
 from bayplan.engines.interface import EXACT, KUBELET
-from bayplan.kubelet import manager_options
 from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
-from bayplan.kubelet.manager_options import NONE, OPTIONS, STATIC, MemoryManagerPolicy
+from bayplan.kubelet.manager_options import CPU_OPTIONS, NONE, OPTIONS, STATIC, MemoryManagerPolicy
 from bayplan.model.policy import (
     MemoryReservationPolicy,
     OutsideRequests,
@@ -61,16 +60,6 @@ FEATURE_GATES: Final = (
     "TopologyManagerPolicyBetaOptions",
 )
 """kubelet's feature gates that mean something here."""
-
-
-_CPU_OPTIONS: Final = (
-    manager_options.FULL_PCPUS_ONLY,
-    manager_options.DISTRIBUTE_ACROSS_NUMA,
-    manager_options.ALIGN_BY_SOCKET,
-    manager_options.DISTRIBUTE_ACROSS_CORES,
-    manager_options.STRICT_RESERVATION,
-    manager_options.PREFER_UNCORE,
-)
 
 
 def _same(*names: str) -> Mapping[str, str]:
@@ -143,7 +132,7 @@ PLACEMENT: Final = (
     ),
     Key(
         "cpuManagerPolicyOptions", "cpu_options", "cpu-manager-policy-options", "NAME=BOOL[,...]",
-        policy_options(_CPU_OPTIONS), syntax.assignments("="), "none",
+        policy_options(CPU_OPTIONS), syntax.assignments("="), "none",
         "which CPUs of its own a container gets, e.g. full-pcpus-only=true", of_kubelet=True,
     ),
     Key(

@@ -116,7 +116,7 @@ def _reserved_milli_cpus(settings: Settings) -> int | None:
     if settings.reserved_cpus:
         return len(settings.reserved_cpus) * MILLI_PER_CPU
     amounts = [kept[CPU] for kept in (settings.kube_reserved, settings.system_reserved) if CPU in kept]
-    return sum(amounts) if amounts else None
+    return settings.kubelet_rules.reserved_milli_cpus(amounts) if amounts else None
 
 
 def _wrong_sums(settings: Settings, machine: Machine) -> Iterator[Problem]:

@@ -66,7 +66,7 @@ class Settings(Struct, frozen=True):
 
     ``reserved_memory`` is None where no source sets it, ``shared_cpus_minimum`` where what containers request
     counts. ``kube_reserved`` and
-    ``system_reserved`` are bytes of memory and huge pages, and thousandths of a CPU. The ``eviction_`` tables
+    ``system_reserved`` are bytes of memory and huge pages, and billionths of a CPU. The ``eviction_`` tables
     are by signal; only memory.available of ``eviction_hard`` counts as reserved. ``device_memory`` maps
     nodes to the devices that own their memory, "" for none. ``sources`` are the files that were read;
     ``notices`` are messages for the operator about what is not wrong.

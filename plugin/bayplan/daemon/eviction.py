@@ -194,7 +194,7 @@ class EvictionManager:
             resource,
             chosen.spec,
             by_container if resource in (MEMORY, EPHEMERAL_STORAGE) else {},
-            FeatureGates(),
+            FeatureGates(rules=controller.policy.kubelet_rules),
             pod_usage_bytes=chosen.used,
             shortage=(threshold.value.of(seen.capacity), seen.available),
         )

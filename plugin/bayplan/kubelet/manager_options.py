@@ -26,16 +26,15 @@ DISTRIBUTE_ACROSS_CORES: Final = "distribute-cpus-across-cores"
 STRICT_RESERVATION: Final = "strict-cpu-reservation"
 PREFER_UNCORE: Final = "prefer-align-cpus-by-uncorecache"
 
-_CPU_OPTIONS: Final = frozenset(
-    {
-        FULL_PCPUS_ONLY,
-        DISTRIBUTE_ACROSS_NUMA,
-        ALIGN_BY_SOCKET,
-        DISTRIBUTE_ACROSS_CORES,
-        STRICT_RESERVATION,
-        PREFER_UNCORE,
-    }
+CPU_OPTIONS: Final = (
+    FULL_PCPUS_ONLY,
+    DISTRIBUTE_ACROSS_NUMA,
+    ALIGN_BY_SOCKET,
+    DISTRIBUTE_ACROSS_CORES,
+    STRICT_RESERVATION,
+    PREFER_UNCORE,
 )
+"""All options of the static policy; how mature each is, is the version's."""
 
 _EXCLUSIVE: Final = (
     (FULL_PCPUS_ONLY, DISTRIBUTE_ACROSS_CORES),
@@ -168,7 +167,7 @@ class CpuOptions(Struct, frozen=True):
 
 def unavailable_cpu_option(name: str, *, alpha: bool, beta: bool, rules: KubeletRules = NEWEST) -> str | None:
     """Why the option *name* cannot be used under these feature gates; None if it can."""
-    if name not in _CPU_OPTIONS:
+    if name not in CPU_OPTIONS:
         return f'unknown CPU Manager Policy option: "{name}"'
     level, is_open = ("Beta", beta) if name in rules.beta_options else ("Alpha", alpha)
     if is_open or name in rules.stable_options:

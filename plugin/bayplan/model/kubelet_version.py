@@ -10,6 +10,7 @@ Sources: ``pkg/features/kube_features.go``, ``pkg/kubelet/apis/config/v1beta1/de
 that a field names, of v1.34.2, v1.35.1, v1.36.3 and v1.37.2.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -40,6 +41,9 @@ class KubeletRules(Struct, frozen=True):
     (HugepageAwareEviction, ``server/stats/summary.go``).
     ``aligns_distribution``: align-by-socket counts beside distribute-cpus-across-numa
     (``cpu_assignment.go``).
+    ``rounds_reserved_cpus_up``: the sum of kubeReserved and systemReserved is rounded up to a thousandth of a
+    CPU (``Quantity.MilliValue``); later each of them to the nearest one, what is left of a millionth having
+    been rounded up (``parseResourceList`` in ``cmd/kubelet/app/server.go``).
     """
 
     minor: int
@@ -55,6 +59,13 @@ class KubeletRules(Struct, frozen=True):
     shares_of_rest_below_zero: bool = True
     huge_pages_unavailable: bool = False
     aligns_distribution: bool = False
+    rounds_reserved_cpus_up: bool = True
+
+    def reserved_milli_cpus(self, nano_cpus: Sequence[int]) -> int:
+        """The thousandths of a CPU that kubelet reserves for amounts in billionths."""
+        if self.rounds_reserved_cpus_up:
+            return -(-sum(nano_cpus) // 1_000_000)
+        return sum((-(-amount // 1000) + 500) // 1000 for amount in nano_cpus)
 
     def __str__(self) -> str:
         return f"1.{self.minor}"
@@ -97,6 +108,7 @@ _IN_1_37: Final = replace(
     shares_of_rest_below_zero=False,
     huge_pages_unavailable=True,
     aligns_distribution=True,
+    rounds_reserved_cpus_up=False,
 )
 
 KUBELET_RULES: Final = (_IN_1_34, _IN_1_35, _IN_1_36, _IN_1_37)

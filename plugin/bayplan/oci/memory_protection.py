@@ -21,10 +21,13 @@ MOST_NAMED: Final = 4
 _SHOWN: Final = "/sys/fs/cgroup"
 _CONTAINER: Final = re.compile(r"(?:^|[^0-9a-f])[0-9a-f]{64}(?:$|[^0-9a-f])")
 """In the name of a container's cgroup, whatever runtime made it."""
-_ADVICE: Final = (
-    "kubelet writes sums with its own MemoryQoS and memoryReservationPolicy: TieredReservation; elsewhere "
-    "set MemoryMin= or MemoryLow= of the slice, or write the file"
+_KUBELETS: Final = re.compile(r"kubepods(?:[-./].*)?")
+"""The beginning of the paths in kubelet's tree, below whatever cgroupRoot it has."""
+_BY_KUBELET: Final = (
+    "let kubelet write sums: MemoryQoS and memoryReservationPolicy: TieredReservation in its own file; what "
+    "others write there lasts until kubelet starts again (from 1.37 on it writes 0 into kubepods)"
 )
+_ADVICE: Final = "set MemoryMin= or MemoryLow= of the slice, or write the file"
 
 
 def void_protections(mount: Path) -> Iterator[Finding]:
@@ -40,7 +43,9 @@ def void_protections(mount: Path) -> Iterator[Finding]:
             wanted, own = format_bytes(wanted_bytes), format_bytes(own_bytes)
             effect = "only in part" if own_bytes else "not at all"
             text = f"is {own}, so that the containers below, with {wanted} together, are protected {effect}"
-            yield Finding(Level.WARNING, f"{_SHOWN}/{directory.relative_to(mount)}/{name}", text, _ADVICE)
+            path = directory.relative_to(mount)
+            advice = _BY_KUBELET if any(map(_KUBELETS.fullmatch, path.parts)) else _ADVICE
+            yield Finding(Level.WARNING, f"{_SHOWN}/{path}/{name}", text, advice)
 
 
 def _protected(directory: Path, name: str, levels: int, lacking: list[tuple[Path, int, int]]) -> int:

@@ -18,13 +18,17 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import MemoryQos, OutsideRequests, PlacementPolicy
 from bayplan.model.qos import OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj
-from bayplan.model.resources import MEMORY_HIGH, MEMORY_LOW, Resources, changed_resources
+from bayplan.model.resources import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, Resources, changed_resources
 from bayplan.model.workload import Adjustment, Container, Update
 from bayplan.sets import CpuSet
 
 MOST_UPDATES: Final = 4
 """Of running containers in one reply. containerd carries updates out one after the other, 11 ms each, and
 handles no other request of NRI meanwhile."""
+
+
+_RESETS: Final = {MEMORY_MIN: "0", MEMORY_LOW: "0", MEMORY_HIGH: "max"}
+"""What kubelet writes so that no value of an earlier one lasts."""
 
 
 class Ability(Struct, frozen=True):
@@ -183,7 +187,8 @@ def memory_qos_values(
 def _unified(
     machine: Machine, policy: PlacementPolicy, request: Request, present: Resources
 ) -> dict[str, str]:
-    """Keys that the spec does not set, nor a field of it that is written to the same file."""
+    """Keys that the spec does not set, nor a field of it that is written to the same file. What kubelet
+    writes into every container where nothing is due is nobody's choice."""
     values: dict[str, str] = {}
     if policy.memory_qos is not None:
         reserved_bytes = sum(sum(row.values()) for row in policy.reserved_bytes.values())
@@ -197,4 +202,10 @@ def _unified(
         values[OOM_GROUP] = "1"
     if present.memory_reservation_bytes is not None:
         values.pop(MEMORY_LOW, None)
-    return {key: value for key, value in values.items() if key not in present.unified}
+    of_kubelet = policy.kubelet_rules.resets_memory_qos and request.qos_source is QosSource.CGROUP_PARENT
+    resets = _RESETS if of_kubelet else {}
+    return {
+        key: value
+        for key, value in values.items()
+        if key not in present.unified or present.line(key) == resets.get(key)
+    }

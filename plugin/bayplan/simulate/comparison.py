@@ -54,12 +54,12 @@ def simulate(
         expected = "the standard input for one of them"
         raise ConfigError("command line", (Problem("--topology and --trace", "- for both", expected),))
     machine = read_topology(topology)
-    events = read_trace(trace, machine)
-    runs = []
+    all_settings = []
     for engine in engines or ("",):
         flags = {**(keys or {}), **keys_of.get(engine, {}), **({"engine": [engine]} if engine else {})}
-        settings = _settings(machine, configs, flags, several=len(engines) > 1)
-        runs.append(_run(machine, settings, events))
+        all_settings.append(_settings(machine, configs, flags, several=len(engines) > 1))
+    events = read_trace(trace, machine, all_settings[0].kubelet_rules)
+    runs = [_run(machine, settings, events) for settings in all_settings]
     return {
         "apiVersion": API_VERSION,
         "kind": "Simulation",

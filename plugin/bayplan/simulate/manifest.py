@@ -28,12 +28,12 @@ from bayplan.kubelet.qos.cgroup_values import (
 from bayplan.kubelet.qos.classes import qos_class
 from bayplan.kubelet.resources import is_memory
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.machine import Machine
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, Pod
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 
-_GATES: Final = FeatureGates()
 _TREES: Final = {
     QosClass.GUARANTEED: "/kubepods",
     QosClass.BURSTABLE: "/kubepods/burstable",
@@ -108,10 +108,12 @@ def plan_manifest(
     *,
     most_replicas: int | None = None,
     names: GeneratedNames | None = None,
+    kubelet: KubeletRules = NEWEST,
 ) -> list[PlannedPod]:
     """The pods of *manifest* on *machine*: a Pod, anything with pod templates, or a List with such among its
     items. Ids are the names after *id_prefix*. A Deployment is planned as one of its pods, unless
-    *most_replicas* allows as many as it wants. *names* are to be those of all manifests that come together.
+    *most_replicas* allows as many as it wants. *names* are to be those of all manifests that come together,
+    *kubelet* has the rules of the kubelet that would create them.
 
     Raises:
         ConfigError: everything that is wrong with it.
@@ -122,7 +124,9 @@ def plan_manifest(
             pod
             for item in manifest["items"]
             if describes_pods(item)
-            for pod in plan_manifest(item, machine, id_prefix, most_replicas=most_replicas, names=names)
+            for pod in plan_manifest(
+                item, machine, id_prefix, most_replicas=most_replicas, names=names, kubelet=kubelet
+            )
         ]
     if isinstance(manifest, Mapping) and not describes_pods(manifest):
         problem = Problem("kind", repr(manifest["kind"]), "Pod, or a kind with a pod template")
@@ -131,7 +135,8 @@ def plan_manifest(
     pods = reader.pods(manifest, names, most_replicas)
     if reader.problems:
         raise ConfigError(f"pod {reader.name or 'without a name'}", tuple(reader.problems))
-    return [_planned(spec, machine, id_prefix) for pod in pods for spec in _replicas(*pod)]
+    gates = FeatureGates(rules=kubelet)
+    return [_planned(spec, machine, id_prefix, gates) for pod in pods for spec in _replicas(*pod)]
 
 
 def _replicas(spec: PodSpec, count: int | None) -> Iterator[PodSpec]:
@@ -226,22 +231,22 @@ def sizes_manifest(
     }
 
 
-def _planned(spec: PodSpec, machine: Machine, id_prefix: str) -> PlannedPod:
+def _planned(spec: PodSpec, machine: Machine, id_prefix: str, gates: FeatureGates) -> PlannedPod:
     node = NodeSettings(machine.memory_bytes)
-    values = pod_values(spec, node, _GATES)
+    values = pod_values(spec, node, gates)
     pod = Pod(
         id=f"{id_prefix}{spec.namespace}/{spec.name}",
         name=spec.name,
         namespace=spec.namespace,
         uid=spec.uid,
         annotations=spec.annotations,
-        cgroup_parent=f"{_TREES[qos_class(spec, _GATES)]}/pod{_UNSAFE.sub('-', spec.uid)}",
+        cgroup_parent=f"{_TREES[qos_class(spec, gates)]}/pod{_UNSAFE.sub('-', spec.uid)}",
         resources=_resources(values),
     )
     return PlannedPod(
         pod,
         tuple(
-            PlannedContainer(_container(spec, one, pod, node), spec.is_regular_init(one.name))
+            PlannedContainer(_container(spec, one, pod, node, gates), spec.is_regular_init(one.name))
             for one in spec.all_containers
         ),
         spec,
@@ -258,10 +263,12 @@ def _resources(values: PodValues | ContainerValues) -> Resources:
     )
 
 
-def _container(spec: PodSpec, one: ContainerSpec, pod: Pod, node: NodeSettings) -> Container:
+def _container(
+    spec: PodSpec, one: ContainerSpec, pod: Pod, node: NodeSettings, gates: FeatureGates
+) -> Container:
     page_sizes = tuple(sorted(pod.resources.hugepage_limits_bytes))
     sized = NodeSettings(node.capacity_bytes, huge_page_sizes_bytes=page_sizes)
-    values = container_values(spec, one, sized, _GATES)
+    values = container_values(spec, one, sized, gates)
     return Container(
         id=f"{pod.id}/{one.name}",
         pod_id=pod.id,

@@ -20,6 +20,7 @@ from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.files import MIB, STANDARD_INPUT, read_named, unreadable
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.machine import Machine
 from bayplan.model.qos import quota_from_milli, shares_from_milli
 from bayplan.model.resources import DEFAULT_PERIOD_US, Resources
@@ -60,9 +61,9 @@ class Resize(Struct, frozen=True):
 Event = Arrival | Departure | Resize
 
 
-def read_trace(path: Path, machine: Machine) -> list[Event]:
-    """The events of the file at *path* (``-`` is the standard input), for pods on *machine*; the format is in
-    docs/simulate.md.
+def read_trace(path: Path, machine: Machine, kubelet: KubeletRules = NEWEST) -> list[Event]:
+    """The events of the file at *path* (``-`` is the standard input), for pods on *machine* that *kubelet*
+    creates; the format is in docs/simulate.md.
 
     Raises:
         ConfigError: everything that is wrong with it.
@@ -79,7 +80,7 @@ def read_trace(path: Path, machine: Machine) -> list[Event]:
     with collector:
         for where, value in _documents(content, in_yaml=in_yaml):
             with collector:
-                events += _events(where, value, machine, names)
+                events += _events(where, value, machine, names, kubelet)
     if collector.problems:
         raise ConfigError(str(path), tuple(collector.problems))
     return events
@@ -108,7 +109,9 @@ def _documents(content: str, *, in_yaml: bool) -> Iterator[tuple[str, object]]:
             raise invalid(f"line {number}", str(error), "a JSON object") from error
 
 
-def _events(where: str, value: object, machine: Machine, names: GeneratedNames) -> list[Event]:
+def _events(
+    where: str, value: object, machine: Machine, names: GeneratedNames, kubelet: KubeletRules
+) -> list[Event]:
     event = dict(items(where, value))
     kinds = [key for key in _KINDS if key in event]
     if len(kinds) != 1:
@@ -124,7 +127,7 @@ def _events(where: str, value: object, machine: Machine, names: GeneratedNames) 
     _no_more(where, event, () if isinstance(subject, Mapping) else _SIZES)
     manifest = subject if isinstance(subject, Mapping) else _manifest(where, subject, event)
     try:
-        return [Arrival(pod) for pod in plan_manifest(manifest, machine, names=names)]
+        return [Arrival(pod) for pod in plan_manifest(manifest, machine, names=names, kubelet=kubelet)]
     except ConfigError as error:
         located = [Problem(f"{where}: {one.path}", one.found, one.expected) for one in error.problems]
         raise InvalidValueError(*located) from error

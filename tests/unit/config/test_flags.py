@@ -109,7 +109,7 @@ def test_every_flag() -> None:
     assert settings.topology is TopologyPolicy.RESTRICTED
     assert settings.reserved_cpus == CpuSet([0, 1])
     assert settings.shared_cpus_minimum == 3
-    assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200}
+    assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200_000_000}
     assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
     assert settings.eviction_hard["memory.available"] == ThresholdValue(200 * MIB)
     assert settings.eviction_grace_ns == {"memory.available": 90_000_000_000}

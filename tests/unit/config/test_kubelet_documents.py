@@ -105,7 +105,7 @@ def test_a_key_twice_is_the_last_one_to_kubelet_and_remarked(tmp_path: Path, nam
         '"kubeReserved": {"cpu": "1", "cpu": "2"}}'
     )
     settings = of_kubelet(path)
-    assert (settings.cpu_manager, settings.kube_reserved) == ("static", {"cpu": 2000})
+    assert (settings.cpu_manager, settings.kube_reserved) == ("static", {"cpu": 2 * 10**9})
     (notice,) = settings.notices
     assert notice.endswith(("cpuManagerPolicy, cpu", "cpu, cpuManagerPolicy"))
     path.write_text('{"logLevel": "info", "logLevel": "debug"}')

@@ -106,7 +106,7 @@ def test_tables_are_merged_lists_and_texts_replaced(files: Files) -> None:
         c="reservedSystemCPUs: null\n",
     )
     settings = load(paths)
-    assert settings.kube_reserved == {"memory": 2 * GIB, "cpu": 500}
+    assert settings.kube_reserved == {"memory": 2 * GIB, "cpu": 500_000_000}
     assert settings.feature_gates == {"MemoryQoS": True, "CPUManagerPolicyAlphaOptions": False}
     assert settings.reserved_memory == {1: {"memory": 2 * GIB}}
     assert settings.topology is TopologyPolicy.SINGLE_NUMA_NODE

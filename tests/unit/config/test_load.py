@@ -111,8 +111,8 @@ FULL = Settings(
     reserved_memory={0: {"memory": GIB, "hugepages-1Gi": GIB}, 7: {"memory": 2148 * MIB}},
     reserved_cpus=CpuSet([0, 1, 8]),
     shared_cpus_minimum=4,
-    kube_reserved={"cpu": 100, "memory": 500 * MIB},
-    system_reserved={"memory": GIB, "cpu": 1000, "hugepages-2Mi": 4 * MIB},
+    kube_reserved={"cpu": 100_000_000, "memory": 500 * MIB},
+    system_reserved={"memory": GIB, "cpu": 10**9, "hugepages-2Mi": 4 * MIB},
     eviction_hard={
         "memory.available": ThresholdValue(share=FIVE),
         "nodefs.available": ThresholdValue(share=TEN),
@@ -575,7 +575,7 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
     settings = load_settings([write(KUBELET, "config.yaml"), ours])
     assert settings.topology is TopologyPolicy.RESTRICTED
     assert settings.reserved_memory == {0: {"memory": 1100 * MIB}}
-    assert settings.kube_reserved == {"memory": GIB, "cpu": 500}
+    assert settings.kube_reserved == {"memory": GIB, "cpu": 500_000_000}
     assert settings.engine == "exact"
     assert settings.topology_scope is TopologyScope.POD
     assert settings.memory_qos

@@ -234,8 +234,15 @@ def test_a_percentage_is_computed_as_kubelet_does() -> None:
 
 
 def test_an_amount_of_reserved_cpus_is_picked_as_kubelet_picks_them() -> None:
-    settings = kubelet(reserved_cpus=CpuSet(), kube_reserved={"cpu": 700}, system_reserved={"cpu": 400})
+    amounts = {"kube_reserved": {"cpu": 700_000_000}, "system_reserved": {"cpu": 400_000_000}}
+    settings = kubelet(reserved_cpus=CpuSet(), **amounts)
     assert resolve_policy(settings, machine(GIB, GIB, GIB)).reserved_cpus == CpuSet([0, 1])
+
+
+@pytest.mark.parametrize(("minor", "reserved"), [(36, CpuSet([0, 1])), (37, CpuSet([0]))])
+def test_less_than_a_thousandth_of_a_cpu_reserves_one_only_before_1_37(minor: int, reserved: CpuSet) -> None:
+    settings = kubelet(reserved_cpus=CpuSet(), kube_reserved={"cpu": 1_000_100_000}, kubelet_minor=minor)
+    assert resolve_policy(settings, machine(GIB, GIB, GIB)).reserved_cpus == reserved
 
 
 def test_strictly_reserved_cpus_are_withheld() -> None:

@@ -67,3 +67,12 @@ def test_garbage_protects_nothing_and_stops_nothing(tmp_path: Path) -> None:
     tree(tmp_path, {f"a/{ONE}": 10, "a": "garbage"})
     (tmp_path / "loop").symlink_to(tmp_path)
     assert [subject for subject, _ in said(tmp_path)] == ["/sys/fs/cgroup/a/memory.min"]
+
+
+def test_what_others_write_into_kubelets_tree_does_not_last(tmp_path: Path) -> None:
+    trees = ("kubepods", "kubepods.slice", "other.slice", "deep/kubepods")
+    tree(tmp_path, {f"{top}/pod/{number:064x}": 10 for number, top in enumerate(trees)})
+    advice = {one.subject.split("/")[4]: one.advice for one in void_protections(tmp_path)}
+    assert advice["kubepods"] == advice["kubepods.slice"] != advice["other.slice"]
+    tree(tmp_path / "below", {f"deep/kubepods/pod/{ONE}": 10, "deep": 10})
+    assert {one.advice for one in void_protections(tmp_path / "below")} == {advice["kubepods"]}

@@ -110,6 +110,32 @@ def test_memory_qos_switched_on_is_in_the_adjustment() -> None:
     assert memory_qos_values(MemoryQos(None), request(QosClass.BURSTABLE, 0, 0), None, GIB) == {}
 
 
+KUBELETS_RESETS = {"memory.min": "0", "memory.low": "0"}
+
+
+@pytest.mark.parametrize(
+    ("minor", "source", "unified", "expected"),
+    [
+        # With the gate on, and no policy: zeros, to clear what an earlier kubelet wrote.
+        (37, QosSource.CGROUP_PARENT, KUBELETS_RESETS, {"memory.low", "memory.high"}),
+        # With the gate off.
+        (37, QosSource.CGROUP_PARENT, {"memory.high": "max"}, {"memory.low", "memory.high"}),
+        # What protects or throttles is a choice.
+        (37, QosSource.CGROUP_PARENT, {"memory.low": str(MIB), "memory.high": str(GIB)}, set()),
+        # So is a zero of which kubelet knows nothing: of another version, or outside of its tree.
+        (36, QosSource.CGROUP_PARENT, KUBELETS_RESETS, {"memory.high"}),
+        (37, QosSource.INFERRED, KUBELETS_RESETS, {"memory.high"}),
+    ],
+)
+def test_zeros_of_kubelet_are_nobodys_choice(
+    minor: int, source: QosSource, unified: dict[str, str], expected: set[str]
+) -> None:
+    policy = PlacementPolicy(memory_qos=TIERED, kubelet_minor=minor)
+    asked = replace(request(QosClass.BURSTABLE, 100 * MIB, 100 * MIB, 200 * MIB), qos_source=source)
+    spec = Resources(memory_limit_bytes=200 * MIB, unified=unified)
+    assert set(rewritten(asked, spec, policy=policy).unified) - {"memory.oom.group"} == expected
+
+
 def test_only_those_are_told_who_were_told_something_else() -> None:
     def entry(name: str, placement: Placement, told: CpuSet | None, pinned: CpuSet | None = None) -> Entry:
         asked = replace(request(QosClass.BURSTABLE, 0, 0), container_id=name, pinned_cpus=pinned)

@@ -6,6 +6,7 @@ import pytest
 
 from bayplan.errors import ConfigError
 from bayplan.model.decision import QosClass, QosSource
+from bayplan.model.kubelet_version import rules_of
 from bayplan.model.request import derive_request
 from bayplan.model.resources import Resources
 from bayplan.quantity import GIB, MIB
@@ -265,3 +266,16 @@ def test_templates_without_containers_are_none() -> None:
     machine_set = {"kind": "MachineSet", "spec": {"template": {"spec": {"providerSpec": {}}}}}
     assert not describes_pods(secret)
     assert not describes_pods(machine_set)
+
+
+def test_the_class_of_a_pod_is_that_of_its_kubelet() -> None:
+    """``resources: {}`` of a pod made it BestEffort before 1.37."""
+    manifest = sizes_manifest("p", memory="1Gi", cpus="1")
+    manifest["spec"]["resources"] = {}
+    del manifest["status"]
+    parents = [
+        plan_manifest(manifest, MACHINE, kubelet=rules_of(minor))[0].pod.cgroup_parent.split("/")[:3]
+        for minor in (36, 37)
+    ]
+    assert [parts[2] for parts in parents] == ["besteffort", parents[1][2]]
+    assert parents[1][2].startswith("pod")
