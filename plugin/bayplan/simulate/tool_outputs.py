@@ -17,7 +17,7 @@ from bayplan.errors import ParseError, Problem
 from bayplan.host.sysfs import UNKNOWN_SOCKET
 from bayplan.model.machine import LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node
 from bayplan.model.sentences import shared_cpus
-from bayplan.quantity import GIB, MIB, format_bytes
+from bayplan.quantity import GIB, KIB, MIB, format_bytes
 from bayplan.sets import CpuSet, NodeSet
 
 ASSUMED_BYTES_PER_CPU: Final = 4 * GIB
@@ -25,8 +25,8 @@ ASSUMED_BYTES_PER_CPU: Final = 4 * GIB
 
 _QUOTED: Final = r"^[\s>|*`#]*"
 _AVAILABLE: Final = re.compile(_QUOTED + r"available: \d+ nodes? \(([0-9,-]+)\)")
-_CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:([\d\s]*)$")
-_SIZE: Final = re.compile(_QUOTED + r"node (\d{1,4}) size: *(?:(\d{1,12}) ([MG])B|(<not available>))")
+_CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:(.*?)[\s|`]*$")
+_SIZE: Final = re.compile(_QUOTED + r"node (\d{1,4}) size: *(?:(\d{1,12}) ?([KMGT])i?B|(<not available>))")
 _DISTANCES: Final = re.compile(_QUOTED + r"node distances:")
 _HEADER: Final = re.compile(_QUOTED + r"node((?:\s+\d{1,4})+)\s*$")
 _ROW: Final = re.compile(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*$")
@@ -46,7 +46,7 @@ _USUAL: Final = "CPU,Core,Socket,Node,,L1d,L1i,L2,L3"
 _NONE: Final = "-"
 _OFFLINE: Final = ("no", "n", "false")
 _MAX_DISTANCE: Final = 255
-_SCALES: Final = {"M": MIB, "G": GIB}
+_SCALES: Final = {"K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 
 
 class Imported(NamedTuple):
@@ -127,7 +127,8 @@ def machine_of_outputs(text: str) -> Imported:
         }
     if not numactl.cpus and not listed:
         found = "No NUMA available" if numactl.without_numa else "no CPU"
-        raise invalid("the file", found, "the output of numactl -H, or of lscpu -p where there is no NUMA")
+        expected = "the output of numactl -H, of lscpu -p, or of LC_ALL=C lscpu, whole"
+        raise invalid("the file", found, expected)
     if not numactl.cpus:
         return _without_numactl(listed, assumed)
     _check(numactl, listed)

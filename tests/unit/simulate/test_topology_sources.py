@@ -176,6 +176,8 @@ def test_an_old_numactl_without_distances_and_a_list_on_two_lines(tmp_path):
         ("<?xml version='1.0'?><html/>", "the file"),
         ("<?xml version='1.0'?><topology/>", "PU"),
         ("sys/devices/system/node/onl", "the file"),
+        ("Architektur: x86_64\nCPU(s): 8\nListe der Online-CPU(s): 0-7\n", "the file"),
+        ("node 0 cpus: 0 1 ... 7\nnode 0 size: 9 MB\n" + OLD[OLD.index("node 1") :], "node 0 cpus"),
         ('{"lscpu": [{"field": "Architektur:", "data": "x86_64"}]}', "lscpu"),
         ('{"cpus": [{"core": 1}]}', "cpus"),
         ('{"cpus": [{"cpu": 1}', "lscpu -J"),
@@ -229,6 +231,16 @@ def test_comments_and_rows_without_colons(tmp_path):
     before, rows = numactl_text(PLAIN).split("distances:")
     text = f"{before}distances:{rows.replace(':', ' ')}"
     assert layout(read(tmp_path, text + lscpu_text(PLAIN))) == layout(PLAIN)
+
+
+def test_ranges_and_other_units(tmp_path):
+    text = "available: 2 nodes (0,8)\n\tnode 0 cpus: 0-3\n\tnode 0 size: 16GiB\n"
+    text += "\tnode 8 cpus: 4-5,7\n\tnode 8 size: 1024 KB\nNo distance information available.\n"
+    found = read(tmp_path, text)
+    assert [(node.id, str(node.cpus), node.memory_bytes) for node in found.nodes] == [
+        (0, "0-3", 16 << 30),
+        (8, "4-5,7", 1 << 20),
+    ]
 
 
 TABLE = """\
