@@ -23,6 +23,7 @@ from bayplan.placement.ledger_check import (
     check,
     contradictions,
     mended,
+    unlike_record,
 )
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -112,6 +113,24 @@ def test_an_id_is_its_entrys(good: Ledger) -> None:
     assert mended(damaged) == good
     ended = {**good.entries, "one": replace(first(good), ended=True)}
     assert WRONG_ID in {fault.code for fault in contradictions(replace(good, entries=ended))}
+
+
+def test_what_a_pod_keeps_is_its_last_containers(good: Ledger) -> None:
+    last = replace(first(good), ended=True)
+    for kept in ({"g": first(good)}, {"other": last}):
+        assert WRONG_ID in {fault.code for fault in contradictions(replace(good, retained=kept))}
+    pod_id = last.decision.request.pod_id
+    assert WRONG_ID not in {fault.code for fault in contradictions(replace(good, retained={pod_id: last}))}
+
+
+def test_each_way_in_which_the_record_is_another_is_said_otherwise(good: Ledger) -> None:
+    other = replace(first(good), oom_group=not first(good).oom_group)
+    records = (good.without("one"), Ledger.of([*good.entries.values(), other]))
+    faults = [*(one for record in records for one in unlike_record(good, record))]
+    faults += unlike_record(good.without("one"), good)
+    assert len({str(fault) for fault in faults}) == len(faults) == 3
+    assert all("one" in str(fault) for fault in faults)
+    assert [*unlike_record(good, records[0], ["one"])] == []
 
 
 @pytest.mark.parametrize(
