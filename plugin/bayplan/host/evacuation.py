@@ -1,12 +1,16 @@
 """Moves a container's memory off the nodes that it is to leave, before its cpuset.mems is written.
 
 Before, so that a container whose memory does not fit stays where it is. What counts is what
-the kernel cannot give up: page cache stays behind and is reclaimed by whoever needs the node. Everything
-blocks; a call for one process is not interrupted, the time is checked between them.
+the kernel cannot give up: page cache stays behind and is reclaimed by whoever needs the node. Pages move in
+pieces, as relief moves them: migrate_pages(2) takes all of a process at once, and whoever maps memory in it
+waits for that. Only huge pages of hugetlbfs need it. Everything blocks; the time is checked between pieces.
 """
 
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Final, NamedTuple
 
@@ -15,8 +19,10 @@ from msgspec import Struct
 from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.kernelfs import AbsentError
+from bayplan.host.live_memory import read_nodes
 from bayplan.host.page_migration import huge_page_bytes, migrate_pages
-from bayplan.quantity import MIB, format_bytes
+from bayplan.host.page_moves import Pace, move_pages
+from bayplan.quantity import GIB, MIB, format_bytes
 from bayplan.sets import NodeSet, nodes_text
 
 REST_BYTES: Final = 16 * MIB
@@ -27,6 +33,8 @@ each)."""
 SETTLING_S: Final = 2.1
 """The kernel sums up a cgroup's counters every two seconds; until then they may show moved pages."""
 
+TURN_BYTES: Final = GIB
+"""So much goes to one of several nodes before it is looked again which of them has most room."""
 
 _NEVER: Final = Event()
 """Never set."""
@@ -65,6 +73,10 @@ class _Held(NamedTuple):
         return self.memory_bytes <= REST_BYTES and not self.huge_bytes
 
 
+Migrate = Callable[[int, NodeSet, NodeSet], object]
+"""Moves what a process has on nodes to others, as far as it can be moved."""
+
+
 def evacuate(
     cgroup: ContainerCgroup,
     leave: NodeSet,
@@ -73,7 +85,7 @@ def evacuate(
     *,
     huge_pages: bool = False,
     stop: Event = _NEVER,
-    migrate: Callable[[int, NodeSet, NodeSet], int] = migrate_pages,
+    migrate: Migrate | None = None,
     clock_s: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] | None = None,
 ) -> Evacuation:
@@ -92,6 +104,8 @@ def evacuate(
         return clock_s() < until_s and not stop.is_set()
 
     pause = pause or stop.wait
+    in_pieces = partial(move_in_pieces, go_on=in_time, root=cgroup.root)
+    migrate = migrate or (migrate_pages if huge_pages else in_pieces)
     until_s = clock_s() + bounds.deadline_s
     before = now = held()
     if before.total_bytes > bounds.most_bytes:
@@ -115,6 +129,39 @@ def evacuate(
     return Evacuation(moved_bytes, now.total_bytes, f"{what}: {problem}" if problem else what)
 
 
+def move_in_pieces(
+    pid: int, leave: NodeSet, stay: NodeSet, go_on: Callable[[], bool], root: Path = Path("/")
+) -> int:
+    """Move what process *pid* has on *leave* to *stay*, each time to the node there with most free memory,
+    for as long as *go_on* says; how many bytes were moved.
+
+    Raises:
+        AbsentError: the process is gone.
+        HostError: nothing of it can be moved.
+    """
+    pace, moved_bytes, obstacle = Pace(), 0, ""
+    turn_bytes = TURN_BYTES if len(stay) > 1 else sys.maxsize
+    for source in leave:
+        while go_on():
+            target = _most_room(stay, root)
+            found = move_pages(pid, source, target, turn_bytes, pace, lambda _: go_on(), root)
+            moved_bytes, obstacle = moved_bytes + found.moved_bytes, found.obstacle or obstacle
+            if found.exhausted or not found.moved_bytes:
+                break
+    if obstacle and not moved_bytes:
+        problem = f"its pages cannot be moved to {nodes_text(stay)}: {obstacle}"
+        raise HostError(f"process {pid}", problem)
+    return moved_bytes
+
+
+def _most_room(nodes: NodeSet, root: Path) -> int:
+    """That of *nodes* with most free memory."""
+    if len(nodes) == 1:
+        return min(nodes)
+    found = read_nodes(dict.fromkeys(nodes, 0), {}, root)
+    return max(nodes, key=lambda node: found[node].free_bytes if node in found else -1)
+
+
 def _held(cgroup: ContainerCgroup, nodes: NodeSet, *, huge_pages: bool) -> _Held:
     huge_bytes = 0
     if huge_pages:
@@ -127,7 +174,7 @@ def _one_pass(
     cgroup: ContainerCgroup,
     leave: NodeSet,
     stay: NodeSet,
-    migrate: Callable[[int, NodeSet, NodeSet], int],
+    migrate: Migrate,
     in_time: Callable[[], bool],
 ) -> str:
     """Move the pages of every process once. What went wrong the last time something did."""

@@ -1,12 +1,23 @@
 """Which memory has to leave, when it has, and what is said when it cannot."""
 
+import subprocess
+import sys
 from threading import Event
 
 import pytest
 
+from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
-from bayplan.host.evacuation import REST_BYTES, SETTLING_S, Bounds, Evacuation, evacuate
+from bayplan.host.evacuation import (
+    REST_BYTES,
+    SETTLING_S,
+    Bounds,
+    Evacuation,
+    evacuate,
+    move_in_pieces,
+)
 from bayplan.host.kernelfs import AbsentError, RefusedError
+from bayplan.host.page_moves import MOST_PAGES
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.pages import CgroupPages
@@ -203,3 +214,64 @@ def test_a_container_that_is_gone(node, pages):
         (node.base / SCOPE.lstrip("/")).rmdir()
         with pytest.raises(AbsentError):
             evacuate(cgroup, LEFT, HOME, BOUNDS)
+
+
+HOLDS = """
+import mmap, sys
+memory = mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[:] = b"x" * (16 << 20)
+print("touched", flush=True)
+sys.stdin.read()
+print(memory[:] == b"x" * (16 << 20), flush=True)
+"""
+
+
+@pytest.fixture
+def holder():
+    """A process with 16 MiB, on the only node of many machines: from there to there the kernel moves too."""
+    one = subprocess.Popen(
+        [sys.executable, "-c", HOLDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert one.stdout.readline() == "touched\n"
+    yield one
+    one.kill()
+    one.communicate()
+
+
+def test_pages_of_a_process_move_in_pieces_and_are_what_they_were(holder):
+    assert move_in_pieces(holder.pid, HOME, HOME, lambda: True) >= 16 * MIB
+    assert holder.communicate()[0] == "True\n"
+
+
+def test_a_process_with_much_memory_is_left_in_the_middle(holder):
+    asked = []
+
+    def go_on():
+        asked.append(1)
+        return len(asked) < 3
+
+    assert 0 < move_in_pieces(holder.pid, HOME, HOME, go_on) <= MOST_PAGES * 4096
+
+
+def test_what_cannot_be_moved_is_said(holder):
+    with pytest.raises(HostError, match="its pages cannot be moved"):
+        move_in_pieces(holder.pid, HOME, NodeSet([1000]), lambda: True)
+
+
+def test_of_several_nodes_the_one_with_most_room_is_taken(tmp_path, holder):
+    maps = tmp_path / "proc" / str(holder.pid)
+    maps.parent.mkdir()
+    maps.symlink_to(f"/proc/{holder.pid}")
+
+    def moved_with(free_kib):
+        for node, free in free_kib.items():
+            directory = tmp_path / f"sys/devices/system/node/node{node}"
+            directory.mkdir(parents=True, exist_ok=True)
+            rows = {"MemTotal": 999, "MemFree": free, "Active(file)": 0, "Inactive(file)": 0}
+            text = "".join(f"Node {node} {name}: {amount} kB\n" for name, amount in rows.items())
+            (directory / "meminfo").write_text(text)
+        return move_in_pieces(holder.pid, HOME, NodeSet(free_kib), lambda: True, tmp_path)
+
+    assert moved_with({0: 300, 1000: 200}) >= 16 * MIB
+    with pytest.raises(HostError, match="its pages cannot be moved"):
+        moved_with({0: 200, 1000: 300})
