@@ -2,6 +2,7 @@
 
 import asyncio
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -58,7 +59,7 @@ def whole(amount_bytes: float) -> int:
 
 
 async def owners_beside_burstable(
-    seed: int, directory: Path, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0
+    seed: int, directory: Path, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0, kills: int = 0
 ) -> Ended | None:
     """Burstable containers within their requests lie where they came to lie; Guaranteed ones on all nodes but
     one are created and started at once, and touch nine tenths of what they are promised."""
@@ -82,11 +83,19 @@ async def owners_beside_burstable(
         before = sum(sizes) - sum(free.values())
         await it.pass_by(pause_s)
         rates = {node: draw.randrange(100, 900) * MIB for node in promised}
-        return await raced(it, {f"owner{n}": (whole(promised[n] * 0.9), rates[n]) for n in promised}, before)
+        killed = [draw.uniform(0.2, 10.0) for _ in range(kills)]
+        wanted = {f"owner{n}": (whole(promised[n] * 0.9), rates[n]) for n in promised}
+        return await raced(it, wanted, before, killed)
 
 
-async def raced(it: Racing, wanted: dict[str, tuple[int, int]], in_the_way_bytes: int) -> Ended:
-    """Have those started, one after the other as a runtime does it, and touch so much at that rate."""
+async def raced(
+    it: Racing,
+    wanted: dict[str, tuple[int, int]],
+    in_the_way_bytes: int,
+    kills: Collection[float] = (),
+) -> Ended:
+    """Have those started, one after the other as a runtime does it, and touch so much at that rate. The
+    daemon is killed when it has slowed somebody down, and started again so many seconds later, each time."""
     held_s: list[float] = []
 
     async def start_all() -> None:
@@ -94,6 +103,9 @@ async def raced(it: Racing, wanted: dict[str, tuple[int, int]], in_the_way_bytes
             held_s.append(await it.start(name, goal, rate))
 
     starting = asyncio.ensure_future(start_all())
+    for down_s in kills:
+        await it.pass_by(LIMIT_S, lambda: bool(it.watch.brakes) or (starting.done() and it.all_touched()))
+        it.kill_and_start(down_s)
     await it.pass_by(LIMIT_S, lambda: starting.done() and (bool(it.killed) or it.all_touched()))
     await starting
     await it.pass_by(40)
@@ -121,9 +133,9 @@ async def owners_beside_a_tmpfs(seed: int, directory: Path) -> Ended | None:
         return await raced(it, owners, 0)
 
 
-def run(seed: int, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0) -> Ended | None:
+def run(seed: int, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0, kills: int = 0) -> Ended | None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
-        return asyncio.run(owners_beside_burstable(seed, Path(directory), layout, pause_s))
+        return asyncio.run(owners_beside_burstable(seed, Path(directory), layout, pause_s, kills))
 
 
 @given(SEEDS)
@@ -136,6 +148,16 @@ def test_who_keeps_within_its_claim_is_never_killed_by_who_starts_beside_it(seed
     assert not found.left_slowed
     # A step of the simulation takes up to half a second.
     assert all(seconds <= 1.2 for seconds in found.held_s)
+
+
+@given(SEEDS, st.integers(1, 3))
+def test_nor_where_the_daemon_is_killed_in_the_middle(seed: int, kills: int) -> None:
+    found = run(seed, kills=kills)
+    if found is None:
+        return
+    assert found.killed == []
+    assert found.touched
+    assert not found.left_slowed
 
 
 @given(SEEDS)

@@ -55,6 +55,8 @@ class MarksInMemory:
 STEP_S = 0.02
 LOOK_S = 0.02
 """What a look takes."""
+LISTED_S = 1.0
+"""So long after its start a daemon knows the containers."""
 OVER = 80
 """The kernel lets somebody use this part more than its memory.high without a delay."""
 
@@ -84,18 +86,33 @@ class Toucher:
 
 @dataclass
 class Racing:
-    """See the module. ``killed`` are those who were promised what they used; ``hogs`` the others."""
+    """See the module. ``killed`` are those who were promised what they used; ``hogs`` the others. A daemon
+    that starts gets its watch from *watching*."""
 
     one: Controlled
     live: LiveNodes
-    watch: PressureWatch
+    watching: Callable[["Racing"], PressureWatch]
     narrowing: Narrowing
     move_rate_bytes: int
+    watch: PressureWatch = field(init=False)
     now_s: float = 1000.0
     touchers: dict[str, Toucher] = field(default_factory=dict)
     killed: list[str] = field(default_factory=list)
     hogs: int = 0
     moved_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.watch = self.watching(self)
+
+    def kill_and_start(self, down_s: float) -> None:
+        """The daemon is killed, and another one starts after so long; who waited for it starts."""
+        for one in self.touchers.values():
+            one.runs = one.runs or one.goal_bytes > 0
+        self.advance(down_s)
+        self.live.write()
+        self.watch = self.watching(self)
+        self.watch.take_over()
+        self.advance(LISTED_S)
 
     async def create(
         self,
@@ -147,7 +164,7 @@ class Racing:
                 await asyncio.sleep(0)
             if self.now_s >= tick_s or self.watch.brakes.is_urgent:
                 tick_s = self.now_s + 1.0
-                while await self._look() >= CRUMB_BYTES:
+                while await self._look() >= CRUMB_BYTES and not until():
                     continue
             self.advance(0.1)
 
@@ -253,29 +270,30 @@ async def racing(
     async with controlled(directory / "state", on=unequal(sizes_bytes), cgroup_v2=unified) as one:
         hierarchy = live.node.hierarchy
 
-        def moved(
-            cgroup: str, source: int, target: int, wanted: int, go_on: Callable[[int], bool]
-        ) -> PagesMoved:
-            return made.move(cgroup, source, target, wanted, go_on)
-
         narrowing = Narrowing(
             one.controller, hierarchy, here, one.verify_soon, Bounds(60.0, GIB), lambda *_: Evacuation()
         )
         widening = PromiseWidening(one.controller, here, asyncio.Event(), narrowing)
-        relief = PageRelief(hierarchy, 1 << 50, move=moved, clock_s=lambda: made.now_s)
-        watch = PressureWatch(
-            one.controller,
-            hierarchy,
-            here,
-            MemoryPressure.RELIEVE,
-            relief,
-            clock_s=lambda: made.now_s,
-            widen=widening.look,
-        )
-        watch.brakes = Brakes(
-            one.controller, hierarchy, watch.read_nodes, lambda: made.now_s, MarksInMemory()
-        )
-        made = Racing(one, live, watch, narrowing, move_rate_bytes)
+        marks = MarksInMemory()
+
+        def watching(it: Racing) -> PressureWatch:
+            def clock_s() -> float:
+                return it.now_s
+
+            relief = PageRelief(hierarchy, 1 << 50, move=it.move, clock_s=clock_s)
+            watch = PressureWatch(
+                one.controller,
+                hierarchy,
+                here,
+                MemoryPressure.RELIEVE,
+                relief,
+                clock_s=clock_s,
+                widen=widening.look,
+            )
+            watch.brakes = Brakes(one.controller, hierarchy, watch.read_nodes, clock_s, marks)
+            return watch
+
+        made = Racing(one, live, watching, narrowing, move_rate_bytes)
         yield made
 
 
