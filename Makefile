@@ -32,7 +32,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio setup-cluster run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock clean conformance coverage mutants
+.PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock outdated clean conformance coverage mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -163,6 +163,9 @@ reference: setup ## make man pages, completions, docs/metrics.md and the picture
 manifests: setup-go ## render packaging/kubernetes from the Helm chart (builds Helm, once)
 	$(RUN) PYTHONPATH=tests python tests/interop/chart.py >packaging/kubernetes/bayplan.yaml.new
 	mv packaging/kubernetes/bayplan.yaml.new packaging/kubernetes/bayplan.yaml
+
+outdated: setup setup-go ## list what is pinned and not the newest, by what the registries say
+	$(RUN) python packaging/dev/outdated.py
 
 # Groups of a project that uv is told not to manage are closed to it, hence the copy without that line.
 lock: setup ## bring requirements.lock up to date with pyproject.toml; ARGS=--upgrade takes the newest versions
