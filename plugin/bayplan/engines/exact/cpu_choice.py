@@ -32,9 +32,11 @@ from msgspec import Struct
 from bayplan.engines.exact.flow import bits
 from bayplan.model.machine import Cpu, Machine
 
-MAX_STEPS: Final = 60_000
+MAX_STEPS: Final = 40_000
 """Two partial choices compared are a step, of 0.2 to 0.3 microseconds."""
 
+_STEPS_OF_A_COUNT: Final = 8
+"""What it takes to choose a number of CPUs of cores that are alike."""
 _MAX_REMEMBERED: Final = 4096
 """The cores of so many states of caches and clusters are kept, and so many fits."""
 _DISTANCE_BITS: Final = 40
@@ -543,7 +545,10 @@ class _Choosing:
         if group.children:
             return self._finished(group, self._together(group.children, most, only=only))
         cores = self.layout.cores_in(group, self.wanted)
+        if self.steps < 0:
+            return {}
         tables = [self._of_class(one, most) for one in cores.classes]
+        self.steps -= _STEPS_OF_A_COUNT * sum(map(len, tables))
         return self._finished(group, self._merged([*cores.kept, *tables], most, only=only))
 
     def _finished(self, group: _Group, table: Table) -> Table:
