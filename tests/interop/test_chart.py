@@ -120,12 +120,36 @@ def test_the_image_has_to_be_named() -> None:
 def test_an_agent_has_the_rights_of_its_tasks_alone(task: str) -> None:
     (role,) = (one for one in objects(f"agent.clusterTasks={{{task}}}") if one["kind"] == "ClusterRole")
     expected = {
-        "topology": {"nodes", "noderesourcetopologies"},
+        "topology": {"noderesourcetopologies"},
         "pods": {"pods"},
         "events": {"events"},
         "evictions": {"pods/eviction"},
     }
-    assert {name for rule in role["rules"] for name in rule["resources"]} == expected[task]
+    # Which kubelet the node has is asked for with any task.
+    named = [name for rule in role["rules"] for name in rule["resources"]]
+    assert sorted(named) == sorted({"nodes", *expected[task]})
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--kube-version=1.36.3"], ["v1.36.3"]),
+        (
+            ["--kube-version=1.36.3", "--set=daemon.clusterVersion=v1.35.1-gke.1256000"],
+            ["v1.35.1-gke.1256000"],
+        ),
+        (["--set=daemon.clusterVersion=none"], []),
+    ],
+)
+def test_the_daemon_is_told_the_clusters_version(flags: list[str], expected: list[str]) -> None:
+    (pod,) = (
+        one["spec"]["template"]["spec"]
+        for one in yaml.safe_load_all(rendered(*flags))
+        if one is not None and one["kind"] == "DaemonSet" and one["metadata"]["name"] == "bayplan"
+    )
+    told = pod["containers"][0].get("env", [])
+    assert [one["value"] for one in told] == expected
+    assert {one["name"] for one in told} <= {"BAYPLAN_CLUSTER_VERSION"}
 
 
 def examples() -> dict[str, dict[str, Any]]:
