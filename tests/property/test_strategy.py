@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.exact.attempts import SEARCH_ENDED
+from bayplan.engines.exact.criteria import BEGUN_CACHES, CPUS_LEFT
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN, Decision, Placement, Request
 from bayplan.model.ledger import Ledger
@@ -15,6 +16,7 @@ from bayplan.model.policy import PlacementPolicy, PlacementStrategy
 from support.exact_oracle import Trial
 
 STEPS = 40
+OF_ONE_STRATEGY = {ROOM_TAKEN, SHARE_TAKEN, BEGUN_CACHES, CPUS_LEFT}
 
 
 class BothStrategies(ExactEngine):
@@ -55,7 +57,7 @@ def seen(decision: Decision) -> object:
     placement, criteria = decision.placement, {}
     if decision.candidates:
         won = decision.candidates[0].criteria
-        criteria = {name: value for name, value in won.items() if name not in (ROOM_TAKEN, SHARE_TAKEN)}
+        criteria = {name: value for name, value in won.items() if name not in OF_ONE_STRATEGY}
     claim = placement.claim
     return (
         decision.outcome,

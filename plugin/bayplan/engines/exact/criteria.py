@@ -24,6 +24,10 @@ from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN
 from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet
 
+BEGUN_CACHES: Final = "begun caches"
+CPUS_LEFT: Final = "CPUs left"
+"""What decides last with the strategy `pack` only."""
+
 
 class Question(Struct, frozen=True):
     """What a set of nodes is wanted for.
@@ -197,7 +201,7 @@ _PLACE: Final[Criteria] = {
 }
 _CPUS: Final[Criteria] = {"broken cores": broken_cores, "split cores": split_cores, "L3 caches": caches}
 _SCARCE: Final[Criteria] = {"scarce resources": scarce_resources}
-_WHOLE_CACHES: Final[Criteria] = {"begun caches": begun_caches, "CPUs left": cpus_left}
+_WHOLE_CACHES: Final[Criteria] = {BEGUN_CACHES: begun_caches, CPUS_LEFT: cpus_left}
 _PACK: Final[Criteria] = {ROOM_TAKEN: room_taken}
 _SPREAD: Final[Criteria] = {SHARE_TAKEN: share_taken}
 _ALL: Final[Mapping[tuple[bool, bool], Criteria]] = {
