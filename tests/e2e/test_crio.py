@@ -13,7 +13,7 @@ from testbed.crio import HANDLERS, RUNTIMES, WRAPPER_HANDLER, CrioNode, in_slice
 from testbed.forms import HOOKS_DIR, WRAPPER
 from testbed.kernel import Placement, parse_ids
 from testbed.pods import GUARANTEED_OOM_SCORE_ADJ, MIB, Pod, best_effort, guaranteed
-from testbed.short_lives import Short, live_shortly
+from testbed.short_lives import Short, await_nothing_held, live_shortly
 from testbed.topology import TWO_NODES
 
 # Emulated, a decision takes ten times as long.
@@ -88,8 +88,7 @@ def test_nothing_is_held_by_the_dead(node: CrioNode, nri: bool) -> None:
         live_shortly(node, pod, sandbox_id, (Short.EXITS,), first=3)
         node.bayplan.start_again()
         live_shortly(node, pod, sandbox_id, burst[3:], first=4)
-        node.bayplan.await_known([lives.container_id])
-        assert exclusive_cpus(node).keys() == {lives.container_id}
+        await_nothing_held(node, lives.container_id)
 
 
 def test_the_hook_places_what_no_nri_decides_about(node: CrioNode) -> None:

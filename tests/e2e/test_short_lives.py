@@ -3,11 +3,10 @@ meanwhile: afterwards nothing is held, although nobody removes what is left of t
 test_crio.py."""
 
 import pytest
-from testbed.at_once import exclusive_cpus
 from testbed.node import Node
 from testbed.pods import guaranteed
 from testbed.scenario import on
-from testbed.short_lives import Short, live_shortly
+from testbed.short_lives import Short, await_nothing_held, live_shortly
 from testbed.topology import FOUR_NODES
 
 BURST = (Short.EXITS, Short.FAILS, Short.STOPPED_FIRST, Short.EXITS, Short.NOT_STARTED, Short.UPDATED_LATE)
@@ -27,6 +26,5 @@ def test_nothing_is_held_by_the_dead(node: Node, rounds: int) -> None:
         live_shortly(node, pod, sandbox_id, (Short.EXITS,), first=10 * number + 3)
         node.bayplan.start_again()
         live_shortly(node, pod, sandbox_id, BURST[3:], first=10 * number + 4)
-        node.bayplan.await_known([lives.container_id])
+        await_nothing_held(node, lives.container_id)
         assert len(node.crictl.containers()) > 1
-        assert exclusive_cpus(node).keys() == {lives.container_id}

@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from signal import SIGTERM
 
+from testbed.at_once import exclusive_cpus
 from testbed.channel import LIMIT_S
 from testbed.errors import CommandError
 from testbed.guest import Guest
@@ -76,6 +77,16 @@ def _live(node: Node, pod: Pod, sandbox_id: str, short: Short, number: int) -> s
     if short is Short.REMOVED:
         crictl.remove(container_id)
     return container_id
+
+
+def await_nothing_held(node: Node, lives: str) -> None:
+    """Wait until no container but *lives*, which is promised memory and CPUs, holds a CPU or a byte."""
+    node.bayplan.await_known([lives])
+    assert exclusive_cpus(node).keys() == {lives}
+    booked = node.bayplan.decided(lives)["bookedBytes"]
+    for view in node.bayplan.nodes()["nodes"]:
+        expected = booked.get(str(view["id"]), {}).get("memory", 0)
+        assert view["resources"]["memory"]["bookedBytes"] == expected, view
 
 
 class EventLog:
