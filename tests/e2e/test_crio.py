@@ -2,6 +2,7 @@
 hook and the wrapper, with both cgroup drivers; and what later undoes it."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -78,17 +79,28 @@ def test_nothing_is_held_by_the_dead(node: CrioNode, nri: bool) -> None:
     node.bayplan.start(*PATIENT)
     if nri:
         node.bayplan.await_synchronized()
-    burst = (Short.EXITS, Short.FAILS, Short.STOPPED_FIRST, Short.EXITS, Short.NOT_STARTED, Short.FAILS)
     lives = node.crictl.launch(whole_cpu("lives"))
-    for runtime in RUNTIMES:
-        pod = in_slice(guaranteed(f"short-{runtime}", 1, "50Mi"))
-        sandbox_id = node.crictl.run_sandbox(pod, handler=runtime)
-        live_shortly(node, pod, sandbox_id, burst[:3])
-        node.bayplan.kill()
-        live_shortly(node, pod, sandbox_id, (Short.EXITS,), first=3)
-        node.bayplan.start_again()
-        live_shortly(node, pod, sandbox_id, burst[3:], first=4)
-        await_nothing_held(node, lives.container_id)
+    pods = [in_slice(guaranteed(f"short-{runtime}", 1, "50Mi")) for runtime in RUNTIMES]
+    sandboxes = [
+        node.crictl.run_sandbox(pod, handler=runtime) for pod, runtime in zip(pods, RUNTIMES, strict=True)
+    ]
+
+    def burst(*shorts: Short, first: int) -> None:
+        """In both sandboxes at once."""
+        with ThreadPoolExecutor(len(pods)) as workers:
+            begun = [
+                workers.submit(live_shortly, node, pod, sandbox_id, shorts, first=first)
+                for pod, sandbox_id in zip(pods, sandboxes, strict=True)
+            ]
+        for one in begun:
+            one.result()
+
+    burst(Short.EXITS, Short.FAILS, Short.STOPPED_FIRST, first=0)
+    node.bayplan.kill()
+    burst(Short.EXITS, first=3)
+    node.bayplan.start_again()
+    burst(Short.NOT_STARTED, Short.FAILS, first=4)
+    await_nothing_held(node, lives.container_id)
 
 
 def test_the_hook_places_what_no_nri_decides_about(node: CrioNode) -> None:
