@@ -2,9 +2,9 @@
 
 Asked is the program of a kubelet that runs, else the one that its systemd unit names. What is started is a
 file that only root can have put there: a process counts if it is root's and is in the mount namespace of
-process 1, so that it is no container's; the file if it is root's and nobody else may write it, and so for
-each directory above a unit's program. It is started through a descriptor of that very file, with a limit in
-time and without an environment.
+process 1 or in ours, so that it is no container's; the file if it is root's and nobody else may write it,
+and so for each directory above a unit's program. It is started through a descriptor of that very file, with
+a limit in time and without an environment.
 
 Source of what it answers: ``component-base/version/verflag`` (``Kubernetes v1.37.2``), and k3s, whose program
 has kubelet within it and the same version number (``k3s version v1.36.3+k3s1 (...)``).
@@ -73,15 +73,19 @@ def kubelet_of_node(root: Path = Path("/"), limit_s: float = LIMIT_S) -> Kubelet
 def _running(root: Path) -> Iterator[tuple[str, Path]]:
     """Name and program of each kubelet that is a process of the node's own."""
     proc = root / "proc"
+    trusted = set()
+    for known in ("1", "self"):
+        # That of process 1 takes CAP_SYS_PTRACE, and may be another one than that of a unit with PrivateTmp=.
+        with suppress(OSError):
+            trusted.add((proc / known / "ns/mnt").readlink())
     with suppress(OSError):
-        ours = (proc / "1/ns/mnt").readlink()
         for directory in sorted(proc.iterdir()):
             if not directory.name.isdigit():
                 continue
             # Processes come and go, and of some nothing may be read.
             with suppress(OSError):
                 name = _PROGRAMS.get(read_text(directory / "comm").strip(), "")
-                is_nodes = directory.stat().st_uid == 0 and (directory / "ns/mnt").readlink() == ours
+                is_nodes = directory.stat().st_uid == 0 and (directory / "ns/mnt").readlink() in trusted
                 if name and is_nodes:
                     yield name, directory / "exe"
 

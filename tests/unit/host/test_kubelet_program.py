@@ -86,6 +86,15 @@ def test_a_process_of_a_container_is_not_asked(root: Path) -> None:
     assert version(root) is None
 
 
+def test_without_the_right_to_see_the_nodes_namespace_our_own_counts(root: Path) -> None:
+    process(root, program(root), namespace="mnt:[3]")
+    (root / "proc/1/ns/mnt").unlink()
+    assert version(root) is None
+    (root / "proc/self/ns").mkdir(parents=True)
+    (root / "proc/self/ns/mnt").symlink_to("mnt:[3]")
+    assert version(root) == "v1.36.3"
+
+
 def test_a_process_of_another_user_is_not_asked(root: Path) -> None:
     os.chown(process(root, program(root)), 1000, 1000)
     assert version(root) is None
