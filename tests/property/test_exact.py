@@ -1,6 +1,7 @@
 """The `exact` engine against brute force: promised twice never, refused what fits never."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -69,59 +70,58 @@ def test_a_search_that_is_given_up_says_so_in_its_decision() -> None:
     assert given_up
 
 
-class Careless(ExactEngine):
+Answer = Callable[[Decision, Placement | None], Decision]
+
+
+class Wrong(ExactEngine):
+    """Knows only what *known* leaves of the ledger, and says what *answer* makes of a decision."""
+
+    def __init__(
+        self,
+        known: Callable[[Ledger], Ledger] = lambda ledger: ledger,
+        answer: Answer = lambda decision, _: decision,
+    ) -> None:
+        super().__init__()
+        self._known, self._answer = known, answer
+
+    def decide(
+        self,
+        machine: Machine,
+        policy: PlacementPolicy,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        decision = super().decide(machine, policy, self._known(ledger), request, current)
+        return self._answer(decision, current)
+
+
+def careless(ledger: Ledger) -> Ledger:
     """Forgets every third container that is there, as one does who looks only at sets in use."""
-
-    def decide(
-        self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
-        request: Request,
-        current: Placement | None = None,
-    ) -> Decision:
-        known = [entry for number, entry in enumerate(ledger.entries.values()) if number % 3]
-        return super().decide(machine, policy, Ledger.of(known), request, current)
+    return Ledger.of(entry for number, entry in enumerate(ledger.entries.values()) if number % 3)
 
 
-class Timid(ExactEngine):
+def timid(decision: Decision, _: Placement | None) -> Decision:
     """Refuses whatever it would place on sets that cross others."""
-
-    def decide(
-        self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
-        request: Request,
-        current: Placement | None = None,
-    ) -> Decision:
-        decision = super().decide(machine, policy, ledger, request, current)
-        if not decision.placement.overlapping:
-            return decision
-        return Decision(request, Outcome.REFUSED)
+    return Decision(decision.request, Outcome.REFUSED) if decision.placement.overlapping else decision
 
 
-class LeavesCpusBehind(ExactEngine):
+def leaves_cpus_behind(decision: Decision, current: Placement | None) -> Decision:
     """Keeps the CPUs of a running container wherever its memory goes."""
-
-    def decide(
-        self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
-        request: Request,
-        current: Placement | None = None,
-    ) -> Decision:
-        decision = super().decide(machine, policy, ledger, request, current)
-        if current is None or len(current.exclusive_cpus) != len(decision.placement.exclusive_cpus):
-            return decision
-        placement = replace(decision.placement, exclusive_cpus=current.exclusive_cpus)
-        return replace(decision, placement=placement)
+    if current is None or len(current.exclusive_cpus) != len(decision.placement.exclusive_cpus):
+        return decision
+    placement = replace(decision.placement, exclusive_cpus=current.exclusive_cpus)
+    return replace(decision, placement=placement)
 
 
 @pytest.mark.parametrize(
     ("engine", "kind"),
-    [(Careless(), OVERCOMMIT), (Timid(), WRONG_REFUSAL), (LeavesCpusBehind(), WRONG_CPUS)],
+    [
+        (Wrong(known=careless), OVERCOMMIT),
+        (Wrong(answer=timid), WRONG_REFUSAL),
+        (Wrong(answer=leaves_cpus_behind), WRONG_CPUS),
+    ],
+    ids=["careless", "timid", "leaves CPUs behind"],
 )
 def test_brute_force_notices_a_wrong_engine(engine: ExactEngine, kind: str) -> None:
     kinds = set()
