@@ -79,7 +79,7 @@ class Scenario:
         self.host.create("flexible", memory_bytes=600 * MIB)
         await self._finish()
         self.host.stalled = True
-        self.host.create("late", memory_bytes=900 * MIB, node="0")
+        self.host.create("late", memory_bytes=900 * MIB, wishes={"required-nodes": "0"})
         await self.host.run_loop(20)
         await self._step_if(self.host.daemon.thread.waiting)
         self.host.clock.advance(DEADLINE_S)
@@ -91,7 +91,7 @@ class Scenario:
 
     async def a_move_and_the_way_back(self) -> None:
         assert mems(self.host, "flexible") == NodeSet([0])
-        self.host.create("mover", memory_bytes=900 * MIB, node="0")
+        self.host.create("mover", memory_bytes=900 * MIB, wishes={"required-nodes": "0"})
         await self._finish()
         assert mems(self.host, "flexible") == NodeSet([0, 1])
         self.host.runtime.stop(id_of("mover"))
@@ -101,7 +101,7 @@ class Scenario:
         assert mems(self.host, "flexible") == NodeSet([0])
 
     async def resizes(self) -> None:
-        self.host.create("bound", memory_bytes=100 * MIB, node="0")
+        self.host.create("bound", memory_bytes=100 * MIB, wishes={"required-nodes": "0"})
         await self._finish()
         self.host.resize(id_of("bound"), 800 * MIB)
         await self._finish()

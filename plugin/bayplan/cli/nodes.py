@@ -36,6 +36,7 @@ _CPU_COLUMNS: Final = (
     Column("L3 CACHES", rank=3),
     Column("DISTANCES", rank=2),
 )
+_CPU_KIND_COLUMNS: Final = (_NODE, Column("ISOLATED CPUS"), Column("KINDS OF CORES"))
 _KIND_COLUMNS: Final = (
     _NODE,
     Column("TIER", number=True),
@@ -63,6 +64,8 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
         Table(_MEMORY_COLUMNS, tuple(row for node in nodes for row in _memory_rows(node))),
         Table(_CPU_COLUMNS, tuple(_cpu_row(node, nodes) for node in nodes)),
     ]
+    if any(node["cpus"]["isolated"] or node["cpus"]["kinds"] for node in nodes):
+        shown.append(Table(_CPU_KIND_COLUMNS, tuple(_cpu_kind_row(node) for node in nodes)))
     if any(_is_of_note(node["kind"]) for node in nodes):
         shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes)))
     containers = tuple(row for node in nodes for row in _container_rows(node))
@@ -131,6 +134,12 @@ def _cpu_row(node: dict[str, Any], nodes: list[dict[str, Any]]) -> tuple[str, ..
         " ".join(cpus["l3Caches"]) or "-",
         " ".join(str(node["distances"].get(str(other["id"]), "-")) for other in nodes),
     )
+
+
+def _cpu_kind_row(node: dict[str, Any]) -> tuple[str, ...]:
+    cpus = node["cpus"]
+    kinds = ", ".join(f"{ids} {kind}" for kind, ids in cpus["kinds"].items())
+    return str(node["id"]), cpus["isolated"] or "-", kinds or "-"
 
 
 def _apart(cpus: str, contested: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from bayplan.config.values import (
     absolute_path_or_none,
     boolean,
     cpu_list,
+    cpu_rules,
     duration_ms,
     kubelet_minor,
     list_fraction,
@@ -182,6 +183,13 @@ RESERVATIONS: Final = (
         whole_number_or("requests", CpuSet.max_id), syntax.whole_number, "requests",
         "how many CPUs stay in the shared pool at least, with the engine exact: a number, or requests for as "
         "many as the containers of kubelet's pods in it request",
+    ),
+    Key(
+        "cpuRules", "cpu_rules", "cpu-rules", "NAME=VALUE[,...][;...]",
+        cpu_rules, syntax.cpu_rules, "none",
+        "what containers have of CPUs by namespace, label and name, where no annotation says it, with the "
+        "engine exact, e.g. 'namespaces=payments,labels=app:db,cpus=exclusive'; of several rules the first "
+        "counts",
     ),
     Key(
         "kubeReserved", "kube_reserved", "kube-reserved", "TYPE=AMOUNT[,...]",

@@ -30,6 +30,7 @@ from bayplan.kubelet.resources import is_memory
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import CpuAlignment, MemoryQos, PlacementPolicy
+from bayplan.model.wishes import wrong_rule
 from bayplan.placement.measured_reservation import Learned, within_promises
 from bayplan.quantity import format_bytes, parse_page_size
 from bayplan.sets import CpuSet
@@ -57,18 +58,24 @@ def resolve_policy(
     problems = tuple(wrong_here(settings, machine))
     if problems:
         raise ConfigError("configuration on this machine", problems)
-    reserved_cpus, withheld_cpus = settings.reserved_cpus, CpuSet()
+    reserved_cpus, withheld_cpus, isolated_cpus = settings.reserved_cpus, CpuSet(), CpuSet()
     if settings.engine == KUBELET:
         from bayplan.config.kubelet_managers import kept_cpus  # noqa: PLC0415 - loaded with that engine
 
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
-    elif cpu_options_of(settings).strict_cpu_reservation:
-        withheld_cpus = reserved_cpus
+    else:
+        # kubelet knows nothing of isolated CPUs; what the operator reserves is for the system all the same.
+        isolated_cpus = machine.isolated - reserved_cpus
+        withheld_cpus = isolated_cpus
+        if cpu_options_of(settings).strict_cpu_reservation:
+            withheld_cpus |= reserved_cpus
     configured = PlacementPolicy(
         topology=settings.topology,
         reserved_bytes=reserved_bytes(settings, machine),
         reserved_cpus=reserved_cpus,
         withheld_cpus=withheld_cpus,
+        isolated_cpus=isolated_cpus,
+        cpu_rules=() if settings.engine == KUBELET else settings.cpu_rules,
         memory_qos=MemoryQos(settings.memory_throttling_factor, settings.memory_reservation)
         if settings.memory_qos
         else None,
@@ -121,6 +128,10 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
     if (settings.shared_cpus_minimum or 0) > len(machine.cpus):
         has = f"at most the {len(machine.cpus)} CPUs of this machine"
         yield Problem("sharedCPUsMinimum", str(settings.shared_cpus_minimum), has)
+    for place, rule in enumerate(settings.cpu_rules):
+        problem = wrong_rule(rule, machine)
+        if problem is not None:
+            yield Problem(f"cpuRules[{place}].{problem.path}", problem.found, problem.expected)
     yield from wrong_thresholds(settings, machine)
     if settings.engine == KUBELET:
         from bayplan.config.kubelet_managers import wrong_on_machine  # noqa: PLC0415 - loaded with that engine

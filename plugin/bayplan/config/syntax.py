@@ -11,6 +11,7 @@ from typing import Final
 from bayplan.errors import ParseError
 
 _INTEGER: Final = re.compile(r"\+?[0-9]{1,18}")
+_LISTS: Final = ("namespaces", "containers")
 _KUBELETS_FORM: Final = "numaNodeID:type=quantity[,type=quantity...]"
 
 
@@ -67,6 +68,31 @@ def reserved_memory(texts: Sequence[str]) -> object:
         node_id: object = int(node) if _INTEGER.fullmatch(node) else node
         reservations.append({"numaNode": node_id, "limits": _pairs([limits], "=")})
     return reservations
+
+
+def cpu_rules(texts: Sequence[str]) -> object:
+    """``namespaces=a,labels=app:db,cpus=exclusive=2;...`` as the list of tables that cpuRules is; namespaces,
+    labels and containers may come several times in a rule."""
+    rules: list[dict[str, object]] = []
+    for one in ";".join(texts).split(";"):
+        if not one.strip():
+            continue
+        rule: dict[str, object] = {}
+        lists: dict[str, list[str]] = {}
+        labels: dict[str, str] = {}
+        for part in one.split(","):
+            name, found, value = (word.strip() for word in part.partition("="))
+            if not (found and name):
+                raise ParseError("rule", part, "NAME=VALUE[,NAME=VALUE...]")
+            if name == "labels":
+                key, _, label = value.partition(":")
+                labels[key] = label
+            elif name in _LISTS:
+                lists.setdefault(name, []).append(value)
+            else:
+                rule[name] = value
+        rules.append({**lists, **({"labels": labels} if labels else {}), **rule})
+    return rules
 
 
 def _pairs(texts: Sequence[str], sign: str) -> dict[str, str]:

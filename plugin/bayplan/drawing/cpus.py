@@ -18,7 +18,7 @@ def cores(
         The height, and the picture.
     """
     owners = {cpu: one["name"] for one in node["containers"] for cpu in CpuSet.parse(one["exclusiveCpus"])}
-    kinds = {key: CpuSet.parse(node["cpus"][key]) for key in ("contested", "reserved", "shared")}
+    kinds = {key: CpuSet.parse(node["cpus"][key]) for key in ("contested", "reserved", "isolated", "shared")}
     siblings = [list(CpuSet.parse(text)) for text in node["cpus"]["cores"]]
     if not siblings:
         return 0.0, ""
@@ -44,4 +44,6 @@ def _look(
         return colors[owners[cpu]], whose
     if cpu in kinds["reserved"]:
         return "kept", "reserved"
+    if cpu in kinds["isolated"]:
+        return "kept", "isolated, for who asks for it"
     return ("shared", "shared") if cpu in kinds["shared"] else ("free", "nobody's")

@@ -27,7 +27,7 @@ _COMPACT_WIDTH: Final = 130.0
 
 _LEGEND: Final = (
     ("c0", "promised, a colour for each container"),
-    ("kept", "reserved, or held outside of containers"),
+    ("kept", "reserved, isolated, or held outside of containers"),
     ("used", "really used here"),
     ("stray", "used, may lie elsewhere"),
     ("cache", "can be reclaimed"),

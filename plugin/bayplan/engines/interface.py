@@ -166,13 +166,24 @@ def reserved_cpus(machine: Machine, policy: PlacementPolicy) -> CpuSet:
     configured = policy.reserved_cpus & machine.online_cpus
     if configured or not machine.online_cpus:
         return configured
-    return CpuSet([next(iter(machine.online_cpus))])
+    return CpuSet([next(iter(machine.online_cpus - policy.isolated_cpus or machine.online_cpus))])
 
 
-def exclusive_candidates(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> CpuSet:
-    """The CPUs that could become exclusive now: online, not reserved, not exclusive to another container,
-    and not kept by the cpuset of another container that somebody else chose."""
-    free = machine.online_cpus - ledger.exclusive_cpus - reserved_cpus(machine, policy)
+def assignable_cpus(machine: Machine, policy: PlacementPolicy, *, isolated: bool = False) -> CpuSet:
+    """The CPUs that could become exclusive were there no containers: all but the reserved and the isolated
+    ones; *isolated*: to a container that wishes these."""
+    kept = reserved_cpus(machine, policy)
+    if isolated:
+        return (policy.isolated_cpus & machine.online_cpus) - kept
+    return machine.online_cpus - kept - policy.isolated_cpus
+
+
+def exclusive_candidates(
+    machine: Machine, policy: PlacementPolicy, ledger: Ledger, *, isolated: bool = False
+) -> CpuSet:
+    """The CPUs that could become exclusive now: those of `assignable_cpus` that are not exclusive to another
+    container, and not kept by the cpuset of another container that somebody else chose."""
+    free = assignable_cpus(machine, policy, isolated=isolated) - ledger.exclusive_cpus
     for container_id in ledger.pinned_ids:
         free -= kept_by_pin(ledger.entries[container_id].decision.request, machine.online_cpus)
     return free
@@ -201,16 +212,16 @@ def also_pinned(ledger: Ledger, cpus: CpuSet) -> Iterator[Reason]:
             yield Reason("not-alone", text)
 
 
-def shared_cpus_minimum(policy: PlacementPolicy, ledger: Ledger) -> int:
+def shared_cpus_minimum(policy: PlacementPolicy, ledger: Ledger, more_milli: int = 0) -> int:
     """How many CPUs are to stay in the shared pool: as configured, else as many as those of its containers
-    that are kubelet's request together.
+    that are kubelet's request together, with *more_milli* of one that is about to come.
 
     kubelet admits no pod whose requests do not fit beside those of others, and exclusive CPUs are whole ones:
     by its arithmetic these are always left. What others write as shares is a weight, and promises nothing.
     """
     if policy.shared_cpus_minimum is not None:
         return policy.shared_cpus_minimum
-    return -(-ledger.shared_milli.get(QosSource.CGROUP_PARENT, 0) // MILLI_PER_CPU)
+    return -(-(ledger.shared_milli.get(QosSource.CGROUP_PARENT, 0) + more_milli) // MILLI_PER_CPU)
 
 
 def exclusive_room(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> int:

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from bayplan.model.claim_parts import Amounts, Parts, divided, hugepages_of, in_proportion
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementStrategy
-from bayplan.quantity import format_bytes, parse_quantity
+from bayplan.quantity import MILLI_PER_CPU, format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 ROOM_TAKEN: Final = "room taken"
@@ -114,6 +114,23 @@ class EvenHugepagesWish(Struct, frozen=True):
     node_count: int
 
 
+class CpuUse(enum.Enum):
+    """How a container's CPUs are to be used: by it alone, by all that share, or alone and apart from the
+    kernel's load balancing (isolcpus)."""
+
+    EXCLUSIVE = "exclusive"
+    SHARED = "shared"
+    ISOLATED = "isolated"
+
+
+class CpuWish(Struct, frozen=True):
+    """A wish for CPUs: all that the container requests are to be used so, or ``count`` of them, and the rest
+    is on the shared CPUs of the same nodes."""
+
+    use: CpuUse
+    count: int | None = None
+
+
 MEMORY_POLICY_FLAGS: Final[Mapping[str, str]] = {
     flag: f"MPOL_F_{flag.upper()}" for flag in ("static_nodes", "relative_nodes", "numa_balancing")
 }
@@ -175,6 +192,8 @@ class Request(Struct, frozen=True):
     running container, not with its spec. ``strategy`` is None where the pod leaves it to the operator.
     ``spec_memory``: what the spec alone shows of the memory request, where ``memory`` is what kubelet says of
     it; else None.
+    ``cpus`` is how its CPUs are wished to be used, whatever its class; ``cpu_kind`` which of CORE_KINDS its
+    own ones are to be, empty for any one of them.
     ``given_policy`` is the memory policy that its spec has already. ``cpu_weighed``: ``cpu_milli`` stands for
     CPU shares outside of kubelet's tree, which are a weight there and request nothing.
     """
@@ -206,6 +225,24 @@ class Request(Struct, frozen=True):
     spec_memory: Interval | None = None
     given_policy: MemoryPolicySetting | None = None
     cpu_weighed: bool = False
+    cpus: CpuWish | None = None
+    cpu_kind: str = ""
+
+    @property
+    def wishes_isolated_cpus(self) -> bool:
+        """Whether its own CPUs are to be isolated ones."""
+        return self.cpus is not None and self.cpus.use is CpuUse.ISOLATED
+
+    @property
+    def shares_rest(self) -> bool:
+        """Whether it is to have shared CPUs beside its own."""
+        return (
+            self.cpus is not None and self.cpus.count is not None and self.pool_milli(self.exclusive_cpus) > 0
+        )
+
+    def pool_milli(self, own: int) -> int:
+        """What it asks of shared CPUs beside *own* ones, in thousandths of a CPU."""
+        return max(0, self.cpu_milli - own * MILLI_PER_CPU)
 
     @property
     def requested_milli(self) -> int:
@@ -287,6 +324,7 @@ class Placement(Struct, frozen=True):
     that neither contains them nor lies within them. ``memory_policy`` is what the processes shall start with.
     ``original_nodes`` (recorded as ``home``) are the nodes it was placed on, if it was moved to others since;
     ``previous_mems`` (recorded as ``left``) is the cpuset.mems before the last move.
+    ``beside_cpus`` are those of which it uses the shared ones beside its own; empty for none.
     """
 
     mems: NodeSet | None = None
@@ -298,11 +336,18 @@ class Placement(Struct, frozen=True):
     memory_policy: MemoryPolicySetting | None = None
     original_nodes: NodeSet | None = field(default=None, name="home")
     previous_mems: NodeSet | None = field(default=None, name="left")
+    beside_cpus: CpuSet = CpuSet()
 
     @property
     def is_with_whole_pod(self) -> bool:
         """Whether room was found for all of its pod."""
         return self.affinity is not None and self.affinity.whole
+
+    def cpus_among(self, shared: CpuSet) -> CpuSet:
+        """The cpuset.cpus of the container while *shared* are the shared CPUs."""
+        if self.exclusive_cpus and self.beside_cpus:
+            return self.exclusive_cpus | (shared & self.beside_cpus or shared)
+        return self.exclusive_cpus or shared
 
 
 class Move(Struct, frozen=True):
@@ -436,6 +481,14 @@ class Decision(Struct, frozen=True):
         """Whether the container runs on the CPUs that are nobody's own: not on exclusive ones, nor on some
         that somebody else chose."""
         return not self.request.cpus_chosen_by_others and not self.placement.exclusive_cpus
+
+    @property
+    def pool_milli(self) -> int:
+        """What it asks of the shared CPUs, in thousandths of a CPU; a weight, where that is what it has."""
+        own = self.placement.exclusive_cpus
+        if self.request.cpus_chosen_by_others or (own and not self.placement.beside_cpus):
+            return 0
+        return self.request.pool_milli(len(own))
 
     def explanation(self) -> str:
         """The reasons as one line for humans."""

@@ -82,7 +82,8 @@ class Ledger(Struct, frozen=True):
     ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
     see `bayplan.model.sidecar_scores`. ``short_ids``: those whose claims could not be promised in full.
     ``pinned_ids``: those whose CPUs somebody else has chosen. ``shared_milli``: thousandths of a CPU that the
-    containers on the shared CPUs ask for.
+    containers on the shared CPUs ask for. ``beside_ids``: those that bayplan gives shared CPUs beside their
+    own.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -96,6 +97,7 @@ class Ledger(Struct, frozen=True):
     short_ids: frozenset[str] = frozenset()
     pinned_ids: frozenset[str] = frozenset()
     shared_milli: Mapping[QosSource, int] = field(default_factory=dict)
+    beside_ids: frozenset[str] = frozenset()
 
     @property
     def unmanaged(self) -> dict[str, str]:
@@ -277,7 +279,10 @@ class Ledger(Struct, frozen=True):
     def has_due_updates(self, shared: CpuSet) -> bool:
         """Whether a runtime has other CPUs for a container than it should; *shared* are those of the
         containers without exclusive CPUs."""
-        return any(cpus != shared for cpus in self.notices)
+        beside = (self.entries[key] for key in self.beside_ids)
+        return any(cpus != shared for cpus in self.notices) or any(
+            one.decision.placement.cpus_among(shared) != one.notified_cpus for one in beside
+        )
 
     def with_notified_cpus(self, cpus: Mapping[str, CpuSet | None], *, carried_out: bool = False) -> "Ledger":
         """The same promises, after updates with *cpus* (container id -> cpuset.cpus) were sent to the
@@ -303,6 +308,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
     shared_milli: Counter[QosSource] = Counter()
+    beside_ids = set[str]()
     for part in parts:
         entries.update(part.entries)
         retained.update(part.retained)
@@ -317,6 +323,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         short_ids |= part.short_ids
         pinned_ids |= part.pinned_ids
         shared_milli.update(part.shared_milli)
+        beside_ids |= part.beside_ids
     return Ledger(
         {key: entries[key] for key in order if key in entries},
         {node: dict(row) for node, row in booked.items()},
@@ -329,6 +336,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         frozenset(short_ids),
         frozenset(pinned_ids),
         dict(shared_milli),
+        frozenset(beside_ids),
     )
 
 
@@ -348,6 +356,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
             ledger.pinned_ids, entry.container_id, belongs=entry.decision.request.pinned_cpus is not None
         ),
         shared_milli=with_shared_milli(ledger.shared_milli, entry.decision, 1),
+        beside_ids=with_id(ledger.beside_ids, entry.container_id, belongs=shares_beside(entry)),
     )
 
 
@@ -401,7 +410,13 @@ def notice_of(entry: Entry) -> CpuSet | None:
     if decision.shares_cpus:
         return sent
     own = decision.placement.exclusive_cpus
-    return CpuSet() if own and own != sent else None
+    return CpuSet() if own and own != sent and not shares_beside(entry) else None
+
+
+def shares_beside(entry: Entry) -> bool:
+    """Whether bayplan gives it shared CPUs beside its own, which change with those of all."""
+    placement = entry.decision.placement
+    return entry.origin is None and bool(placement.exclusive_cpus and placement.beside_cpus)
 
 
 def _previous_cpus(entry: Entry, sent: CpuSet | None) -> CpuSet | None:
@@ -462,6 +477,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         short_ids=with_id(ledger.short_ids, container_id, belongs=False),
         pinned_ids=with_id(ledger.pinned_ids, container_id, belongs=False),
         shared_milli=with_shared_milli(ledger.shared_milli, gone.decision, -1),
+        beside_ids=with_id(ledger.beside_ids, container_id, belongs=False),
     )
 
 

@@ -58,10 +58,8 @@ def with_shared_milli(
 ) -> Mapping[QosSource, int]:
     """What containers on the shared CPUs ask for, by what their class is known from, after that of *decision*
     came (+1) or went (-1)."""
-    if not decision.shares_cpus or not decision.request.cpu_milli:
-        return totals
-    source = decision.request.qos_source
-    return {**totals, source: totals.get(source, 0) + sign * decision.request.cpu_milli}
+    source, milli = decision.request.qos_source, decision.pool_milli
+    return {**totals, source: totals.get(source, 0) + sign * milli} if milli else totals
 
 
 def with_id(ids: frozenset[str], container_id: str, *, belongs: bool) -> frozenset[str]:

@@ -139,6 +139,15 @@ class Machine(Struct, frozen=True, dict=True):
         return CpuSet(cpu.id for cpu in self.cpus if cpu.online)
 
     @cached_property
+    def cpus_by_kind(self) -> Mapping[str, CpuSet]:
+        """The online CPUs of each kind of cores, the strongest first; empty where all are alike."""
+        found = {
+            kind: CpuSet(cpu.id for cpu in self.cpus if cpu.kind == kind and cpu.online)
+            for kind in CORE_KINDS
+        }
+        return {kind: cpus for kind, cpus in found.items() if cpus}
+
+    @cached_property
     def ordinary_nodes(self) -> NodeSet:
         """Those whose memory containers get without asking: not a device's, and in a tier that has CPUs. A
         node of unknown tier has to have CPUs itself, which may be offline; if that leaves no memory at all

@@ -80,12 +80,35 @@ class CpuAlignment(Struct, frozen=True):
     prefer_align_cpus_by_uncorecache: bool = True
 
 
+class CpuRule(Struct, frozen=True):
+    """What containers are to have of CPUs that say nothing of it themselves: those of ``namespaces`` (none:
+    of all) in pods with all of ``labels`` that have one of the names ``containers`` (none: any).
+
+    ``cpus`` and ``cpu_kind`` are texts of the annotations of these names, empty for no wish.
+    """
+
+    namespaces: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    containers: frozenset[str] = frozenset()
+    cpus: str = ""
+    cpu_kind: str = ""
+
+    def covers(self, other: "CpuRule") -> bool:
+        """Whether this one is for every container that *other* is for."""
+        sets = ((self.namespaces, other.namespaces), (self.containers, other.containers))
+        named = all(not mine or (theirs and theirs <= mine) for mine, theirs in sets)
+        return named and self.labels.items() <= other.labels.items()
+
+
 class PlacementPolicy(Struct, frozen=True):
     """All of the operator's choices that a decision depends on.
 
     ``reserved_bytes`` maps node id -> resource name -> bytes kept from containers.
     ``reserved_cpus`` never become exclusive; they stay in the shared pool, except for ``withheld_cpus``,
     on which no container runs as long as there are others.
+    ``isolated_cpus`` are for containers that ask for such alone, neither shared nor exclusive to others; all
+    of them are withheld too.
+    ``cpu_rules``: the first one that is for a container counts.
     ``default_memory_limit_bytes`` maps a QoS class name (``Burstable``, ``BestEffort``) to the memory limit
     for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
@@ -115,6 +138,8 @@ class PlacementPolicy(Struct, frozen=True):
     shared_cpus_minimum: int | None = None
     cpu_alignment: CpuAlignment = CpuAlignment()
     kubelet_minor: int = NEWEST.minor
+    isolated_cpus: CpuSet = CpuSet()
+    cpu_rules: tuple[CpuRule, ...] = ()
 
     @property
     def kubelet_rules(self) -> KubeletRules:

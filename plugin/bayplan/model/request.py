@@ -11,7 +11,16 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.model.container_names import container_name
-from bayplan.model.decision import DeviceHint, Interval, PodTotals, QosClass, QosSource, Request
+from bayplan.model.decision import (
+    CpuUse,
+    CpuWish,
+    DeviceHint,
+    Interval,
+    PodTotals,
+    QosClass,
+    QosSource,
+    Request,
+)
 from bayplan.model.machine import Machine, hugepages
 from bayplan.model.pod_as_a_whole import changed_totals, has_part
 from bayplan.model.policy import OutsideRequests
@@ -41,6 +50,7 @@ from bayplan.model.resources import (
 )
 from bayplan.model.wishes import Wishes
 from bayplan.model.workload import Container, Pod
+from bayplan.quantity import MILLI_PER_CPU
 
 NO_SIGNAL: Final = "no signal"
 """The source of an interval that nothing at all says anything about."""
@@ -114,7 +124,9 @@ def derive_request(
         memory=memory,
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
-        exclusive_cpus=exclusive_cpu_count(qos, cpu_milli, pod_level=pod_level),
+        exclusive_cpus=_own_cpus(wishes.cpus, qos, cpu_milli, pod_level=pod_level),
+        cpus=wishes.cpus,
+        cpu_kind=wishes.cpu_kind,
         hugepages_bytes=hugepages_bytes,
         pinned_cpus=pinned_cpus,
         pinned_mems=pinned_mems,
@@ -170,8 +182,8 @@ def changed_request(
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
         cpu_weighed=not kubelets and is_by_shares(words, request.qos),
-        exclusive_cpus=exclusive_cpu_count(
-            request.qos, cpu_milli, pod_level=request.pod_level and not has_part(request)
+        exclusive_cpus=_own_cpus(
+            request.cpus, request.qos, cpu_milli, pod_level=request.pod_level and not has_part(request)
         ),
         pod_totals=changed_totals(request, limit_bytes, cpu_milli),
         pinned_cpus=new_cpus or request.pinned_cpus,
@@ -179,6 +191,18 @@ def changed_request(
         pinned_by_update=request.pinned_by_update
         or ((new_cpus is not None or new_mems is not None) and not was_pinned),
     )
+
+
+def _own_cpus(wish: CpuWish | None, qos: QosClass, cpu_milli: int, *, pod_level: bool) -> int:
+    """How many CPUs a container gets for itself: by kubelet's rule, unless it wishes otherwise. Who asks for
+    no whole number gets none."""
+    if wish is None or pod_level:
+        return exclusive_cpu_count(qos, cpu_milli, pod_level=pod_level)
+    if wish.use is CpuUse.SHARED:
+        return 0
+    if wish.count is not None:
+        return min(wish.count, cpu_milli // MILLI_PER_CPU)
+    return exclusive_cpu_count(QosClass.GUARANTEED, cpu_milli, pod_level=False)
 
 
 def _changed_memory(

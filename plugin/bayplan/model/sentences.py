@@ -111,7 +111,9 @@ def asked(request: Request) -> list[str]:
         lines[-1] += " of its pod has the same oom_score_adj"
     lines += [f"{resource}: {format_bytes(amount)}" for resource, amount in request.hugepages_bytes.items()]
     if request.exclusive_cpus:
-        lines.append(f"CPUs: {request.exclusive_cpus} of its own")
+        rest = request.pool_milli(request.exclusive_cpus) if request.shares_rest else 0
+        beside = f", and {rest / 1000:g} shared on the same nodes" if rest else ""
+        lines.append(f"CPUs: {request.exclusive_cpus} of its own{beside}")
     elif request.cpu_weighed and request.cpu_milli:
         lines.append(f"CPUs: shared, with the weight of {request.cpu_milli / 1000:g}")
     elif request.cpu_milli:
@@ -139,6 +141,13 @@ def wishes(request: Request) -> list[str]:
         found.append(f"memory tier {request.tier.tier} {_firmness(required=request.tier.required)}")
     if request.memory_policy is not None:
         found.append(f"memory policy {policy_text(request.memory_policy)}")
+    if request.cpus is not None:
+        found.append(
+            f"CPUs {request.cpus.use.value}"
+            + (f", {request.cpus.count} of them" if request.cpus.count else "")
+        )
+    if request.cpu_kind:
+        found.append(f"its own CPUs of the kind {request.cpu_kind}")
     if request.even_hugepages is not None:
         nodes = counted(request.even_hugepages.node_count, "node")
         found.append(f"huge pages evenly on {nodes} (required)")

@@ -7,24 +7,29 @@ limited to 63 characters and a container's name alone may have as many. To add a
 """
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.model.decision import (
+    CpuUse,
+    CpuWish,
     DeviceHint,
     EvenHugepagesWish,
     MemoryPolicyMode,
     MemoryPolicyWish,
     NodeWish,
+    Request,
     TierWish,
 )
-from bayplan.model.machine import Machine, hugepages
+from bayplan.model.machine import CORE_KINDS, Machine, hugepages
 from bayplan.model.memory_kinds import tier_rank
-from bayplan.model.policy import PlacementStrategy
-from bayplan.quantity import parse_bytes, whole_number
+from bayplan.model.policy import CpuRule, PlacementStrategy
+from bayplan.model.workload import Pod
+from bayplan.quantity import MILLI_PER_CPU, parse_bytes, whole_number
 from bayplan.sets import NodeSet
 
 PREFIX: Final = "bayplan.dev"
@@ -73,6 +78,8 @@ class Wishes(Struct, frozen=True):
     keeps_pages: bool = False
     strategy: PlacementStrategy | None = None
     even_hugepages: EvenHugepagesWish | None = None
+    cpus: CpuWish | None = None
+    cpu_kind: str = ""
 
 
 class AnnotationKey(Struct, frozen=True):
@@ -157,6 +164,24 @@ def _strategy(text: str) -> PlacementStrategy:
     return known[text]
 
 
+def _cpu_wish(text: str) -> CpuWish:
+    known = {one.value: one for one in CpuUse}
+    use, equals, number = text.partition("=")
+    count = whole_number(number) if equals else None
+    if use not in known or (equals and (not count or use == CpuUse.SHARED.value)):
+        expected = ", ".join(known)
+        raise ParseError("use of CPUs", text, f"{expected}, exclusive=NUMBER or isolated=NUMBER of CPUs")
+    return CpuWish(known[use], count)
+
+
+def _cpu_kind(text: str, machine: Machine | None) -> str:
+    known = CORE_KINDS if machine is None else tuple(machine.cpus_by_kind)
+    if text not in known:
+        alike = "no kind, as all cores of this machine are alike"
+        raise ParseError("kind of cores", text, " or ".join(known) or alike)
+    return text
+
+
 def _yes_or_no(text: str) -> bool:
     if text not in ("true", "false"):
         raise ParseError("switch", text, "true or false")
@@ -180,6 +205,8 @@ KEYS: Final[Mapping[str, AnnotationKey]] = {
     "memory-policy": _key("memory_policy", _memory_policy),
     "hugepages-over-nodes": _key("even_hugepages", _even_hugepages),
     "placement-strategy": _key("strategy", _strategy),
+    "cpus": _key("cpus", _cpu_wish),
+    "cpu-kind": AnnotationKey("cpu_kind", _cpu_kind),
     "opt-out": _key("opted_out", _yes_or_no),
     "keep-pages": _key("keeps_pages", _yes_or_no),
     "add-device-hints": _key("added_hints", _device_hints),
@@ -248,6 +275,84 @@ def _meant(prefix: str, key: str) -> str:
     if near:
         return f"{prefix}{near[0]}, perhaps"
     return f"one of {', '.join(f'{prefix}{known}' for known in sorted(KEYS))}"
+
+
+def ruled_wishes(
+    rules: Iterable[CpuRule], pod: Pod, container_name: str, machine: Machine, wishes: Wishes
+) -> Wishes:
+    """*wishes* with what the first of *rules* that is for the container gives beside them. What the machine
+    does not have is passed over: `wrong_rule` tells the operator."""
+    for rule in rules:
+        here = not rule.namespaces or pod.namespace in rule.namespaces
+        named = not rule.containers or container_name in rule.containers
+        if here and named and rule.labels.items() <= pod.labels.items():
+            break
+    else:
+        return wishes
+    wrong = wrong_rule(rule, machine) is not None
+    cpus = _cpu_wish(rule.cpus) if wishes.cpus is None and rule.cpus and not wrong else wishes.cpus
+    kind = wishes.cpu_kind or ("" if wrong else rule.cpu_kind)
+    return replace(wishes, cpus=cpus, cpu_kind=kind)
+
+
+def wrong_rule(rule: CpuRule, machine: Machine | None = None) -> Problem | None:
+    """What nobody can have of what *rule* gives; with a *machine* nobody there."""
+    try:
+        wish = _cpu_wish(rule.cpus) if rule.cpus else None
+    except ParseError as error:
+        return Problem("cpus", repr(excerpt(rule.cpus)), error.expected)
+    if machine is not None and wish is not None and wish.use is CpuUse.ISOLATED and not machine.isolated:
+        return Problem(
+            "cpus", repr(rule.cpus), "exclusive or shared: this machine has no isolated CPUs (isolcpus)"
+        )
+    try:
+        if rule.cpu_kind:
+            _cpu_kind(rule.cpu_kind, machine)
+    except ParseError as error:
+        return Problem("cpuKind", repr(excerpt(rule.cpu_kind)), error.expected)
+    return None
+
+
+def cpu_wish_text(wish: CpuWish) -> str:
+    """*wish* as its annotation."""
+    return wish.use.value if wish.count is None else f"{wish.use.value}={wish.count}"
+
+
+def without_cpu_wishes(wishes: Wishes) -> Wishes:
+    """The other ones of *wishes*."""
+    return replace(wishes, cpus=None, cpu_kind="")
+
+
+def wrong_cpu_wish(request: Request, machine: Machine) -> Problem | None:
+    """Why *request* cannot have its CPUs as it wishes, whatever is free on *machine*; None if it can."""
+    wish, expected = request.cpus, ""
+    if wish is None:
+        return None
+    if request.opted_out:
+        expected = "no opt-out beside it"
+    elif request.pinned_cpus is not None:
+        expected = f"a container whose CPUs nobody else chose; somebody set cpuset.cpus {request.pinned_cpus}"
+    elif request.pod_level:
+        expected = "a container of a pod without resources as a whole, which share their pod's CPUs"
+    elif request.wishes_isolated_cpus and not machine.isolated:
+        expected = "exclusive or shared: this machine has no isolated CPUs (isolcpus)"
+    elif wish.use is not CpuUse.SHARED:
+        expected = _wrong_amount(wish, request.requested_milli)
+    return Problem(f"annotation {PREFIX}/cpus", repr(cpu_wish_text(wish)), expected) if expected else None
+
+
+def _wrong_amount(wish: CpuWish, milli: int) -> str:
+    """What would be expected where *milli* thousandths of a CPU are requested; empty if all is well."""
+    if not milli:
+        return "a container that requests CPUs, and this one requests none"
+    requests = f"this one requests {milli / MILLI_PER_CPU:g}"
+    if (wish.count or 0) * MILLI_PER_CPU > milli:
+        return f"a container that requests as many CPUs, and {requests}"
+    if wish.count is not None or milli % MILLI_PER_CPU == 0:
+        return ""
+    some = f"; {wish.use.value}={milli // MILLI_PER_CPU} leaves the rest shared"
+    beside = some if milli > MILLI_PER_CPU else ""
+    return f"a container that requests a whole number of CPUs, and {requests}{beside}"
 
 
 def readable_wishes(annotations: Mapping[str, str], container_name: str, machine: Machine) -> Wishes:

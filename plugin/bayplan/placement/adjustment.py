@@ -111,7 +111,7 @@ def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     """The cpuset.cpus that a container should have; None when somebody else decides that."""
     if decision.request.cpus_chosen_by_others:
         return None
-    return decision.placement.exclusive_cpus or shared
+    return decision.placement.cpus_among(shared)
 
 
 def cpus_updates(ledger: Ledger, shared: CpuSet, only: Iterable[str] | None = None) -> list[Update]:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons, effective_hints
-from bayplan.engines.interface import Engine, also_pinned
+from bayplan.engines.interface import KUBELET, WISH_NOT_GRANTED, Engine, also_pinned
 from bayplan.errors import ConfigError
 from bayplan.model.decision import Decision, Outcome, QosSource, Reason, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
@@ -20,7 +20,7 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
 from bayplan.model.resources import Resources, limiting_nothing, most_bytes, overridden
 from bayplan.model.sentences import memory_text
-from bayplan.model.wishes import Wishes, read_wishes
+from bayplan.model.wishes import Wishes, read_wishes, ruled_wishes, without_cpu_wishes, wrong_cpu_wish
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.memory_policy import (
     MemoryPolicyAbility,
@@ -38,21 +38,35 @@ WRONG_ANNOTATION: Final = "wrong-annotation"
 """Code of the reason that names what is wrong with a pod's annotations."""
 
 
+RULE_NOT_USED: Final = "cpu-rule-not-used"
+"""Code of the reason that a rule about CPUs gives a container what it cannot have."""
+
+
 class Annotated(NamedTuple):
-    """What the annotations of a container ask for, and what is wrong with them: then they ask for nothing."""
+    """What the annotations of a container ask for, and what is wrong with them: then they ask for nothing.
+    ``ruled``: how it uses CPUs is not from an annotation, but from a rule of the operator."""
 
     wishes: Wishes
     complaint: Reason | None = None
+    ruled: bool = False
 
 
 def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, container: Container) -> Annotated:
-    """What the annotations of *pod* ask for *container*."""
+    """What the annotations of *pod* ask for *container*, and for its CPUs the operator's rules where these
+    say nothing."""
+    wishes, complaint = Wishes(), None
     try:
         limits_bytes = container.resources.hugepage_limits_bytes
-        return Annotated(read_wishes(pod.annotations, container.name, machine, limits_bytes))
+        wishes = read_wishes(pod.annotations, container.name, machine, limits_bytes)
     except ConfigError as error:
-        ignored = "" if policy.refuse_wrong_annotations else "ignored: "
-        return Annotated(Wishes(), Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}"))
+        complaint = _complaint(policy, error)
+    ruled = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
+    return Annotated(ruled, complaint, ruled.cpus != wishes.cpus)
+
+
+def _complaint(policy: PlacementPolicy, error: ConfigError) -> Reason:
+    ignored = "" if policy.refuse_wrong_annotations else "ignored: "
+    return Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}")
 
 
 def as_derived(request: Request) -> tuple[Request, tuple[Reason, ...]]:
@@ -76,17 +90,28 @@ def decide_creation(
     """Where *container*, which is about to be created and is not in *ledger*, goes. *annotated* is what
     `read_annotations` returns for it, *findings* are those about its devices, *exact* knows more of requests
     than the spec shows."""
-    wishes, complaint = annotated
+    wishes, complaint, ruled = annotated
     hints, notes = effective_hints(findings, wishes, machine.node_ids)
-    request = derive_request(
-        pod,
-        container,
-        machine,
-        wishes,
-        policy.default_memory_limit_bytes,
-        hints,
-        policy.outside_requests,
-    )
+    if engine.name == KUBELET and wishes != without_cpu_wishes(wishes):
+        wishes = without_cpu_wishes(wishes)
+        notes = (*notes, Reason(WISH_NOT_GRANTED, "wishes for CPUs count with the engine exact alone"))
+
+    def derived(wishes: Wishes) -> Request:
+        return derive_request(
+            pod, container, machine, wishes, policy.default_memory_limit_bytes, hints, policy.outside_requests
+        )
+
+    request = derived(wishes)
+    wrong = wrong_cpu_wish(request, machine)
+    if wrong is not None:
+        request = derived(without_cpu_wishes(wishes))
+        if ruled:
+            text = f"cpuRules gives it {wrong.found}, which is for {wrong.expected}"
+            notes = (*notes, Reason(RULE_NOT_USED, text))
+        else:
+            complaint = _complaint(
+                policy, ConfigError(f"annotations for container {container.name}", (wrong,))
+            )
     request, disbelief = exact(request)
     request = with_pod_known(request, (one.decision.request for one in ledger.of_pod(request.pod_id)))
     if complaint is not None and policy.refuse_wrong_annotations:

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.engines.interface import Engine, exclusive_candidates, reserved_cpus
+from bayplan.engines.interface import KUBELET, Engine, exclusive_candidates, reserved_cpus
 from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Report
@@ -20,7 +20,7 @@ from bayplan.model.pod_as_a_whole import is_member, shares_cpus, whole_cpus
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources
-from bayplan.model.wishes import readable_wishes
+from bayplan.model.wishes import readable_wishes, ruled_wishes, without_cpu_wishes
 from bayplan.model.workload import Container, Pod
 from bayplan.sets import CpuSet, NodeSet
 
@@ -151,12 +151,17 @@ def adopt(
     is what our own looks like after a lost state store. What it claims is promised where its spec lets it go.
     """
     wishes = readable_wishes(pod.annotations, container.name, machine)
+    wishes = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
+    if engine.name == KUBELET:
+        wishes = without_cpu_wishes(wishes)
     request = derive_request(pod, container, machine, wishes, outside=policy.outside_requests)
     cpus, mems = request.pinned_cpus, request.pinned_mems
+    isolated = request.wishes_isolated_cpus
+    candidates = exclusive_candidates(machine, policy, ledger, isolated=isolated)
     own = (
         cpus is not None
         and len(cpus) == request.exclusive_cpus
-        and cpus.isdisjoint(machine.online_cpus - exclusive_candidates(machine, policy, ledger))
+        and cpus.isdisjoint(machine.online_cpus - candidates)
         and all(cpus.isdisjoint(one) for one in (*_notified(ledger.entries.values()), *others))
     )
     if cpus and own:

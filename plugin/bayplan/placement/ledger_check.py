@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from bayplan.model.claim_parts import sum_of
-from bayplan.model.ledger import Entry, Ledger, notice_of, score_key
+from bayplan.model.ledger import Entry, Ledger, notice_of, score_key, shares_beside
 from bayplan.model.ledger_totals import is_short
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
@@ -104,7 +104,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
     notices: Counter[object] = Counter()
     milli: Counter[object] = Counter()
     scores: dict[object, set[str]] = {}
-    exclusive, short, pinned = CpuSet(), set[str](), set[str]()
+    exclusive, short, pinned, beside = CpuSet(), set[str](), set[str](), set[str]()
     kept = (entry for entry in ledger.retained.values() if is_member(entry.decision.request))
     for entry in (*ledger.entries.values(), *kept):
         placement = entry.decision.placement
@@ -118,12 +118,12 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
                 booked.setdefault(node, Counter()).update(row)
         bound.update(() if placement.mems is None else (placement.mems,))
         notices.update(() if (notice := notice_of(entry)) is None else (notice,))
-        if decision.shares_cpus:
-            milli[request.qos_source] += request.cpu_milli
+        milli[request.qos_source] += decision.pool_milli
         if (score := score_key(request)) is not None:
             scores.setdefault(score, set()).add(key)
         short.update((key,) if is_short(placement.claim) else ())
         pinned.update(() if request.pinned_cpus is None else (key,))
+        beside.update((key,) if shares_beside(entry) else ())
     for name, found, expected in (
         ("booked_bytes", _rows(ledger.booked_bytes), _rows(booked)),
         ("claimed_bytes", _rows(ledger.claimed_bytes), _rows(claimed)),
@@ -133,6 +133,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         ("ids_by_score", {key: set(ids) for key, ids in ledger.ids_by_score.items()}, scores),
         ("short_ids", set(ledger.short_ids), short),
         ("pinned_ids", set(ledger.pinned_ids), pinned),
+        ("beside_ids", set(ledger.beside_ids), beside),
         ("shared_milli", _counts(ledger.shared_milli), _counts(milli)),
     ):
         if found != expected:

@@ -95,7 +95,7 @@ def crowded_pool(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> C
     there = [
         requested
         for entry in ledger.entries.values()
-        if entry.decision.shares_cpus and (requested := entry.decision.request.requested_milli)
+        if not entry.decision.request.cpu_weighed and (requested := entry.decision.pool_milli)
     ]
     milli = sum(there)
     return CrowdedPool(shared, milli, len(there)) if milli > len(shared) * MILLI_PER_CPU else None

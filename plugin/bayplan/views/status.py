@@ -250,6 +250,12 @@ def _node(
             "contested": str(node.cpus & holders.contested),
             "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
             "reserved": str(node.cpus & reserved_cpus(machine, snapshot.policy)),
+            "isolated": str(node.cpus & machine.isolated),
+            "kinds": {
+                kind: str(node.cpus & of_kind)
+                for kind, of_kind in machine.cpus_by_kind.items()
+                if not node.cpus.isdisjoint(of_kind)
+            },
         },
         "distances": {str(other.id): machine.distance(node.id, other.id) for other in machine.nodes},
         "containers": [

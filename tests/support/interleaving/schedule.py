@@ -38,6 +38,8 @@ DOUBLED: Final = (
     Event.POST_UPDATE_CONTAINER,
 )
 LATE: Final = (*DOUBLED, Event.STOP_CONTAINER, Event.REMOVE_CONTAINER)
+CPU_WISHES: Final = ("exclusive", "exclusive=1", "exclusive=1", "isolated", "shared")
+"""A wish that cannot be granted is passed over, and said."""
 RESERVED_CPUS: Final = (CpuSet([0]), CpuSet([0, 4]))
 KUBELETS_SUMS: Final[dict[str, Any]] = {
     "engine": KUBELET,
@@ -53,6 +55,8 @@ class Schedule:
         self.trace: list[str] = []
         self._choice = random.Random(seed)
         self.host = host
+        self._isolated = self._choice.choice([CpuSet(), CpuSet([2, 6])])
+        host.machine = self._machine(as_it_was=True)
         host.runtime.makes_cgroup_at_creation = self._choice.random() < HALF
         self._events: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
             (8, self.create),
@@ -117,14 +121,24 @@ class Schedule:
         """A pod of one container over NRI."""
         if len(self.host.runtime.containers) >= MOST_CONTAINERS:
             return
-        kind = self._choice.choice(["cpus", "cpus", "memory", "bound", BEST_EFFORT, BEST_EFFORT, BURSTABLE])
+        kind = self._choice.choice(
+            ["cpus", "cpus", "wish", "memory", "bound", BEST_EFFORT, BEST_EFFORT, BURSTABLE]
+        )
         self.trace[-1] += f" {kind}"
+        qos, cpus, wishes = kind if kind in (BEST_EFFORT, BURSTABLE) else GUARANTEED, 0, dict[str, str]()
+        if kind == "cpus":
+            cpus = self._choice.randint(1, 3)
+        elif kind == "bound":
+            wishes = {"required-nodes": self._choice.choice("01")}
+        elif kind == "wish":
+            qos, cpus = self._choice.choice([GUARANTEED, BURSTABLE]), self._choice.randint(1, 3)
+            wishes = {"cpus": self._choice.choice(CPU_WISHES)}
         self.host.create(
             self.host.new_id()[-12:],
-            qos=kind if kind in (BEST_EFFORT, BURSTABLE) else GUARANTEED,
-            cpus=self._choice.randint(1, 3) if kind == "cpus" else 0,
+            qos=qos,
+            cpus=cpus,
             memory_bytes=self._amount(),
-            node=self._choice.choice("01") if kind == "bound" else None,
+            wishes=wishes,
             fate=self._fate(),
         )
 
@@ -241,8 +255,10 @@ class Schedule:
         exact = replace(PLAIN, topology=topology, reserved_cpus=self._choice.choice(RESERVED_CPUS))
         return self._choice.choice([exact, exact, replace(exact, **KUBELETS_SUMS)])
 
-    def _machine(self) -> Machine:
+    def _machine(self, *, as_it_was: bool = False) -> Machine:
         nodes = list(MACHINE.nodes)
+        if as_it_was:
+            return Machine(MACHINE.nodes, MACHINE.cpus, isolated=self._isolated)
         if self._choice.random() < HALF:
             nodes[0] = replace(nodes[0], memory_bytes=nodes[0].memory_bytes * self._choice.choice([1, 2]))
         cpus = list(MACHINE.cpus)
@@ -251,7 +267,7 @@ class Schedule:
             cpus[gone] = replace(cpus[gone], online=False)
             node = gone // 4
             nodes[node] = replace(nodes[node], cpus=nodes[node].cpus - CpuSet([gone]))
-        return Machine(tuple(nodes), tuple(cpus))
+        return Machine(tuple(nodes), tuple(cpus), isolated=self._isolated)
 
 
 def play(seed: int, host: Callable[[Path], SimulatedHost] = SimulatedHost) -> list[str]:

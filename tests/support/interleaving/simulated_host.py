@@ -8,7 +8,7 @@ runtimes and kernel say the same.
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -104,13 +104,16 @@ class SimulatedHost:
         qos: str = GUARANTEED,
         cpus: int = 0,
         memory_bytes: int = 100 * MIB,
-        node: str | None = None,
+        wishes: Mapping[str, str] | None = None,
         fate: Fate = Fate.LIVES,
     ) -> str:
-        """Begin to create a pod of one container over NRI, bound to a *node* if one is given; its id."""
-        pod = make_pod(
-            name, qos=qos, annotations=None if node is None else {"bayplan.dev/required-nodes": node}
-        )
+        """Begin to create a pod of one container over NRI with *wishes*, by the keys of their annotations.
+
+        Returns:
+            Its id.
+        """
+        annotations = {f"bayplan.dev/{key}": text for key, text in (wishes or {}).items()}
+        pod = make_pod(name, qos=qos, annotations=annotations or None)
         if qos == GUARANTEED:
             spec = make_container(
                 pod,
@@ -120,7 +123,7 @@ class SimulatedHost:
                 oom_score_adj=-997,
             )
         else:
-            shares, score = (2, 1000) if qos == BEST_EFFORT else (256, 900)
+            shares, score = (2, 1000) if qos == BEST_EFFORT else (1024 * cpus or 256, 900)
             spec = make_container(pod, cpu_shares=shares, oom_score_adj=score)
         spec.linux.cgroups_path = f"/kubepods/pod{name}/{spec.id}"
         self.runtime.create(pod, spec, fate)

@@ -15,7 +15,7 @@ from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.kubelet.eviction.thresholds import ThresholdValue
 from bayplan.model.kubelet_version import NEWEST
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import CpuRule, TopologyPolicy
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -61,6 +61,7 @@ def test_every_flag() -> None:
         "--cpu-manager-policy=static",
         "--shared-cpus-minimum=3",
         "--cpu-manager-policy-options=full-pcpus-only=true,distribute-cpus-across-numa=true",
+        "--cpu-rules=namespaces=pay,namespaces=ment,labels=app:db,cpus=exclusive=2;containers=log,cpus=shared",
         "--reserved-memory=0:memory=1Gi",
         "--reserved-cpus=0-1",
         "--kube-reserved=cpu=200m,memory=500Mi",
@@ -109,6 +110,10 @@ def test_every_flag() -> None:
     assert settings.topology is TopologyPolicy.RESTRICTED
     assert settings.reserved_cpus == CpuSet([0, 1])
     assert settings.shared_cpus_minimum == 3
+    assert settings.cpu_rules == (
+        CpuRule(frozenset({"pay", "ment"}), {"app": "db"}, cpus="exclusive=2"),
+        CpuRule(containers=frozenset({"log"}), cpus="shared"),
+    )
     assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200_000_000}
     assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
     assert settings.eviction_hard["memory.available"] == ThresholdValue(200 * MIB)
@@ -239,6 +244,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
     }
     spelled = {
         "evictionHard": '{ "memory.available" = "100Mi" }',
+        "cpuRules": "[]",
         "featureGates": "{}",
         "memoryThrottlingFactor": "0.9",
         "singleProcessOOMKill": "false",

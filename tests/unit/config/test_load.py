@@ -21,6 +21,7 @@ from bayplan.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
+    CpuRule,
     MemoryReservationPolicy,
     OutsideRequests,
     PlacementStrategy,
@@ -44,6 +45,9 @@ cpuManagerPolicy = "static"
 cpuManagerPolicyOptions = { full-pcpus-only = true, distribute-cpus-across-numa = "false" }
 reservedSystemCPUs = "0-1,8"
 sharedCPUsMinimum = 4
+cpuRules = [
+    { namespaces = ["pay"], labels.app = "db", containers = ["main"], cpus = "isolated", cpuKind = "middle" },
+]
 kubeReserved = { cpu = "100m", memory = "500Mi", "ephemeral-storage" = "1Gi", pid = "1000" }
 systemReserved = { memory = 1073741824, cpu = 1, "hugepages-2048Ki" = "4Mi" }
 evictionHard = { "memory.available" = "5%", "nodefs.available" = "10%" }
@@ -111,6 +115,7 @@ FULL = Settings(
     reserved_memory={0: {"memory": GIB, "hugepages-1Gi": GIB}, 7: {"memory": 2148 * MIB}},
     reserved_cpus=CpuSet([0, 1, 8]),
     shared_cpus_minimum=4,
+    cpu_rules=(CpuRule(frozenset({"pay"}), {"app": "db"}, frozenset({"main"}), "isolated", "middle"),),
     kube_reserved={"cpu": 100_000_000, "memory": 500 * MIB},
     system_reserved={"memory": GIB, "cpu": 10**9, "hugepages-2Mi": 4 * MIB},
     eviction_hard={
@@ -459,6 +464,18 @@ def test_a_key_that_cannot_be_is_named(write: Write, content: str, path: str) ->
     [
         ("reservedMemory = {}", ["reservedMemory"]),
         ("reservedMemory = ['0:memory=1Gi']", ["reservedMemory[0]"]),
+        ("cpuRules = 'a'", ["cpuRules"]),
+        (
+            "cpuRules = [{ cpus = 'exclusive=0' }, { cpuKind = 'big' }]",
+            ["cpuRules[0].cpus", "cpuRules[1].cpuKind"],
+        ),
+        ("cpuRules = [{ labels = { app = 1 }, cpus = 'shared' }]", ["cpuRules[0].labels.app"]),
+        ("cpuRules = [{ namespaces = ['a'] }]", ["cpuRules[0]"]),
+        ("cpuRules = [{ pods = ['a'], cpus = 'shared' }]", ["cpuRules[0].pods"]),
+        (
+            "cpuRules = [{ cpus = 'shared' }, { namespaces = ['a'], cpus = 'exclusive' }]",
+            ["cpuRules[1]"],
+        ),
         (
             "reservedMemory = [{}]",
             ["reservedMemory[0].numaNode", "reservedMemory[0].limits"],

@@ -6,7 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.errors import ConfigError
-from bayplan.model.decision import EvenHugepagesWish, MemoryPolicyMode, MemoryPolicyWish, NodeWish, TierWish
+from bayplan.model.decision import (
+    CpuUse,
+    CpuWish,
+    EvenHugepagesWish,
+    MemoryPolicyMode,
+    MemoryPolicyWish,
+    NodeWish,
+    TierWish,
+)
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementStrategy
 from bayplan.model.wishes import KEYS, MAX_CHARACTERS, MAX_PROBLEMS, Wishes, read_wishes, readable_wishes
@@ -15,7 +23,10 @@ from bayplan.sets import NodeSet
 from support.machines import machine
 
 PLAIN = machine(2, cpu_less={2: GIB, 3: GIB})
-TIERED = Machine(tuple(replace(node, tier=node.id // 2) for node in PLAIN.nodes), PLAIN.cpus)
+TIERED = Machine(
+    tuple(replace(node, tier=node.id // 2) for node in PLAIN.nodes),
+    tuple(replace(cpu, kind="performance" if cpu.id < 4 else "efficiency") for cpu in PLAIN.cpus),
+)
 
 
 def test_every_key_is_documented() -> None:
@@ -55,6 +66,11 @@ def test_every_key_is_documented() -> None:
         ("hugepages-over-nodes", "4", Wishes(even_hugepages=EvenHugepagesWish(4))),
         ("placement-strategy", "spread", Wishes(strategy=PlacementStrategy.SPREAD)),
         ("placement-strategy", "pack", Wishes(strategy=PlacementStrategy.PACK)),
+        ("cpus", "exclusive", Wishes(cpus=CpuWish(CpuUse.EXCLUSIVE))),
+        ("cpus", "shared", Wishes(cpus=CpuWish(CpuUse.SHARED))),
+        ("cpus", "isolated", Wishes(cpus=CpuWish(CpuUse.ISOLATED))),
+        ("cpus", "exclusive=2", Wishes(cpus=CpuWish(CpuUse.EXCLUSIVE, 2))),
+        ("cpu-kind", "efficiency", Wishes(cpu_kind="efficiency")),
         ("opt-out", "true", Wishes(opted_out=True)),
         ("keep-pages", "true", Wishes(keeps_pages=True)),
         ("opt-out", "false", Wishes()),

@@ -5,14 +5,17 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.decision import (
+    CpuUse,
+    CpuWish,
     MemoryPolicyMode,
     MemoryPolicySetting,
     NodeWish,
     Outcome,
     QosClass,
 )
-from bayplan.model.ledger import Ledger
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import CpuRule, PlacementPolicy
 from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -131,3 +134,167 @@ def test_ids_that_the_machine_does_not_have_are_named() -> None:
         found = [reason.text for reason in decision.reasons if reason.code == "absent-ids"]
         assert len(found) == bool(text)
         assert all(text in one for one in found)
+
+
+ISOLATING = Machine(MACHINE.nodes, MACHINE.cpus, isolated=CpuSet([6, 7]))
+
+
+def with_cpus(
+    wish: dict[str, str],
+    milli_cpus: int,
+    *,
+    qos: QosClass = QosClass.BURSTABLE,
+    machine: Machine = ISOLATING,
+    policy: PlacementPolicy = PlacementPolicy(isolated_cpus=CpuSet([6, 7]), withheld_cpus=CpuSet([6, 7])),
+    cpuset: str | None = None,
+):
+    owner = pod("p", qos, {f"bayplan.dev/{key}": text for key, text in wish.items()})
+    one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=milli_cpus)
+    if cpuset is not None:
+        one = replace(one, resources=replace(one.resources, cpuset_cpus=CpuSet.parse(cpuset)))
+    asked = read_annotations(machine, policy, owner, one)
+    return decide_creation(
+        machine, policy, ExactEngine(), Ledger(), owner, one, annotated=asked, ability=ABLE
+    )
+
+
+@pytest.mark.parametrize(
+    ("wish", "qos", "milli_cpus", "own"),
+    [
+        ("exclusive", QosClass.BURSTABLE, 2000, 2),
+        ("shared", QosClass.GUARANTEED, 2000, 0),
+        ("isolated", QosClass.BURSTABLE, 2000, 2),
+        ("isolated", QosClass.GUARANTEED, 1000, 1),
+    ],
+)
+def test_cpus_are_used_as_wished_whatever_the_class(
+    wish: str, qos: QosClass, milli_cpus: int, own: int
+) -> None:
+    decision = with_cpus({"cpus": wish}, milli_cpus, qos=qos)
+    assert decision.outcome is Outcome.PLACED
+    assert len(decision.placement.exclusive_cpus) == own
+    assert (decision.placement.exclusive_cpus <= CpuSet([6, 7])) is (wish != "exclusive")
+    resized = decide_change(
+        ISOLATING,
+        PlacementPolicy(isolated_cpus=CpuSet([6, 7]), withheld_cpus=CpuSet([6, 7])),
+        ExactEngine(),
+        Ledger(),
+        decision,
+        container("c", pod("p", qos), memory_bytes=GIB // 2, milli_cpus=milli_cpus).resources,
+        container("c", pod("p", qos), milli_cpus=1500).resources,
+    )
+    # No whole number: none of its own, and the wish stays.
+    assert resized is not None
+    assert not resized.placement.exclusive_cpus
+    assert resized.request.cpus == CpuWish(CpuUse(wish))
+
+
+@pytest.mark.parametrize("refuse", [False, True])
+@pytest.mark.parametrize(
+    ("wish", "milli_cpus", "qos", "machine", "cpuset"),
+    [
+        ({"cpus": "exclusive"}, 0, QosClass.BEST_EFFORT, ISOLATING, None),
+        ({"cpus": "exclusive"}, 1500, QosClass.BURSTABLE, ISOLATING, None),
+        ({"cpus": "isolated"}, 2000, QosClass.GUARANTEED, MACHINE, None),
+        ({"cpus": "isolated"}, 2000, QosClass.GUARANTEED, ISOLATING, "1-2"),
+        ({"cpus": "exclusive", "opt-out": "true"}, 2000, QosClass.GUARANTEED, ISOLATING, None),
+        ({"cpus": "shared", "opt-out": "true"}, 2000, QosClass.GUARANTEED, ISOLATING, None),
+        ({"cpu-kind": "performance"}, 2000, QosClass.GUARANTEED, ISOLATING, None),
+        ({"cpus": "exclusive=3"}, 2500, QosClass.BURSTABLE, ISOLATING, None),
+        ({"cpus": "exclusive=0"}, 2500, QosClass.BURSTABLE, ISOLATING, None),
+        ({"cpus": "shared=1"}, 2500, QosClass.BURSTABLE, ISOLATING, None),
+        ({"cpus": "own"}, 2000, QosClass.GUARANTEED, ISOLATING, None),
+    ],
+)
+def test_cpus_that_cannot_be_used_as_wished_are_one_wrong_annotation(
+    wish: dict[str, str],
+    milli_cpus: int,
+    qos: QosClass,
+    machine: Machine,
+    cpuset: str | None,
+    *,
+    refuse: bool,
+) -> None:
+    policy = PlacementPolicy(refuse_wrong_annotations=refuse)
+    decision = with_cpus(wish, milli_cpus, qos=qos, machine=machine, policy=policy, cpuset=cpuset)
+    assert codes(decision).count("wrong-annotation") == 1
+    assert (decision.outcome is Outcome.REFUSED) is refuse
+    assert decision.request.cpus is None
+    assert decision.request.cpu_kind == ""
+
+
+def test_some_cpus_of_its_own_and_the_rest_shared_on_the_same_node() -> None:
+    policy = PlacementPolicy()
+    decision = with_cpus({"cpus": "exclusive=2"}, 2500, machine=MACHINE, policy=policy)
+    own, placement = decision.placement.exclusive_cpus, decision.placement
+    assert decision.outcome is Outcome.PLACED
+    assert len(own) == 2
+    (node,) = MACHINE.nodes_of(own)
+    ledger = Ledger().with_entry(Entry(decision))
+    shared = ledger.shared_cpus(MACHINE)
+    assert shared.isdisjoint(own)
+    assert placement.cpus_among(shared) == own | (shared & MACHINE.node_by_id[node].cpus)
+    # Without any shared CPU there it has those elsewhere.
+    elsewhere = shared - MACHINE.node_by_id[node].cpus
+    assert placement.cpus_among(elsewhere) == own | elsewhere
+    assert sum(ledger.shared_milli.values()) == 500
+    # The runtime is told when the shared CPUs on its node change, and not when others do.
+    told = ledger.with_notified_cpus({"c": placement.cpus_among(shared)})
+    assert not told.has_due_updates(shared)
+    assert told.has_due_updates(shared - CpuSet([max(shared & MACHINE.node_by_id[node].cpus)]))
+    assert not told.has_due_updates(shared - CpuSet([max(elsewhere)]))
+    assert Ledger.of(told.entries.values()) == told
+    assert told.without("c") == Ledger(shared_milli=told.without("c").shared_milli)
+
+
+def test_all_that_it_requests_of_its_own_is_as_without_a_number() -> None:
+    decision = with_cpus({"cpus": "exclusive=2"}, 2000, machine=MACHINE, policy=PlacementPolicy())
+    assert len(decision.placement.exclusive_cpus) == 2
+    assert not decision.placement.beside_cpus
+
+
+def test_what_it_shares_counts_for_the_floor_of_the_shared_pool() -> None:
+    # 12 CPUs: 10 of its own leave 2, and it asks for 1.5 of these; 11 would leave 1.
+    policy = PlacementPolicy()
+    wide = with_cpus({"cpus": "exclusive=10"}, 11500, machine=MACHINE, policy=policy)
+    assert len(wide.placement.exclusive_cpus) == 10
+    wider = with_cpus({"cpus": "exclusive=11"}, 12500, machine=MACHINE, policy=policy)
+    assert not wider.placement.exclusive_cpus
+    assert "shared-cpus-minimum" in codes(wider)
+
+
+RULES = (
+    CpuRule(frozenset({"other"}), cpus="exclusive"),
+    CpuRule(labels={"app": "db"}, containers=frozenset({"c-name"}), cpus="exclusive=1"),
+    CpuRule(frozenset({"default"}), cpus="exclusive"),
+)
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "milli_cpus", "own", "code"),
+    [
+        ({}, {}, 2000, 2, None),
+        ({"app": "db", "tier": "1"}, {}, 2000, 1, None),
+        ({"app": "web"}, {}, 1000, 1, None),
+        # An annotation wins.
+        ({}, {"bayplan.dev/cpus": "shared"}, 2000, 0, None),
+        # What a rule gives and the container cannot have is said, and refused by nothing.
+        ({}, {}, 1500, 0, "cpu-rule-not-used"),
+        ({"app": "db"}, {}, 500, 0, "cpu-rule-not-used"),
+        ({}, {"bayplan.dev/cpus": "exclusive"}, 1500, 0, "wrong-annotation"),
+    ],
+)
+def test_the_first_rule_for_a_container_counts(
+    labels: dict[str, str], annotations: dict[str, str], milli_cpus: int, own: int, code: str | None
+) -> None:
+    policy = PlacementPolicy(cpu_rules=RULES, refuse_wrong_annotations=True)
+    owner = replace(pod("p", QosClass.BURSTABLE, annotations), labels=labels)
+    one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=milli_cpus)
+    asked = read_annotations(MACHINE, policy, owner, one)
+    decision = decide_creation(
+        MACHINE, policy, ExactEngine(), Ledger(), owner, one, annotated=asked, ability=ABLE
+    )
+    assert (decision.outcome is Outcome.REFUSED) is (code == "wrong-annotation")
+    assert len(decision.placement.exclusive_cpus) == own
+    found = [one for one in codes(decision) if one in {"cpu-rule-not-used", "wrong-annotation"}]
+    assert found == [code] * (code is not None)

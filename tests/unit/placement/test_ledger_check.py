@@ -73,6 +73,7 @@ DAMAGES: dict[str, Callable[[Ledger], Ledger]] = {
     "ids_by_score": lambda ledger: replace(ledger, ids_by_score={("nowhere", 1): ("nobody",)}),
     "short_ids": lambda ledger: replace(ledger, short_ids=frozenset({"one"})),
     "pinned_ids": lambda ledger: replace(ledger, pinned_ids=frozenset({"one"})),
+    "beside_ids": lambda ledger: replace(ledger, beside_ids=frozenset({"one"})),
     "shared_milli": lambda ledger: replace(ledger, shared_milli={}),
 }
 

@@ -177,6 +177,8 @@ def test_nodes(snapshot: Snapshot) -> None:
         "contested": "",
         "shared": "0-1",
         "reserved": "0",
+        "isolated": "",
+        "kinds": {},
     }
     assert first["distances"] == {"0": 10, "1": 21}
     assert [one["id"] for one in first["containers"]] == ["aaa"]

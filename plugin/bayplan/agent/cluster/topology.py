@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bayplan.agent.cluster.awaited_pods import PodName
 from bayplan.agent.cluster.fingerprint import pod_fingerprint
-from bayplan.engines.interface import reserved_cpus
+from bayplan.engines.interface import assignable_cpus
 from bayplan.model.container_names import parts_in_pod
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node
@@ -79,7 +79,7 @@ def _zones(snapshot: Snapshot) -> Iterator[Object]:
 
 def _cpus(snapshot: Snapshot, node: Node, available: int) -> Iterator[Object]:
     if node.cpus:
-        allocatable = node.cpus - reserved_cpus(snapshot.machine, snapshot.policy)
+        allocatable = node.cpus & assignable_cpus(snapshot.machine, snapshot.policy)
         yield _resource("cpu", len(node.cpus), len(allocatable), available)
 
 

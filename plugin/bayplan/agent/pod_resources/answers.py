@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.engines.interface import allocatable_bytes, reserved_cpus
+from bayplan.engines.interface import allocatable_bytes, assignable_cpus
 from bayplan.model.container_names import parts_in_pod
 from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Ledger
@@ -48,10 +48,10 @@ def allocatable_answer(
     machine: Machine, policy: PlacementPolicy, kubelet: pb.AllocatableResourcesResponse
 ) -> pb.AllocatableResourcesResponse:
     """What containers can be assigned in all: a block for each node and resource that is not 0, all CPUs but
-    the reserved ones, and kubelet's devices."""
+    the reserved and the isolated ones, and kubelet's devices."""
     return pb.AllocatableResourcesResponse(
         devices=kubelet.devices,
-        cpu_ids=machine.online_cpus - reserved_cpus(machine, policy),
+        cpu_ids=assignable_cpus(machine, policy),
         memory=[
             _block(resource, amount_bytes, NodeSet([node]))
             for node, resources in sorted(allocatable_bytes(machine, policy).items())

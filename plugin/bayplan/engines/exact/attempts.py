@@ -19,7 +19,6 @@ from bayplan.engines.exact.claiming import (
     CandidateNodes,
     fewest_near,
     most_on_empty,
-    unreserved_cpus,
     widest_allowed,
 )
 from bayplan.engines.exact.criteria import Question
@@ -110,11 +109,10 @@ def area_of(question: Question, candidates: CandidateNodes, wish: EvenHugepagesW
     were named or chosen for the pod; as many as are wished for to have even huge pages on them."""
     nodes, narrowest = candidates.nodes, 1 if wish is None else wish.node_count
     widest = widest_allowed(
-        question.topology,
         question.flows,
         nodes,
         question.amounts,
-        question.cpus,
+        (question.cpus_on_empty, question.cpus),
         question.required_hints,
         narrowest,
     )
@@ -259,7 +257,7 @@ def amounts_text(amounts: Amounts, cpus: int) -> str:
 
 def _too_large(question: Question, area: Area) -> str:
     """That no set of *area* could have what is asked for, were the machine empty; empty if one could."""
-    allowed, topology, flows = NodeSet.of_mask(area.allowed), question.topology, question.flows
+    allowed, flows = NodeSet.of_mask(area.allowed), question.flows
     width = min(area.widest, len(allowed))
     if width < area.narrowest:
         return f"its huge pages are to lie on {area.narrowest} nodes, and it may have {width}"
@@ -281,7 +279,7 @@ def _too_large(question: Question, area: Area) -> str:
             held = f"{format_bytes(held_bytes)}{what}{short if hidden else ''}"
             return _most_of_all("holds", nodes, held, allowed)
     if question.cpus:
-        count, nodes = most_on_empty(unreserved_cpus(topology, flows), allowed, area.widest)
+        count, nodes = most_on_empty(question.cpus_on_empty, allowed, area.widest)
         if count < question.cpus:
             return _most_of_all("has", nodes, f"{count} CPUs for containers of their own", allowed)
     return ""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import reserved_cpus
+from bayplan.engines.interface import assignable_cpus
 from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import Claim, QosClass, Request
 from bayplan.model.ledger import Ledger
@@ -31,6 +31,10 @@ STRICT: Final = frozenset({TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA
 
 _MAX_LOOKED_AT: Final = 1000
 """Sets of one width that an empty machine is asked about: all of them on up to 12 nodes."""
+
+
+Need = tuple[Mapping[int, int], int]
+"""What each node could give of something, and how much of it is asked for."""
 
 
 class CandidateNodes(Struct, frozen=True):
@@ -143,11 +147,10 @@ def without(amounts: Mapping[str, int], promised: Mapping[str, int]) -> dict[str
 
 
 def widest_allowed(
-    topology: NodeTopology,
     flows: ResourceFlows,
     nodes: NodeSet,
     amounts: Amounts,
-    cpus: int,
+    cpus: Need,
     devices: Sequence[int] = (),
     least: int = 1,
 ) -> int:
@@ -164,14 +167,10 @@ def widest_allowed(
         return 1
     if policy is not TopologyPolicy.RESTRICTED:
         return len(nodes)
-    needs = [(flows.capacity.get(resource, {}), amount) for resource, amount in amounts.items()]
-    if cpus:
-        needs.append((unreserved_cpus(topology, flows), cpus))
+    needs: list[Need] = [(flows.capacity.get(resource, {}), amount) for resource, amount in amounts.items()]
+    if cpus[1]:
+        needs.append(cpus)
     return min(_fewest_for_all(nodes.mask, needs, devices, least), max(1, len(nodes)))
-
-
-Need = tuple[Mapping[int, int], int]
-"""What each node could give of something, and how much of it is asked for."""
 
 
 def _fewest_for_all(allowed: int, needs: Sequence[Need], devices: Sequence[int], least: int) -> int:
@@ -230,7 +229,7 @@ def _together(by_node: Mapping[int, int], nodes: int) -> int:
 
 def unreserved_cpus(topology: NodeTopology, flows: ResourceFlows) -> dict[int, int]:
     """How many CPUs each node could give to containers, were there none yet."""
-    return topology.free_cpus(topology.machine.online_cpus - reserved_cpus(topology.machine, flows.policy))
+    return topology.free_cpus(assignable_cpus(topology.machine, flows.policy))
 
 
 def most_on_empty(by_node: Mapping[int, int], nodes: NodeSet, widest: int) -> tuple[int, NodeSet]:

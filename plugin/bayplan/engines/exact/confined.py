@@ -268,6 +268,7 @@ class Confinement:
             self.topology.scarce({*self.request.hugepages_bytes, *([DEVICES] if every_hint else [])}),
             self.exclusive.fit(cpus),
             self.exclusive.free_on if self.policy.cpu_alignment.align_by_socket else None,
+            self.topology.free_cpus(self.exclusive.assignable) if cpus else {},
         )
         area = area_of(question, candidates, self.request.even_hugepages)
         more = bool(without(amounts, self.amounts)) or cpus > self.cpus

@@ -40,6 +40,7 @@ class Question(Struct, frozen=True):
     ``even`` are those of the amounts that are to lie evenly on the nodes of the set. ``scarce`` is what each
     node has more than others of what is not asked for, see `NodeTopology.scarce`. ``cpu_fit`` is what
     the best CPUs on a set cost; None where it does not matter which CPUs of a node are taken.
+    ``cpus_on_empty`` is how many such CPUs each node would have were there no containers.
     ``cpus_together`` is how many CPUs a set has where nodes have some in common, of which ``free_cpus`` then
     counts each for each.
     """
@@ -58,6 +59,7 @@ class Question(Struct, frozen=True):
     scarce: Mapping[int, int] = MappingProxyType({})
     cpu_fit: Callable[[int], Fit] | None = None
     cpus_together: Callable[[int], int] | None = None
+    cpus_on_empty: Mapping[int, int] = MappingProxyType({})
 
     @property
     def flows(self) -> ResourceFlows:

@@ -32,7 +32,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import is_member
 from bayplan.model.policy import PlacementPolicy, TopologyScope
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 
 
 class ExactEngine:
@@ -77,6 +77,7 @@ class ExactEngine:
             decision = decide_in_pod(topology, flows, ledger, request, current, decide)
         else:
             decision = self._placed(flows, ledger, request, current)
+        decision = _with_beside(machine, decision)
         claim = decision.placement.claim
         if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
             before = None if current is None else current.claim
@@ -182,6 +183,17 @@ def _with_original_nodes(topology: NodeTopology, decision: Decision, current: Pl
         previous_mems=placement.previous_mems if claim.nodes == before.nodes else current.mems,
     )
     return replace(decision, placement=placement)
+
+
+def _with_beside(machine: Machine, decision: Decision) -> Decision:
+    """*decision* with the CPUs of which the container uses the shared ones beside its own: those of the nodes
+    where its own are."""
+    placement, beside = decision.placement, CpuSet()
+    if decision.request.shares_rest and placement.exclusive_cpus:
+        beside = machine.cpus_of(machine.nodes_of(placement.exclusive_cpus))
+    if beside == placement.beside_cpus:
+        return decision
+    return replace(decision, placement=replace(placement, beside_cpus=beside))
 
 
 def _with_claim(machine: Machine, entry: Entry) -> Placement:

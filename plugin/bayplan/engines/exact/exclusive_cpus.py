@@ -6,7 +6,7 @@ are near (align-by-socket), on which nodes there is to be a number of them (dist
 what of the order counts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -17,9 +17,14 @@ from bayplan.engines.exact.claiming import STRICT
 from bayplan.engines.exact.cpu_choice import Fit, Rules, Wanted, choose, fit
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import exclusive_candidates, exclusive_room, shared_cpus_minimum
+from bayplan.engines.interface import (
+    assignable_cpus,
+    exclusive_candidates,
+    exclusive_room,
+    shared_cpus_minimum,
+)
 from bayplan.model.claim_parts import proportional
-from bayplan.model.decision import DeviceHint, Placement, Reason, Request
+from bayplan.model.decision import DeviceHint, Placement, QosSource, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import CpuAlignment, PlacementPolicy
@@ -38,6 +43,17 @@ SMT_ALIGNMENT: Final = "smt-alignment"
 CPU_CHOICE_ENDED: Final = "cpu-choice-ended"
 """That the choice of its CPUs was given up before all others were ruled out."""
 
+CORE_KINDS_MIXED: Final = "core-kinds-mixed"
+"""That its CPUs are of several kinds of cores."""
+
+ISOLATED_CPUS: Final = "isolated-cpus"
+"""What the kernel does not do on the CPUs that it gets."""
+
+_ISOLATED: Final = Reason(
+    ISOLATED_CPUS,
+    "its CPUs are isolated: the kernel balances no load on them, each thread stays where it starts "
+    "unless it chooses its CPU itself (sched_setaffinity)",
+)
 _FULL_CORES: Final = "full-pcpus-only gives whole cores"
 
 
@@ -53,8 +69,10 @@ class Taken(NamedTuple):
 class ExclusiveCpus:
     """The CPUs that one container may have. ``own`` are those that it has already, if it runs; ``free`` are
     these and all that no container has. ``count`` is how many it gets: as many as it asks for, or with
-    full-pcpus-only what these are in whole cores. ``obstacle`` is why none of the others are free to it: the
-    shared pool would be left with too few, or what it asks for is no whole number of cores."""
+    full-pcpus-only what these are in whole cores. They are of one kind of cores, and isolated where it wishes
+    such. ``assignable`` are all that it could have on an empty machine. ``obstacle`` is why none of the
+    others are free to it: the shared pool would be left with too few, or what it asks for is no whole number
+    of cores."""
 
     def __init__(
         self,
@@ -66,6 +84,9 @@ class ExclusiveCpus:
     ) -> None:
         self._topology, self._machine, self._layout = topology, topology.machine, topology.cpu_layout
         self._hints, self._policy, self._ledger = request.hints, policy, ledger
+        self._isolated, self._wished_kind = request.wishes_isolated_cpus, request.cpu_kind
+        kubelets = request.qos_source is QosSource.CGROUP_PARENT and request.shares_rest
+        self._rest_milli = request.pool_milli(request.exclusive_cpus) if kubelets else 0
         self._rules = rules_of(policy.cpu_alignment)
         self.own = CpuSet() if current is None else current.exclusive_cpus
         self._asked = 0 if request.pinned_cpus is not None else request.exclusive_cpus
@@ -85,9 +106,9 @@ class ExclusiveCpus:
         if self._only_cores and self._layout.in_whole_cores(self.count) != self.count:
             asked = f"{counted(self.count, 'exclusive CPU')} asked for"
             return Reason(SMT_ALIGNMENT, f"{asked}, which is no whole number of cores; {_FULL_CORES}")
-        if not len(self.own) < self.count <= len(self._candidates | self.own):
+        if self._isolated or not len(self.own) < self.count <= len(self._candidates | self.own):
             return None
-        return kept_shared(self.count, self._machine, self._policy, self._ledger)
+        return kept_shared(self.count, self._machine, self._policy, self._ledger, self._rest_milli)
 
     @cached_property
     def _online(self) -> CpuSet:
@@ -95,11 +116,38 @@ class ExclusiveCpus:
 
     @cached_property
     def _candidates(self) -> CpuSet:
-        """The CPUs that may be its own; with full-pcpus-only those of cores of which others have nothing."""
-        free = exclusive_candidates(self._machine, self._policy, self._ledger) | self._online
+        """The CPUs that may be its own, of one kind if that is enough; with full-pcpus-only those of cores of
+        which others have nothing."""
+        free = exclusive_candidates(self._machine, self._policy, self._ledger, isolated=self._isolated)
+        free |= self._online
         if self._only_cores:
-            return CpuSet.of_mask(self._layout.whole_cores(free.mask)) | self._online
+            free = CpuSet.of_mask(self._layout.whole_cores(free.mask)) | self._online
+        for kind in self._kinds:
+            of_kind = free & self._machine.cpus_by_kind[kind]
+            if kind == self._wished_kind or len(of_kind) >= self.count:
+                return of_kind
         return free
+
+    @cached_property
+    def _kinds(self) -> Sequence[str]:
+        """The kinds of cores that it may have CPUs of, the first ones rather than the others: what it wishes
+        alone, else what it has, else that of which most containers like it can have theirs."""
+        kinds = self._machine.cpus_by_kind
+        if self._wished_kind in kinds:
+            return (self._wished_kind,)
+        every = assignable_cpus(self._machine, self._policy, isolated=self._isolated)
+
+        def rank(kind: str) -> tuple[int, int]:
+            return len(kinds[kind] & self.own), len(kinds[kind] & every) // max(1, self.count)
+
+        return sorted(kinds, key=rank, reverse=True)
+
+    @cached_property
+    def assignable(self) -> CpuSet:
+        """See the class."""
+        every = assignable_cpus(self._machine, self._policy, isolated=self._isolated)
+        most = [every & self._machine.cpus_by_kind[kind] for kind in self._kinds]
+        return next((cpus for cpus in most if self._wished_kind or len(cpus) >= self.count), every)
 
     def near(self, nodes: NodeSet) -> CpuSet:
         """The CPUs that count as those of *nodes*; with align-by-socket all of their sockets."""
@@ -149,7 +197,10 @@ class ExclusiveCpus:
         free = self.free | self.own
         if self.count > len(free):
             asked = f"{counted(self.count, 'exclusive CPU')} asked for"
-            text = f"{asked}, {len(free)} left; runs on the shared CPUs"
+            what = " isolated" if self._isolated else ""
+            if self._wished_kind in self._machine.cpus_by_kind:
+                what += f" of the kind {self._wished_kind}"
+            text = f"{asked}, {len(free)}{what} left; runs on the shared CPUs"
             return Taken(CpuSet(), Reason(NO_EXCLUSIVE_CPUS, text))
         wanted, offline = self._wanted(nodes)
         for part, most in self._parts(nodes, wanted).items():
@@ -165,7 +216,14 @@ class ExclusiveCpus:
         if not choice.proven:
             text = "the choice of its CPUs ended after too many steps: better ones may exist"
             remarks.append(Reason(CPU_CHOICE_ENDED, text))
-        return Taken(CpuSet.of_mask(choice.cpus) | offline, remarks=tuple(remarks))
+        cpus = CpuSet.of_mask(choice.cpus) | offline
+        if self._isolated:
+            remarks.append(_ISOLATED)
+        of_kinds = {kind: cpus & one for kind, one in self._machine.cpus_by_kind.items() if cpus & one}
+        if len(of_kinds) > 1:
+            which = " and ".join(f"{one} {kind}" for kind, one in of_kinds.items())
+            remarks.append(Reason(CORE_KINDS_MIXED, f"no kind of cores has enough CPUs left: {which}"))
+        return Taken(cpus, remarks=tuple(remarks))
 
     def _wanted(self, nodes: NodeSet) -> tuple[Wanted, CpuSet]:
         """What is to be chosen on *nodes*, and which CPUs it keeps that are offline: only where others would
@@ -260,10 +318,13 @@ def distances_to(
     return {node: distance - least for node, distance in found.items()}
 
 
-def kept_shared(count: int, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Reason | None:
-    """Why *count* CPUs of the shared pool cannot become exclusive to one container: it would be left with
-    fewer than are to stay. None if they can."""
-    room, least = exclusive_room(machine, policy, ledger), shared_cpus_minimum(policy, ledger)
+def kept_shared(
+    count: int, machine: Machine, policy: PlacementPolicy, ledger: Ledger, rest_milli: int = 0
+) -> Reason | None:
+    """Why *count* CPUs of the shared pool cannot become exclusive to one container, which asks for
+    *rest_milli* of it beside them: it would be left with fewer than are to stay. None if they can."""
+    least = shared_cpus_minimum(policy, ledger, rest_milli)
+    room = exclusive_room(machine, policy, ledger) + shared_cpus_minimum(policy, ledger) - least
     if count <= room:
         return None
     configured = policy.shared_cpus_minimum is not None

@@ -6,8 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.exact.exclusive_cpus import NO_EXCLUSIVE_CPUS, SMT_ALIGNMENT
-from bayplan.model.decision import Decision, DeviceHint, Outcome, Request
+from bayplan.engines.exact.exclusive_cpus import (
+    CORE_KINDS_MIXED,
+    ISOLATED_CPUS,
+    NO_EXCLUSIVE_CPUS,
+    SMT_ALIGNMENT,
+)
+from bayplan.model.decision import CpuUse, CpuWish, Decision, DeviceHint, Outcome, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Cpu, Machine
 from bayplan.model.policy import CpuAlignment, PlacementPolicy, TopologyPolicy
@@ -227,3 +232,71 @@ def test_a_cpu_without_a_node_or_a_cache_can_be_chosen() -> None:
     machine = Machine(plain.nodes, (*plain.cpus, Cpu(2, 2, 0, None, None)))
     (decision,) = arrivals(machine, [2])
     assert str(decision.placement.exclusive_cpus) == "1-2"
+
+
+HYBRID = Machine(
+    alder_lake().nodes,
+    tuple(replace(cpu, kind="performance" if cpu.id < 16 else "efficiency") for cpu in alder_lake().cpus),
+)
+"""CPUs 0-15 are performance cores of two threads, 16-23 efficiency cores."""
+
+
+def isolating(machine: Machine, isolated: CpuSet) -> tuple[Machine, PlacementPolicy]:
+    policy = PlacementPolicy(isolated_cpus=isolated, withheld_cpus=isolated)
+    return Machine(machine.nodes, machine.cpus, isolated=isolated), policy
+
+
+def test_isolated_cpus_are_neither_shared_nor_exclusive_but_to_who_asks() -> None:
+    isolated = CpuSet([0, 1, 4, 5])
+    machine, policy = isolating(alder_lake(), isolated)
+    engine, ledger = ExactEngine(), Ledger()
+    assert ledger.shared_cpus(machine, policy.withheld_cpus).isdisjoint(isolated)
+    for number in range(30):
+        request = guaranteed_request(f"c{number}", exclusive_cpus=1)
+        if number % 3 == 0:
+            request = replace(request, cpus=CpuWish(CpuUse.ISOLATED))
+        decision = engine.decide(machine, policy, ledger, request)
+        own = decision.placement.exclusive_cpus
+        assert own.isdisjoint(ledger.exclusive_cpus)
+        if number % 3 == 0:
+            assert own <= isolated
+            assert (ISOLATED_CPUS if own else NO_EXCLUSIVE_CPUS) in codes(decision)
+            assert bool(own) is (number // 3 < len(isolated))
+        else:
+            assert own.isdisjoint(isolated)
+        ledger = ledger.with_entry(Entry(decision))
+    assert ledger.exclusive_cpus >= isolated
+
+
+@pytest.mark.parametrize("topology", list(TopologyPolicy))
+@pytest.mark.parametrize("qos", [QosClass.GUARANTEED, QosClass.BURSTABLE])
+def test_more_isolated_cpus_than_there_are(topology: TopologyPolicy, qos: QosClass) -> None:
+    machine, policy = isolating(alder_lake(), CpuSet([2, 3]))
+    request = replace(guaranteed_request("c", exclusive_cpus=3), qos=qos, cpus=CpuWish(CpuUse.ISOLATED))
+    decision = ExactEngine().decide(machine, replace(policy, topology=topology), Ledger(), request)
+    strict = topology in {TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE}
+    assert decision.outcome is (Outcome.REFUSED if strict else Outcome.DEGRADED)
+    assert not decision.placement.exclusive_cpus
+
+
+@pytest.mark.parametrize("kind", ["performance", "efficiency"])
+@pytest.mark.parametrize("count", range(1, 10))
+def test_a_wished_kind_is_that_kind_or_none(kind: str, count: int) -> None:
+    request = replace(guaranteed_request("c", exclusive_cpus=count), cpu_kind=kind)
+    decision = ExactEngine().decide(HYBRID, PlacementPolicy(), Ledger(), request)
+    own = decision.placement.exclusive_cpus
+    assert own <= HYBRID.cpus_by_kind[kind]
+    assert len(own) == (count if count <= 8 or kind == "performance" else 0)
+
+
+def test_cpus_are_of_one_kind_until_none_has_enough() -> None:
+    decisions = arrivals(HYBRID, [3] * 7)
+    kinds = [
+        {HYBRID.cpu_by_id[cpu].kind for cpu in decision.placement.exclusive_cpus} for decision in decisions
+    ]
+    assert kinds[:5] == [{"performance"}] * 5
+    assert kinds[5:] == [{"efficiency"}] * 2
+    assert all(CORE_KINDS_MIXED not in codes(decision) for decision in decisions)
+    wide = arrivals(HYBRID, [20])[-1]
+    assert len(wide.placement.exclusive_cpus) == 20
+    assert CORE_KINDS_MIXED in codes(wide)
