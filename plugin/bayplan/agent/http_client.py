@@ -51,7 +51,7 @@ class Answer(Struct, frozen=True):
     body: bytes
 
 
-class Request(Struct, frozen=True):
+class SentRequest(Struct, frozen=True):
     """A request for *target* (path and query below the server's URL), with a *body* of *content_type*."""
 
     target: str = ""
@@ -62,7 +62,7 @@ class Request(Struct, frozen=True):
 
 async def ask(
     server: Server,
-    request: Request,
+    request: SentRequest,
     timeout_s: float = TIMEOUT_S,
     take_line: Callable[[bytes], None] | None = None,
 ) -> Answer:
@@ -99,7 +99,7 @@ async def _taken(chunks: AsyncIterator[bytes], take_line: Callable[[bytes], None
 
 @contextlib.asynccontextmanager
 async def _answered(
-    server: Server, request: Request
+    server: Server, request: SentRequest
 ) -> AsyncIterator[tuple[h11.Response, AsyncIterator[bytes]]]:
     parts = urlsplit(server.url)
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
@@ -135,7 +135,7 @@ async def _next_event(protocol: h11.Connection, reader: asyncio.StreamReader) ->
     return event
 
 
-def _headers(server: Server, request: Request) -> list[tuple[str, str]]:
+def _headers(server: Server, request: SentRequest) -> list[tuple[str, str]]:
     headers = [
         ("Host", urlsplit(server.url).netloc),
         ("User-Agent", f"bayplan-agent/{__version__}"),

@@ -78,7 +78,7 @@ class Changed(Struct, frozen=True, tag="Changed", tag_field="kind"):
     engine: EngineOptions | None = None
 
 
-class Question(Protocol):
+class EngineCall(Protocol):
     """A question to an engine, asked at ``at_us``, with its ``answer``."""
 
     @property
@@ -111,11 +111,11 @@ class Decide(Struct, frozen=True, tag="Decide", tag_field="kind"):
 
     @property
     def about(self) -> str:
-        """See `Question`."""
+        """See `EngineCall`."""
         return self.request.name
 
     def ask(self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Decision:
-        """See `Question`."""
+        """See `EngineCall`."""
         return engine.decide(machine, policy, ledger, self.request, self.current)
 
 
@@ -129,11 +129,11 @@ class Adopt(Struct, frozen=True, tag="Adopt", tag_field="kind"):
 
     @property
     def about(self) -> str:
-        """See `Question`."""
+        """See `EngineCall`."""
         return self.request.name
 
     def ask(self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Placement:
-        """See `Question`."""
+        """See `EngineCall`."""
         return engine.adopt(machine, policy, ledger, self.request, self.mems)
 
 
@@ -148,7 +148,7 @@ class MovesBack(Struct, frozen=True, tag="MovesBack", tag_field="kind"):
     def ask(
         self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
     ) -> tuple[Move, ...]:
-        """See `Question`."""
+        """See `EngineCall`."""
         return engine.moves_back(machine, policy, ledger, self.staying)
 
 
@@ -162,7 +162,7 @@ class WidenedPlacements(Struct, frozen=True, tag="WidenedPlacements", tag_field=
     def ask(
         self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
     ) -> Mapping[str, Placement]:
-        """See `Question`."""
+        """See `EngineCall`."""
         return engine.widened_placements(machine, policy, ledger)
 
 
@@ -176,7 +176,7 @@ class CompletedClaims(Struct, frozen=True, tag="CompletedClaims", tag_field="kin
     def ask(
         self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
     ) -> Mapping[str, Claim]:
-        """See `Question`."""
+        """See `EngineCall`."""
         return engine.completed_claims(machine, policy, ledger)
 
 
@@ -190,7 +190,7 @@ class Converted(Struct, frozen=True, tag="Converted", tag_field="kind"):
     def ask(
         self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
     ) -> Mapping[str, Entry]:
-        """See `Question`."""
+        """See `EngineCall`."""
         return changed_entries(ledger, engine.converted(machine, policy, ledger))
 
 

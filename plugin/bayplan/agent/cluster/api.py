@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
-from bayplan.agent.http_client import Answer, Request, Server, ask
+from bayplan.agent.http_client import Answer, SentRequest, Server, ask
 from bayplan.errors import BayplanError, UnavailableError, excerpt
 
 TIMEOUT_S: Final = 10.0
@@ -59,7 +59,7 @@ class Api:
 
     async def get(self, path: str, kind: type[Kind]) -> Kind:
         """The object at *path*, as far as *kind* has fields; UnavailableError if it is of another form."""
-        answer = await ask(self._server, Request(path), self._timeout_s)
+        answer = await ask(self._server, SentRequest(path), self._timeout_s)
         return self._decoded(path, _accepted(path, answer).body, kind)
 
     async def apply(self, path: str, applied: Object, kind: type[Kind]) -> Kind:
@@ -90,11 +90,11 @@ class Api:
         target = f"{path}?watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&{query}"
         limit_s = seconds + self._timeout_s
         answer = await ask(
-            self._server, Request(target), limit_s, lambda line: take(self._decoded(path, line, Object))
+            self._server, SentRequest(target), limit_s, lambda line: take(self._decoded(path, line, Object))
         )
         _accepted(path, answer)
 
-    async def _ask(self, path: str, request: Request) -> Object:
+    async def _ask(self, path: str, request: SentRequest) -> Object:
         answer = await ask(self._server, request, self._timeout_s)
         return self._decoded(path, _accepted(path, answer).body, Object)
 
@@ -106,8 +106,8 @@ class Api:
             raise UnavailableError(self._server.url, problem) from error
 
 
-def _with_body(method: str, target: str, body: Object, content_type: str) -> Request:
-    return Request(target, method, json.dumps(body).encode(), content_type)
+def _with_body(method: str, target: str, body: Object, content_type: str) -> SentRequest:
+    return SentRequest(target, method, json.dumps(body).encode(), content_type)
 
 
 def _accepted(path: str, answer: Answer) -> Answer:

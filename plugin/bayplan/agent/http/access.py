@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from bayplan.agent.http.exchange import Request, Response, text
+from bayplan.agent.http.exchange import PageRequest, Response, text
 from bayplan.errors import ConfigError, Problem
 
 MAX_TOKEN_BYTES: Final = 4096
@@ -25,7 +25,7 @@ class BearerToken:
         self._token = b""
         self._read()
 
-    def why_refused(self, request: Request) -> Response | None:
+    def why_refused(self, request: PageRequest) -> Response | None:
         """The answer to somebody who has not the token; None for others."""
         try:
             self._read()
@@ -61,7 +61,7 @@ class HostNames:
     def __init__(self, names: Collection[str]) -> None:
         self._names = {_bare(name) for name in names}
 
-    def why_refused(self, request: Request) -> Response | None:
+    def why_refused(self, request: PageRequest) -> Response | None:
         """The answer to somebody who asked by another name; None for others."""
         name = _bare(_without_port(request.headers.get("host", "")))
         if name in self._names or is_loopback(name):

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 import h11
 
 from bayplan import __version__
-from bayplan.agent.http.exchange import Request, Response, text
+from bayplan.agent.http.exchange import PageRequest, Response, text
 
 MAX_REQUEST_BYTES: Final = 16 << 10
 IDLE_TIMEOUT_S: Final = 75.0
@@ -52,7 +52,7 @@ class ClientConnection:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        answer: Callable[[Request], Awaitable[Response]],
+        answer: Callable[[PageRequest], Awaitable[Response]],
         set_waiting: SetWaiting,
         timeout_s: float,
     ) -> None:
@@ -148,7 +148,7 @@ class ClientConnection:
                 await self._writer.drain()
 
 
-def _request(head: h11.Request) -> Request:
+def _request(head: h11.Request) -> PageRequest:
     path, _, query = head.target.decode("ascii").partition("?")
     headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
-    return Request(path, headers, dict(parse_qsl(query)))
+    return PageRequest(path, headers, dict(parse_qsl(query)))

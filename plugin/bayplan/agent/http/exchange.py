@@ -8,7 +8,7 @@ from msgspec import Struct
 TEXT: Final = "text/plain; charset=utf-8"
 
 
-class Request(Struct, frozen=True):
+class PageRequest(Struct, frozen=True):
     """A GET or HEAD request; the names of ``headers`` are in lower case."""
 
     path: str
@@ -26,7 +26,7 @@ class Response(Struct, frozen=True):
     chunks: AsyncGenerator[bytes, None] | None = None
 
 
-Route: TypeAlias = Callable[[Request], Awaitable[Response]]
+Route: TypeAlias = Callable[[PageRequest], Awaitable[Response]]
 """Answers the requests for one path."""
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from bayplan.agent.http.exchange import Request, Response, text
+from bayplan.agent.http.exchange import PageRequest, Response, text
 
 
-async def livez(_: Request) -> Response:
+async def livez(_: PageRequest) -> Response:
     """That the agent's event loop turns, or there would be no answer."""
     return text(200, "ok")
 
@@ -16,7 +16,7 @@ class Readiness:
     def __init__(self, why_not: Callable[[], str | None]) -> None:
         self._why_not = why_not
 
-    async def __call__(self, _: Request) -> Response:
+    async def __call__(self, _: PageRequest) -> Response:
         """Whether what the agent tells is the daemon's state of now."""
         reason = self._why_not()
         return text(200, "ok") if reason is None else text(503, reason)

@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from bayplan.agent.http.exchange import Request, Response
+from bayplan.agent.http.exchange import PageRequest, Response
 from bayplan.agent.mirror import Mirror
 from bayplan.printable import printable
 from bayplan.views.metrics import METRICS
@@ -45,7 +45,7 @@ class MetricsPage:
         self._lock = asyncio.Lock()
         self._pages: dict[tuple[str, bool], tuple[float, Response]] = {}
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: PageRequest) -> Response:
         """The page, not older than a second."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         compressed = "gzip" in request.headers.get("accept-encoding", "")

@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Final
 
 from bayplan.agent.http import fragments
-from bayplan.agent.http.exchange import Request, Response, text
+from bayplan.agent.http.exchange import PageRequest, Response, text
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.machine_map import WIDTH, machine_map
@@ -61,7 +61,7 @@ class Page:
         self._made: dict[float, tuple[float, int, Parts]] = {}
         self._streams = 0
 
-    async def __call__(self, _: Request) -> Response:
+    async def __call__(self, _: PageRequest) -> Response:
         """The page as it is now."""
         parts = {"map style": STYLE, **(await self._parts(WIDTH))[1]}
         page = re.sub(r"\{\{([a-z ]+)\}\}", lambda found: parts[found[1]], _TEMPLATE)
@@ -69,7 +69,7 @@ class Page:
             page.encode(), "text/html; charset=utf-8", headers=(("Content-Security-Policy", _POLICY),)
         )
 
-    async def events(self, request: Request) -> Response:
+    async def events(self, request: PageRequest) -> Response:
         """Server-sent events: each has the parts that are new, for a page of the ``width`` that is asked
         for."""
         if self._streams >= MOST_STREAMS:

@@ -7,7 +7,7 @@ from typing import Final
 
 from bayplan.agent.command_line import Address, AgentSettings
 from bayplan.agent.http.access import BearerToken, Certificate, HostNames, is_loopback
-from bayplan.agent.http.exchange import Request, Response
+from bayplan.agent.http.exchange import PageRequest, Response
 from bayplan.agent.http.health import Readiness, livez
 from bayplan.agent.http.metrics import MetricsPage
 from bayplan.agent.http.page import Page
@@ -75,7 +75,7 @@ class HttpPort:
             return "baypland does not answer"
         return None if self._mirror.snapshot is not None else "baypland has not said everything yet"
 
-    def _check(self, request: Request) -> Response | None:
+    def _check(self, request: PageRequest) -> Response | None:
         """Health is for everybody who reaches the port: kubelet's probes have no token."""
         misnamed = None if self._names is None else self._names.why_refused(request)
         if misnamed is not None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from bayplan.agent.http.connection import MAX_REQUEST_BYTES, ClientConnection
-from bayplan.agent.http.exchange import Request, Response, Route, text
+from bayplan.agent.http.exchange import PageRequest, Response, Route, text
 from bayplan.errors import HostError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MAX_CLIENTS: Final = 128
 CLIENT_TIMEOUT_S: Final = 10.0
 
-Check = Callable[[Request], Response | None]
+Check = Callable[[PageRequest], Response | None]
 """The answer to somebody who may not ask, None for others."""
 
 
@@ -124,7 +124,7 @@ class HttpServer:
             del self._waiting[oldest]
             oldest.cancel()
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: PageRequest) -> Response:
         route = self._routes.get(request.path)
         if route is None:
             return text(404, f"expected one of {', '.join(self._routes)}")

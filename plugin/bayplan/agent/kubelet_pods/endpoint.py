@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from bayplan.agent.condition import Condition
-from bayplan.agent.http_client import OK, Request, Server, ask
+from bayplan.agent.http_client import OK, SentRequest, Server, ask
 from bayplan.agent.kubelet_pods.pod_spec import pods_of_json
 from bayplan.agent.kubelet_pods.watch import PodKeeper
 from bayplan.backoff import Backoff
@@ -85,7 +85,7 @@ class PodEndpoint:
         return True
 
     async def _answer(self) -> bytes:
-        answer = await ask(self._kubelet, Request())
+        answer = await ask(self._kubelet, SentRequest())
         if answer.status != OK:
             raise UnavailableError(self._kubelet.url, f"kubelet answers {answer.status} {answer.reason}")
         return answer.body

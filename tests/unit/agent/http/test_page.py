@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 
-from bayplan.agent.http.exchange import Request
+from bayplan.agent.http.exchange import PageRequest
 from bayplan.agent.http.page import MOST_STREAMS, Page
 from bayplan.agent.mirror import Mirror
 from support.crowded import crowded
@@ -18,7 +18,7 @@ HOSTILE = "</script><script>alert(1)</script>\"'&{{map}}"
 
 @contextlib.asynccontextmanager
 async def following(page: Page, width: str = "1180") -> AsyncIterator[AsyncIterator[bytes]]:
-    response = await page.events(Request("/events", query={"width": width}))
+    response = await page.events(PageRequest("/events", query={"width": width}))
     assert response.chunks is not None, response.body
     async with contextlib.aclosing(response.chunks) as chunks:
         yield chunks
@@ -33,13 +33,13 @@ def parts(chunk: bytes) -> dict[str, str]:
 
 
 async def test_a_page_before_the_daemon_has_said_anything_says_so() -> None:
-    response = await Page(Mirror())(Request("/"))
+    response = await Page(Mirror())(PageRequest("/"))
     assert b"baypland has not said anything yet" in response.body
     assert b"{{" not in response.body
 
 
 async def test_names_stay_names_and_no_other_script_may_run() -> None:
-    response = await Page(mirror_of(crowded(2, 4, HOSTILE)))(Request("/"))
+    response = await Page(mirror_of(crowded(2, 4, HOSTILE)))(PageRequest("/"))
     body, headers = response.body.decode(), dict(response.headers)
     assert len(re.findall("<script", body)) == 1
     assert "&lt;script&gt;alert(1)" in body
@@ -85,7 +85,7 @@ async def test_only_so_many_are_followed_and_who_leaves_makes_room() -> None:
         for _ in range(MOST_STREAMS):
             chunks = await stack.enter_async_context(following(page))
             await anext(chunks)
-        refused = await page.events(Request("/events"))
+        refused = await page.events(PageRequest("/events"))
         assert (refused.status, refused.chunks) == (503, None)
     async with following(page) as chunks:
         await anext(chunks)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from bayplan.agent.command_line import Address, AgentSettings
 from bayplan.agent.http.access import Certificate
-from bayplan.agent.http.exchange import Request
+from bayplan.agent.http.exchange import PageRequest
 from bayplan.agent.http.metrics import MetricsPage
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.mirror import Mirror
@@ -88,7 +88,7 @@ async def test_names_of_others_cannot_break_the_page() -> None:
 
 
 async def test_who_asks_within_a_second_gets_the_same_page() -> None:
-    now_s, request = 100.0, Request("/metrics")
+    now_s, request = 100.0, PageRequest("/metrics")
     page = MetricsPage(Mirror(), 0, lambda: now_s)
     first, *others = await asyncio.gather(*(page(request) for _ in range(50)))
     assert all(other is first for other in others)

@@ -10,7 +10,7 @@ import pytest
 
 from bayplan.agent.http.access import Certificate
 from bayplan.agent.http.connection import MAX_REQUEST_BYTES
-from bayplan.agent.http.exchange import Request, Response, Route, text
+from bayplan.agent.http.exchange import PageRequest, Response, Route, text
 from bayplan.agent.http.server import HttpServer
 from bayplan.errors import HostError
 from support.http import Answer, exchange, get, parse
@@ -18,15 +18,15 @@ from support.http import Answer, exchange, get, parse
 TLS = Path(__file__).parents[3] / "data" / "tls"
 
 
-async def hello(request: Request) -> Response:
+async def hello(request: PageRequest) -> Response:
     return text(200, f"hello {request.headers.get('x-name', 'you')}")
 
 
-async def fails(_: Request) -> Response:
+async def fails(_: PageRequest) -> Response:
     raise ZeroDivisionError
 
 
-async def counts(_: Request) -> Response:
+async def counts(_: PageRequest) -> Response:
     async def chunks() -> AsyncGenerator[bytes, None]:
         for number in range(3):
             yield f"{number}\n".encode()
@@ -121,7 +121,7 @@ async def test_a_client_that_does_not_finish_its_request_is_disconnected(said: b
 async def test_a_client_that_does_not_take_its_stream_is_disconnected() -> None:
     ended = asyncio.Event()
 
-    async def endless(_: Request) -> Response:
+    async def endless(_: PageRequest) -> Response:
         async def chunks() -> AsyncGenerator[bytes, None]:
             try:
                 while True:
@@ -175,7 +175,7 @@ async def test_a_tls_handshake_that_is_not_finished_ends() -> None:
 async def test_clients_that_are_being_answered_are_not_disconnected_for_others() -> None:
     go, begun = asyncio.Event(), asyncio.Semaphore(0)
 
-    async def waits(_: Request) -> Response:
+    async def waits(_: PageRequest) -> Response:
         begun.release()
         await go.wait()
         return text(200, "done")
