@@ -69,6 +69,7 @@ class PodSpec(Struct, frozen=True):
     qos: QosClass | None = None
     name: str = ""
     namespace: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all_containers(self) -> tuple[ContainerSpec, ...]:

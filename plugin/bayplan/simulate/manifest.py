@@ -1,10 +1,10 @@
 """A pod manifest as pods and containers: with the values that kubelet would give to a runtime.
 
-Read are names, annotations, ``resources``, init containers and sidecars, ``overhead``, ``priorityClassName``
-and ``status.qosClass``; the rest of a manifest does not matter for placement. Pods are found in objects of
-any kind: a pod template is what has ``spec.containers`` below a key ``template`` or ``...Template``. The
-values are kubelet's own (`bayplan.kubelet.qos.cgroup_values`), so that what kubelet loses on the way
-(the exact memory request of a Burstable container) is lost here too.
+Read are names, labels, annotations, ``resources``, init containers and sidecars, ``overhead``,
+``priorityClassName`` and ``status.qosClass``; the rest of a manifest does not matter for placement. Pods
+are found in objects of any kind: a pod template is what has ``spec.containers`` below a key ``template``
+or ``...Template``. The values are kubelet's own (`bayplan.kubelet.qos.cgroup_values`), so that what
+kubelet loses on the way (the exact memory request of a Burstable container) is lost here too.
 """
 
 import re
@@ -240,6 +240,7 @@ def _planned(spec: PodSpec, machine: Machine, id_prefix: str, gates: FeatureGate
         namespace=spec.namespace,
         uid=spec.uid,
         annotations=spec.annotations,
+        labels=spec.labels,
         cgroup_parent=f"{_TREES[qos_class(spec, gates)]}/pod{_UNSAFE.sub('-', spec.uid)}",
         resources=_resources(values),
     )
@@ -323,6 +324,10 @@ class _Reader:
             resources=None if resources is None else self._pod_level(f"{within}spec.resources", resources),
             overhead=self._amounts(f"{within}spec.overhead", spec.get("overhead")),
             priority_class_name=str(spec.get("priorityClassName") or ""),
+            labels={
+                str(key): self._text(f"{within}metadata.labels.{key}", text, empty=True)
+                for key, text in self._table(f"{within}metadata.labels", inner.get("labels")).items()
+            },
             annotations={
                 str(key): self._text(f"{within}metadata.annotations.{key}", text, empty=True)
                 for key, text in annotations.items()

@@ -21,7 +21,13 @@ def test_a_guaranteed_pod_with_init_containers_a_sidecar_and_huge_pages() -> Non
     small = {"cpu": "500m", "memory": "1Gi", "example.com/nic": 1}
     manifest = {
         "kind": "Pod",
-        "metadata": {"name": "db", "namespace": "prod", "uid": "1-2", "annotations": {"a": ""}},
+        "metadata": {
+            "name": "db",
+            "namespace": "prod",
+            "uid": "1-2",
+            "annotations": {"a": ""},
+            "labels": {"app": "db"},
+        },
         "spec": {
             "initContainers": [
                 {"name": "prepare", "resources": {"limits": small}},
@@ -34,6 +40,7 @@ def test_a_guaranteed_pod_with_init_containers_a_sidecar_and_huge_pages() -> Non
     assert planned.name == "prod/db"
     assert planned.pod.cgroup_parent == "/kubepods/pod1-2"
     assert planned.pod.annotations == {"a": ""}
+    assert planned.pod.labels == {"app": "db"}
     assert [(one.container.id, one.ends) for one in planned.containers] == [
         ("x:prod/db/prepare", True),
         ("x:prod/db/proxy", False),

@@ -196,12 +196,7 @@ class ExclusiveCpus:
             return Taken(CpuSet(), self.obstacle)
         free = self.free | self.own
         if self.count > len(free):
-            asked = f"{counted(self.count, 'exclusive CPU')} asked for"
-            what = " isolated" if self._isolated else ""
-            if self._wished_kind in self._machine.cpus_by_kind:
-                what += f" of the kind {self._wished_kind}"
-            text = f"{asked}, {len(free)}{what} left; runs on the shared CPUs"
-            return Taken(CpuSet(), Reason(NO_EXCLUSIVE_CPUS, text))
+            return Taken(CpuSet(), self._too_few(len(free)))
         wanted, offline = self._wanted(nodes)
         for part, most in self._parts(nodes, wanted).items():
             held, there = wanted.kept & part, wanted.available & part
@@ -224,6 +219,17 @@ class ExclusiveCpus:
             which = " and ".join(f"{one} {kind}" for kind, one in of_kinds.items())
             remarks.append(Reason(CORE_KINDS_MIXED, f"no kind of cores has enough CPUs left: {which}"))
         return Taken(cpus, remarks=tuple(remarks))
+
+    def _too_few(self, left: int) -> Reason:
+        """That only so many are *left* of those that it could have."""
+        what = " isolated" if self._isolated else ""
+        if self._wished_kind in self._machine.cpus_by_kind:
+            what += f" of the kind {self._wished_kind}"
+        asked = f"{counted(self.count, 'exclusive CPU')} asked for"
+        text = f"{asked}, {left}{what} left; runs on the shared CPUs"
+        if self._policy.isolated_cpus and not self._isolated:
+            text += f"; CPUs {self._policy.isolated_cpus} are isolated, for containers that ask for such"
+        return Reason(NO_EXCLUSIVE_CPUS, text)
 
     def _wanted(self, nodes: NodeSet) -> tuple[Wanted, CpuSet]:
         """What is to be chosen on *nodes*, and which CPUs it keeps that are offline: only where others would
