@@ -14,8 +14,6 @@ PROGRAM_MIB = 8
 PAGES_OF_A_TABLE = 512
 # The first has DMA zones, the fourth lies in two zones.
 SIX = Topology("six-nodes", tuple(NumaNode(1, size) for size in (640, 448, 512, 576, 768, 1024)))
-# The second has a zone of 96 MiB, of which as much is kept free as of larger ones, and no CPUs.
-TINY = Topology("tiny-node", (NumaNode(2, 1024), NumaNode(0, 96)))
 
 
 def every_node_gives_what_it_promises(node: Node) -> None:
@@ -77,10 +75,4 @@ def test_on_two_nodes(node: Node) -> None:
 @pytest.mark.matrix
 @on(TIERED, "2.3")
 def test_on_a_slower_tier(node: Node) -> None:
-    every_node_gives_what_it_promises(node)
-
-
-@pytest.mark.matrix
-@on(TINY, "2.3")
-def test_on_a_tiny_node(node: Node) -> None:
     every_node_gives_what_it_promises(node)
