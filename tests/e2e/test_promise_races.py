@@ -64,13 +64,12 @@ def test_nobody_stays_slowed_down_whichever_way_the_daemon_ends(node: Node) -> N
 
 @pytest.mark.matrix
 @on_systemd(TWO_NODES)
-@pytest.mark.parametrize(("form", "runtime"), [("hook", "crun"), ("wrapper", "runc")])
-def test_who_did_not_come_over_nri_waits_too(node: Node, form: str, runtime: str) -> None:
+def test_who_came_by_the_hook_waits_too(node: Node) -> None:
     node.forms.install()
     install(node)
     slowly = ("--memory-pressure", "relieve", "--page-move-rate", "8Mi", "--oci-deadline", "20s")
     node.bayplan.start(*slowly, "--measured-reservation", "true")
-    engine = node.forms.engine(form, runtime)
+    engine = node.forms.engine("hook", "crun")
     batch = node.podman.run(engine, Asked("batch").touching("650Mi"))
     node.podman.await_log("batch", "touched")
     put(node, [(batch, 0)])
