@@ -163,7 +163,7 @@ async def ask_everything(one: Node, hostile: str) -> list[str]:
     status = await one.ask(verb="status")
     assert len(json.dumps(status)) < 200_000
     names = [str(container["name"]) for container in status["containers"]]
-    for verb in ("nodes", "metrics", "ping", "release", "log-level", "top", "refused", "report"):
+    for verb in ("nodes", "metrics", "ping", "release", "log-level", "top", "refused", "report", "check"):
         await one.ask(verb=verb)
     # A verb that comes has to be asked here.
     _, _, known = (await one.ask(verb="none"))["message"].partition("expected one of ")
