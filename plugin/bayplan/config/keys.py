@@ -20,13 +20,17 @@ from bayplan.config.amounts import (
 )
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.config.values import (
+    InvalidValueError,
+    ProblemCollector,
     Reader,
     absolute_path,
     absolute_path_or_none,
     boolean,
     cpu_list,
-    cpu_rules,
     duration_ms,
+    invalid,
+    items,
+    join,
     kubelet_minor,
     list_fraction,
     namespaces,
@@ -35,6 +39,7 @@ from bayplan.config.values import (
     one_of,
     policy_options,
     share_or_none,
+    show,
     socket_path,
     socket_path_or_none,
     table,
@@ -42,15 +47,18 @@ from bayplan.config.values import (
     whole_number_or,
 )
 from bayplan.engines.interface import EXACT, KUBELET
+from bayplan.errors import Problem
 from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.kubelet.manager_options import CPU_OPTIONS, NONE, OPTIONS, STATIC, MemoryManagerPolicy
 from bayplan.model.policy import (
+    CpuRule,
     MemoryReservationPolicy,
     OutsideRequests,
     PlacementStrategy,
     TopologyPolicy,
     TopologyScope,
 )
+from bayplan.model.wishes import wrong_rule
 from bayplan.sets import CpuSet
 
 FEATURE_GATES: Final = (
@@ -65,6 +73,48 @@ FEATURE_GATES: Final = (
 
 def _same(*names: str) -> Mapping[str, str]:
     return {name: name for name in names}
+
+
+def cpu_rules(path: str, value: object) -> tuple[CpuRule, ...]:
+    """Rules about CPUs: a list of tables, of which none may be for containers alone that an earlier one is
+    for."""
+    if not isinstance(value, list):
+        raise invalid(path, show(value), "a list of rules")
+    collector, rules = ProblemCollector(), list[CpuRule]()
+    for place, item in enumerate(value):
+        here = f"{path}[{place}]"
+        with collector:
+            found = table(_OF_A_RULE)(here, item)
+            rule = CpuRule(**{"cpu_kind" if key == "cpuKind" else key: one for key, one in found.items()})
+            if not (rule.cpus or rule.cpu_kind):
+                raise invalid(here, "a rule that gives nothing", "cpus, cpuKind or both")
+            problem = wrong_rule(rule)
+            if problem is not None:
+                raise InvalidValueError(Problem(join(here, problem.path), problem.found, problem.expected))
+            first = next((index for index, one in enumerate(rules) if one.covers(rule)), None)
+            rules.append(rule)
+            if first is not None:
+                expected = (
+                    f"containers that {path}[{first}] is not for; the first rule for a container counts"
+                )
+                raise invalid(here, "a rule that never counts", expected)
+    collector.raise_problems(tuple(rules))
+    return tuple(rules)
+
+
+def _labels(path: str, value: object) -> dict[str, str]:
+    return {
+        key: text_like(r".{0,63}", "a label's value")(join(path, key), one) for key, one in items(path, value)
+    }
+
+
+_OF_A_RULE: Final[Mapping[str, Reader[Any]]] = {
+    "namespaces": namespaces,
+    "labels": _labels,
+    "containers": namespaces,
+    "cpus": text_like(r".{1,32}", "a value of the annotation cpus"),
+    "cpuKind": text_like(r".{1,32}", "a value of the annotation cpu-kind"),
+}
 
 
 class Key(Struct, frozen=True):

@@ -10,12 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from bayplan.admin_protocol import MAX_SOCKET_PATH_BYTES
 from bayplan.errors import ParseError, Problem, excerpt
-from bayplan.model.policy import CpuRule
-from bayplan.model.wishes import wrong_rule
 from bayplan.sets import CpuSet, NodeSet
 
 T = TypeVar("T")
@@ -261,48 +259,6 @@ def list_fraction(path: str, value: object) -> int:
 def cpu_list(path: str, value: object) -> CpuSet:
     """CPU ids in the kernel's list format."""
     return parsed(CpuSet.parse, path, value, "a CPU list such as 0-1,8")
-
-
-def cpu_rules(path: str, value: object) -> tuple[CpuRule, ...]:
-    """Rules about CPUs: a list of tables, of which none may be for containers alone that an earlier one is
-    for."""
-    if not isinstance(value, list):
-        raise invalid(path, show(value), "a list of rules")
-    collector, rules = ProblemCollector(), list[CpuRule]()
-    for place, item in enumerate(value):
-        here = f"{path}[{place}]"
-        with collector:
-            found = table(_OF_A_RULE)(here, item)
-            rule = CpuRule(**{"cpu_kind" if key == "cpuKind" else key: one for key, one in found.items()})
-            if not (rule.cpus or rule.cpu_kind):
-                raise invalid(here, "a rule that gives nothing", "cpus, cpuKind or both")
-            problem = wrong_rule(rule)
-            if problem is not None:
-                raise InvalidValueError(Problem(join(here, problem.path), problem.found, problem.expected))
-            first = next((index for index, one in enumerate(rules) if one.covers(rule)), None)
-            rules.append(rule)
-            if first is not None:
-                expected = (
-                    f"containers that {path}[{first}] is not for; the first rule for a container counts"
-                )
-                raise invalid(here, "a rule that never counts", expected)
-    collector.raise_problems(tuple(rules))
-    return tuple(rules)
-
-
-def _labels(path: str, value: object) -> dict[str, str]:
-    return {
-        key: text_like(r".{0,63}", "a label's value")(join(path, key), one) for key, one in items(path, value)
-    }
-
-
-_OF_A_RULE: Final[Mapping[str, Reader[Any]]] = {
-    "namespaces": namespaces,
-    "labels": _labels,
-    "containers": namespaces,
-    "cpus": text_like(r".{1,32}", "a value of the annotation cpus"),
-    "cpuKind": text_like(r".{1,32}", "a value of the annotation cpu-kind"),
-}
 
 
 def node_owners(path: str, value: object) -> dict[int, str]:
