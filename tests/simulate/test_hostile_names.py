@@ -175,6 +175,7 @@ async def ask_everything(one: Node, hostile: str) -> list[str]:
     for pods in ([manifest], [{"kind": hostile}], hostile):
         await one.ask(verb="what-if", pods=pods)
     await one.ask(verb="export-state")
+    await one.ask(verb="check")
     for text in (hostile, json.dumps({"policyName": hostile, "entries": {hostile: {hostile: hostile}}})):
         await one.ask(
             verb="import-state", files=dict.fromkeys(("cpu_manager_state", "memory_manager_state"), text)
