@@ -1,8 +1,10 @@
 """What containers really get: pods made with crictl, checked in the kernel, on each containerd."""
 
+import time
 from dataclasses import replace
 
 import pytest
+from testbed.channel import LIMIT_S
 from testbed.errors import CommandError
 from testbed.node import Node
 from testbed.pods import MIB, Container, Pod, best_effort, burstable, guaranteed
@@ -131,6 +133,17 @@ def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
     assert (view.cpus_allowed, view.mems_allowed) == ({3}, {1})
     assert node.view(exclusive).cpus_allowed == {1}
     assert node.bayplan.decided(pinned.container_id)["cpusPinnedByOthers"] is True
+    assert node.bayplan.decided(exclusive.container_id)["cpusAlsoOf"] == []
+    # Somebody moves it there, past every runtime: from the next comparison on nobody is said to be alone.
+    node.guest.run("sh", "-c", f"echo 1 >/sys/fs/cgroup{view.cgroup}/cpuset.cpus")
+    deadline = time.monotonic() + LIMIT_S
+    while not (sharers := node.bayplan.decided(exclusive.container_id)["cpusAlsoOf"]):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+    assert len(sharers) == 1
+    own, *_ = [one["cpus"] for one in node.bayplan.nodes()["nodes"] if one["cpus"]["contested"]]
+    assert (own["exclusive"], own["contested"]) == ("", "1")
+    assert node.view(pinned).cpus_allowed == {1}
 
 
 @pytest.mark.matrix

@@ -77,7 +77,8 @@ def parts(it: Racing) -> tuple[list[object], Cpusets, Verifier, EndedContainers]
         hierarchy, cpusets, it.one.expectations, here, grounds=lambda: (controller.ledger,), most_files=50
     )
     starts = Starts(None)
-    ended = EndedContainers(controller, Occupancy(hierarchy, 50), here, lambda _: {}, starts.forget)
+    occupancy = Occupancy(hierarchy, 50)
+    ended = EndedContainers(controller, occupancy, here, lambda _: {}, lambda *_: False, starts.forget)
     return [controller, it.watch, it.narrowing, cpusets, verifier, ended], cpusets, verifier, ended
 
 
