@@ -151,7 +151,11 @@ class Settings(Struct, frozen=True):
 
     @property
     def unknown_kubelet(self) -> tuple[str, ...]:
-        """A sentence where a version of kubelet was assumed: what depends on it, if anything does."""
+        """A sentence where a version of kubelet was assumed: what depends on it, if anything does. A node of
+        which neither a file of kubelet's nor the engine speaks has none, or one that is found by its process.
+        """
+        if self.kubelet_known_by or not (self.of_kubelets_file or self.engine == KUBELET):
+            return ()
         depends = {
             "what kubelet's file leaves out": self.of_kubelets_file,
             "what the engine kubelet answers": self.engine == KUBELET,
@@ -160,9 +164,7 @@ class Settings(Struct, frozen=True):
             is MemoryPressure.EVICT,
         }
         words = [text for text, does in depends.items() if does]
-        return (
-            (kubelet_unknown(f"{self.kubelet_rules}", words),) if words and not self.kubelet_known_by else ()
-        )
+        return (kubelet_unknown(f"{self.kubelet_rules}", words),)
 
     @property
     def kubelet_rules(self) -> KubeletRules:
