@@ -97,7 +97,6 @@ class Store:
         self._history_limit = history_limit
         self._hold_directory = hold_directory
         self._files = identities(path)
-        self._opened = self._files[""]
 
     @classmethod
     def open(
@@ -289,7 +288,7 @@ class Store:
         if self._files.items() <= found.items():
             self._files = found  # the log may be new
         else:
-            self._make_again(foreign=found.get("") != self._opened)
+            self._make_again(foreign=found.get("") != self._files[""])
 
     def _make_again(self, *, foreign: bool) -> None:
         """See `ensure_in_place`. *foreign*: what lies in its place is not what was opened."""
@@ -308,7 +307,6 @@ class Store:
             problem = f"it is not where it was opened, and cannot be made again: {_describe(error)}"
             raise StateError(str(self.path), problem) from error
         self._files = identities(self.path)
-        self._opened = self._files[""]
         self.times_emptied += not copied
         what = "with all that was recorded" if copied else "empty; what is promised is recorded anew"
         logger.critical("state database %s was removed or replaced; it is made again, %s", self.path, what)
@@ -317,7 +315,7 @@ class Store:
         """Fold the log into the database and close it. Closing twice is harmless."""
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._files = {"": self._opened}  # the log goes
+            self._files = {"": self._files[""]}  # the log goes
             connection.close()
 
     @contextmanager
