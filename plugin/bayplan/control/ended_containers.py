@@ -106,8 +106,7 @@ class EndedContainers:
         if not without:
             self._pause_s = ASK_AFTER_S
             return
-        listed = await self._in_thread(partial(self._listed, without, now_s))
-        failed = await self._in_thread(partial(self._failed, without))
+        listed, failed = await self._in_thread(lambda: (self._listed(without, now_s), self._failed(without)))
         for one in without:
             failing = one.container_id in failed
             report = Report.NOT_CREATED if failing else self._report(one, listed, now_s)
