@@ -259,7 +259,7 @@ class Controller:
         """Enter a container that exists and that the runtime has not told of, neither by NRI's list nor by an
         event; nothing of one that was heard of meanwhile."""
         async with self.transaction() as transaction:
-            if self.placements.lives.phase(container.id) in (Phase.UNKNOWN, Phase.UNDECIDED):
+            if self.placements.lives.is_unheard_of(container.id):
                 await self._report(transaction, listed_as(container), pod, container)
         await self.wait_written()
 

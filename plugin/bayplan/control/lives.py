@@ -45,6 +45,10 @@ class Lives:
             return life.phase
         return Phase.ENDED if container_id in self._ended else Phase.UNKNOWN
 
+    def is_unheard_of(self, container_id: str) -> bool:
+        """Whether nothing was heard of a container but, at most, that it is created without a decision."""
+        return self.phase(container_id) in (Phase.UNKNOWN, Phase.UNDECIDED)
+
     def step(self, report: Report, container_id: str) -> Step:
         """What is to be done about *report*; it may depend on whether the container has a process."""
         return step_of(report, self.phase(container_id))

@@ -41,7 +41,6 @@ from bayplan.control.recorder import Recorder
 from bayplan.control.shadow_handler import answering
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
-from bayplan.control.unlisted_containers import UnlistedContainers
 from bayplan.control.verify import Verifier
 from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.container_usage import ContainerUsage
@@ -73,7 +72,7 @@ from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_run
 from bayplan.oci.cri import describe_containers, list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.storage import creation_failed
-from bayplan.oci.unmanaged_containers import UnmanagedContainers
+from bayplan.oci.unmanaged_containers import UnlistedContainers, UnmanagedContainers
 from bayplan.views.snapshot import Observation, Snapshot
 from bayplan.views.status import View
 

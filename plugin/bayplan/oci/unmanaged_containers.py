@@ -1,12 +1,14 @@
 """Containers that run although nobody decided about them: let through while the daemon was away, or could not
 decide. They are entered as they are, so that they are counted and kept off the exclusive CPUs of others.
 
-NRI lists them. podman's, and CRI-O's without NRI, are found in their storage; those of an engine that has
-neither hook nor wrapper are not looked for.
+NRI lists them, but for those that are created meanwhile: these the runtime is asked for over CRI. podman's,
+and CRI-O's without NRI, are found in their storage; those of an engine that has neither hook nor wrapper are
+not looked for.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,7 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.control.controller import Controller
-from bayplan.control.ended_containers import CRIO
+from bayplan.control.ended_containers import CRIO, ListContainers
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Transaction
 from bayplan.errors import BayplanError
@@ -22,6 +24,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.life import Action, Report
 from bayplan.model.origin import Origin
+from bayplan.model.workload import Container, Pod
 from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.doctor import Examination
@@ -31,6 +34,13 @@ from bayplan.oci.storage import USERDATA, Started, read_storage, started
 from bayplan.oci.workloads import PODMAN
 
 logger = logging.getLogger(__name__)
+
+LOOKS_S: Final = (0.2, 1.0, 5.0)
+"""When it is looked, after a Synchronize. A creation takes a second or two; one that takes longer is entered
+with the first event that reports it."""
+
+DescribeContainers = Callable[[str, Collection[str]], Sequence[tuple[Pod, Container]]]
+"""Those of the containers, by their ids, that the runtime of that name still has."""
 
 _ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
 
@@ -44,7 +54,7 @@ class _Search(Struct, frozen=True):
 
 
 class UnmanagedContainers:
-    """Finds and enters them."""
+    """Finds and enters those of CRI-O and podman."""
 
     def __init__(
         self,
@@ -152,6 +162,62 @@ class UnmanagedContainers:
             )
             return None
         return announced
+
+
+class UnlistedContainers:
+    """Finds and enters those that the NRI runtime has not told of, after each Synchronize.
+
+    A container that is created while a plugin connects can be in neither of the two: the list of Synchronize
+    was made before it existed, and its CreateContainer went to the plugins that were connected then
+    (kubernetes-sigs/cri-tools#2137). Nobody would hear of it before its next event, which may be its end. The
+    runtime is asked several times, because one that is being created is listed only afterwards.
+    *list_containers* and *describe_containers* block.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        in_thread: InThread,
+        list_containers: ListContainers,
+        describe_containers: DescribeContainers,
+    ) -> None:
+        self._controller = controller
+        self._in_thread = in_thread
+        self._list_containers = list_containers
+        self._describe_containers = describe_containers
+
+    async def follow(self) -> None:
+        """Look after each Synchronize, until cancelled."""
+        synchronized = self._controller.synchronized
+        while True:
+            await synchronized.wait()
+            synchronized.clear()
+            waited_s = 0.0
+            for at_s in LOOKS_S:
+                await asyncio.sleep(at_s - waited_s)
+                waited_s = at_s
+                if synchronized.is_set():
+                    break  # it begins again
+                await self.enter_unlisted()
+
+    async def enter_unlisted(self) -> None:
+        """Look once, and enter the containers that nobody told of."""
+        runtime = self._controller.runtime
+        if runtime is None:
+            return
+        try:
+            listed = await self._in_thread(partial(self._list_containers, runtime.name))
+            lives = self._controller.placements.lives
+            unknown = [key for key, alive in listed.items() if alive and lives.is_unheard_of(key)]
+            if not unknown:
+                return
+            found = await self._in_thread(partial(self._describe_containers, runtime.name, unknown))
+        except BayplanError as error:
+            extra = {"runtime": runtime.name, "problem": str(error)}
+            logger.debug("a runtime does not say which containers it has", extra=extra)
+            return
+        for pod, container in found:
+            await self._controller.enter_listed(pod, container)
 
 
 def _is_unrecorded(one: Started, known: Mapping[str, Origin | None]) -> bool:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from bayplan.control.unlisted_containers import UnlistedContainers
 from bayplan.errors import UnavailableError
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.workload import Container, ContainerState, Pod
 from bayplan.nri import Event
+from bayplan.oci.unmanaged_containers import UnlistedContainers
 from bayplan.quantity import MIB
 from support.controllers import Controlled, begun, controlled, here
 from support.machines import container, pod
