@@ -21,7 +21,7 @@ from bayplan.errors import UnavailableError
 from bayplan.host.occupancy import Occupancy
 from bayplan.model.policy import PlacementPolicy
 from bayplan.nri import Event, UnixSocket
-from bayplan.oci.storage import creation_failed
+from bayplan.oci.storage import failed_creations
 from bayplan.quantity import MIB
 from support.controllers import MACHINE, Controlled, controlled, here
 from support.flavors import (
@@ -109,7 +109,7 @@ class Daemon:
             occupancy,
             here,
             _silent,
-            partial(creation_failed, node.root),
+            partial(failed_creations, node.root),
             Starts(None).forget,
         ).release_ended
 

@@ -13,7 +13,7 @@ import pytest
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.errors import UnavailableError
 from bayplan.host.occupancy import Occupancy
-from bayplan.oci.storage import creation_failed
+from bayplan.oci.storage import failed_creations
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import here
@@ -75,7 +75,7 @@ async def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, s
     async with oci_socket(tmp_path) as one:
         controller, runtime = one.around.controller, Runtime(one, random.Random(seed))
         forget = one.handler._cpusets.starts.forget
-        failed = partial(creation_failed, one.node.root)
+        failed = partial(failed_creations, one.node.root)
         ended = EndedContainers(controller, Occupancy(one.node.hierarchy), here, nobody, failed, forget)
         for number in range(STARTS):
             await runtime.start(number)

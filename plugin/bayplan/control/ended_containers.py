@@ -43,8 +43,9 @@ up to `PATIENCE_S`."""
 ListContainers = Callable[[str], Mapping[str, bool]]
 """The ids of all containers that the runtime of that name lists over CRI, False for those that have ended."""
 
-CreationFailed = Callable[[str, str], bool]
-"""Whether CRI-O's storage shows that it gave up creating a container: the ids of its sandbox and its own."""
+FailedCreations = Callable[[Mapping[str, str]], Collection[str]]
+"""The ids of the containers that CRI-O gave up creating, as its storage shows; it is given the ids of their
+sandboxes by theirs."""
 
 
 class _Suspect(Struct, frozen=True):
@@ -71,7 +72,7 @@ class EndedContainers:
         occupancy: Occupancy,
         in_thread: InThread,
         list_containers: ListContainers,
-        creation_failed: CreationFailed,
+        failed_creations: FailedCreations,
         forget_start: Callable[[str], None],
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,7 +80,7 @@ class EndedContainers:
         self._occupancy = occupancy
         self._in_thread = in_thread
         self._list_containers = list_containers
-        self._creation_failed = creation_failed
+        self._failed_creations = failed_creations
         self._forget_start = forget_start
         self._clock_s = clock_s
         self._pause_s = ASK_AFTER_S
@@ -155,18 +156,13 @@ class EndedContainers:
                 logger.debug("a runtime does not say which containers it has", extra=extra)
         return listed
 
-    def _failed(self, without: Collection[_Suspect]) -> set[str]:
+    def _failed(self, without: Collection[_Suspect]) -> Collection[str]:
         """The ids of those *without* a process that CRI-O gave up creating: of these it has no event."""
         runtime = self._controller.runtime
         if runtime is None or runtime.name != CRIO:
-            return set()
-        return {
-            one.container_id
-            for one in without
-            if one.entry.origin is None
-            and one.phase is Phase.DECIDED
-            and self._creation_failed(one.pod_id, one.container_id)
-        }
+            return ()
+        decided = [one for one in without if one.entry.origin is None and one.phase is Phase.DECIDED]
+        return self._failed_creations({one.container_id: one.pod_id for one in decided}) if decided else ()
 
     def _is_worth_asking(self, one: _Suspect, now_s: float) -> bool:
         """Whether the NRI runtime is asked about a container: one of its own, of which the kernel says

@@ -71,7 +71,7 @@ from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import describe_containers, list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
-from bayplan.oci.storage import creation_failed
+from bayplan.oci.storage import failed_creations
 from bayplan.oci.unmanaged_containers import UnlistedContainers, UnmanagedContainers
 from bayplan.views.snapshot import Observation, Snapshot
 from bayplan.views.status import View
@@ -243,7 +243,7 @@ class Daemon:
             Occupancy(self.hierarchy, spare_files().occupancy),
             self.host_thread.do,
             self._list_containers,
-            partial(creation_failed, self.hierarchy.root),
+            partial(failed_creations, self.hierarchy.root),
             self.cpusets.starts.forget,
         )
         unmanaged = UnmanagedContainers(
@@ -334,7 +334,7 @@ class Daemon:
                     )
             except BayplanError as error:
                 fields = {"version": version, "stays": f"{before}", "problem": error.on_one_line()}
-                logger.error("the rules of the node's kubelet are not taken over", extra=fields)  # noqa: TRY400 - likewise
+                logger.error("the rules of the node's kubelet are not taken over", extra=fields)  # noqa: TRY400 - expected, so that a traceback says nothing
             except Exception:
                 logger.exception("the rules of the node's kubelet are not taken over")
             else:

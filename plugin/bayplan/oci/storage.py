@@ -6,7 +6,7 @@ the graph root. Containers of other users than root are in storages of their own
 """
 
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -70,16 +70,19 @@ def started(storage: Storage, elsewhere: Collection[Path] = ()) -> Iterator[Star
             yield Started(container_id, bundle, pid)
 
 
-def creation_failed(root: Path, sandbox_id: str, container_id: str) -> bool:
-    """Whether CRI-O gave up creating a container: its directory is gone, that of its sandbox is not.
+def failed_creations(root: Path, sandbox_ids: Mapping[str, str]) -> set[str]:
+    """The ids of the containers that CRI-O gave up creating: the directory of each is gone, that of its
+    sandbox is not. *sandbox_ids* are those of the sandboxes by those of the containers.
 
     CRI-O makes it before it asks over NRI, and removes it with the container, or when the creation fails.
     Without the sandbox's it is another storage than CRI-O's, which says nothing.
     """
     directories = tuple(read_storage(root).run_root.glob(_CONTAINERS))
-    return any((one / sandbox_id).is_dir() for one in directories) and not any(
-        (one / container_id).is_dir() for one in directories
-    )
+
+    def is_there(name: str) -> bool:
+        return any((one / name).is_dir() for one in directories)
+
+    return {key for key, sandbox_id in sandbox_ids.items() if is_there(sandbox_id) and not is_there(key)}
 
 
 def _at(root: Path, found: object, default: str) -> Path:

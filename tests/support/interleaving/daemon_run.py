@@ -28,7 +28,7 @@ from bayplan.nri.operations import Operation
 from bayplan.nri.request_queue import RequestQueue, Timeouts
 from bayplan.nri.wire import Response
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
-from bayplan.oci.storage import creation_failed
+from bayplan.oci.storage import failed_creations
 from bayplan.quantity import GIB
 from support.clock import ManualClock
 from support.controllers import consistent, runtime
@@ -96,7 +96,7 @@ class DaemonRun:
             Occupancy(hierarchy),
             self.do,
             list_containers,
-            partial(creation_failed, hierarchy.root),
+            partial(failed_creations, hierarchy.root),
             self.cpusets.starts.forget,
             clock.time,
         )

@@ -17,7 +17,7 @@ from bayplan.model.life import Phase
 from bayplan.model.origin import Form, Origin
 from bayplan.model.workload import Container
 from bayplan.nri import Event
-from bayplan.oci.storage import creation_failed
+from bayplan.oci.storage import failed_creations
 from bayplan.placement.found_containers import AFTER_ITS_END
 from bayplan.quantity import GIB
 from support.controllers import Controlled, announced, begun, controlled, full_disk, here, runtime
@@ -53,7 +53,7 @@ def ended_containers(
     def forget_start(_: str) -> None:
         """No start is expected."""
 
-    occupancy, failed = Occupancy(node.hierarchy, 16), partial(creation_failed, node.root)
+    occupancy, failed = Occupancy(node.hierarchy, 16), partial(failed_creations, node.root)
     return EndedContainers(one.controller, occupancy, here, listing, failed, forget_start, clock)
 
 

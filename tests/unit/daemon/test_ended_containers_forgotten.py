@@ -78,7 +78,7 @@ def parts(it: Racing) -> tuple[list[object], Cpusets, Verifier, EndedContainers]
     )
     starts = Starts(None)
     occupancy = Occupancy(hierarchy, 50)
-    ended = EndedContainers(controller, occupancy, here, lambda _: {}, lambda *_: False, starts.forget)
+    ended = EndedContainers(controller, occupancy, here, lambda _: {}, lambda _: (), starts.forget)
     return [controller, it.watch, it.narrowing, cpusets, verifier, ended], cpusets, verifier, ended
 
 

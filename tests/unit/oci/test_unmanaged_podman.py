@@ -16,7 +16,7 @@ from bayplan.host.occupancy import Occupancy
 from bayplan.model.decision import Outcome
 from bayplan.model.origin import Form
 from bayplan.model.workload import Pod
-from bayplan.oci.storage import creation_failed
+from bayplan.oci.storage import failed_creations
 from bayplan.oci.unmanaged_containers import PODMAN, UnmanagedContainers
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
@@ -111,7 +111,7 @@ async def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
 
         node.end(42)
         forget = Starts(None).forget
-        occupancy, failed = Occupancy(node.hierarchy), partial(creation_failed, node.root)
+        occupancy, failed = Occupancy(node.hierarchy), partial(failed_creations, node.root)
         ended = EndedContainers(one.controller, occupancy, here, lambda _: {}, failed, forget)
         await ended.release_ended()
         assert set(one.controller.ledger.entries) == {"x"}
