@@ -224,11 +224,11 @@ def shared_cpus_minimum(policy: PlacementPolicy, ledger: Ledger, more_milli: int
     return -(-(ledger.shared_milli.get(QosSource.CGROUP_PARENT, 0) + more_milli) // MILLI_PER_CPU)
 
 
-def exclusive_room(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> int:
+def exclusive_room(machine: Machine, policy: PlacementPolicy, ledger: Ledger, more_milli: int = 0) -> int:
     """How many CPUs of the shared pool may become exclusive, whichever they are, so that as many as must stay
-    do; below 0 where there are fewer already."""
+    do, with *more_milli* as for `shared_cpus_minimum`; below 0 where there are fewer already."""
     shared = ledger.shared_cpus(machine, policy.withheld_cpus)
-    return len(shared) - shared_cpus_minimum(policy, ledger)
+    return len(shared) - shared_cpus_minimum(policy, ledger, more_milli)
 
 
 def _less(

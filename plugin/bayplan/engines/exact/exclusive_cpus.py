@@ -122,11 +122,15 @@ class ExclusiveCpus:
         free |= self._online
         if self._only_cores:
             free = CpuSet.of_mask(self._layout.whole_cores(free.mask)) | self._online
+        return self._of_one_kind(free)
+
+    def _of_one_kind(self, cpus: CpuSet) -> CpuSet:
+        """Those of *cpus* that are of the kind it is to have; all of them if no kind has enough."""
         for kind in self._kinds:
-            of_kind = free & self._machine.cpus_by_kind[kind]
+            of_kind = cpus & self._machine.cpus_by_kind[kind]
             if kind == self._wished_kind or len(of_kind) >= self.count:
                 return of_kind
-        return free
+        return cpus
 
     @cached_property
     def _kinds(self) -> Sequence[str]:
@@ -145,9 +149,7 @@ class ExclusiveCpus:
     @cached_property
     def assignable(self) -> CpuSet:
         """See the class."""
-        every = assignable_cpus(self._machine, self._policy, isolated=self._isolated)
-        most = [every & self._machine.cpus_by_kind[kind] for kind in self._kinds]
-        return next((cpus for cpus in most if self._wished_kind or len(cpus) >= self.count), every)
+        return self._of_one_kind(assignable_cpus(self._machine, self._policy, isolated=self._isolated))
 
     def near(self, nodes: NodeSet) -> CpuSet:
         """The CPUs that count as those of *nodes*; with align-by-socket all of their sockets."""
@@ -330,7 +332,7 @@ def kept_shared(
     """Why *count* CPUs of the shared pool cannot become exclusive to one container, which asks for
     *rest_milli* of it beside them: it would be left with fewer than are to stay. None if they can."""
     least = shared_cpus_minimum(policy, ledger, rest_milli)
-    room = exclusive_room(machine, policy, ledger) + shared_cpus_minimum(policy, ledger) - least
+    room = exclusive_room(machine, policy, ledger, rest_milli)
     if count <= room:
         return None
     configured = policy.shared_cpus_minimum is not None
