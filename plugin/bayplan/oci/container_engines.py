@@ -226,7 +226,9 @@ def _containerd(files: _Files, main: str = "/etc/containerd/config.toml") -> Con
         misplaced=tuple(
             key
             for path, part in contents.items()
-            for key in _misplaced_nri_keys(path, part, own_tables, _NRI_KEYS, _NAMES_IN_CONTAINERD)
+            for key in _misplaced_nri_keys(
+                path, part, own_tables, _NRI_KEYS, _NAMES_IN_CONTAINERD, _AMBIGUOUS_NRI_KEYS
+            )
         ),
         runtimes=runtimes,
         default=default or "runc",
@@ -258,10 +260,11 @@ def _misplaced_nri_keys(
     own_tables: Collection[tuple[str, ...]],
     keys: Collection[str],
     names: Mapping[str, str],
+    ambiguous: Collection[str] = (),
 ) -> Iterator[MisplacedKey]:
     """*keys* of NRI that *content* has outside of NRI's own tables, where engines warn in their logs at most
-    and go on; and keys by which another engine calls them, with the engine's own *names*. An ambiguous key is
-    NRI's at the root, in a table named after NRI, and beside one that only NRI has."""
+    and go on; and keys by which another engine calls them, with the engine's own *names*. An *ambiguous* key
+    is NRI's at the root, in a table named after NRI, and beside one that only NRI has."""
     pending: list[tuple[tuple[str, ...], Table]] = [((), content)]
     while pending:
         place, table = pending.pop(0)
@@ -272,7 +275,7 @@ def _misplaced_nri_keys(
                 yield _misplaced(path, place, key, table[key], names[key])
             elif place in own_tables:
                 continue
-            elif key in keys or (of_nri and keys is _NRI_KEYS and key in _AMBIGUOUS_NRI_KEYS):
+            elif key in keys or (of_nri and key in ambiguous):
                 yield _misplaced(path, place, key, table[key], key)
 
 
