@@ -44,7 +44,7 @@ def machine_of_lstopo(text: str) -> Imported:
         InvalidValueError: it is no such document, was cut off, or lacks what decides.
     """
     try:
-        root = ET.fromstring(text)  # noqa: S314 - as above
+        root = ET.fromstring(text)  # noqa: S314 - a file that its reader named; expat bounds what entities become
     except (ET.ParseError, ValueError) as error:
         raise invalid("the file", str(error), "XML of lstopo that is whole") from error
     if root.tag not in ("topology", "root"):
@@ -68,8 +68,7 @@ class _Document:
         Raises:
             InvalidValueError: it has no CPU, or an amount is no number.
         """
-        present = self._present()
-        online = self._online(present)
+        present, online = self._cpus()
         if not online:
             raise invalid("PU", "no object of that type", "at least one")
         nodes = self._nodes(online)
@@ -99,15 +98,12 @@ class _Document:
             self.assumed.append(f"CPUs {present - online} to be offline, as lstopo does not show them")
         return Imported(Machine(nodes, tuple(cpus)), tuple(self.assumed))
 
-    def _present(self) -> CpuSet:
-        machine = (self.objects["Machine"] or self.objects["System"] or [ET.Element("object")])[0]
-        return _cpus(machine, "complete_cpuset") | CpuSet(map(_index, self.objects["PU"]))
-
-    def _online(self, present: CpuSet) -> CpuSet:
+    def _cpus(self) -> tuple[CpuSet, CpuSet]:
+        """Those that there are, and those of them that are online."""
         machine = (self.objects["Machine"] or self.objects["System"] or [ET.Element("object")])[0]
         shown = CpuSet(map(_index, self.objects["PU"]))
         online = machine.get("online_cpuset")
-        return shown & present if online is None else shown & _mask(online)
+        return _cpus(machine, "complete_cpuset") | shown, shown if online is None else shown & _mask(online)
 
     def _nodes(self, online: CpuSet) -> tuple[Node, ...]:
         found = self.objects["NUMANode"]
@@ -159,7 +155,7 @@ class _Document:
             if _kind(one) in words
         }
         given = sorted(set(ranks.values()))
-        if len(given) < len(_TIERS[0]):
+        if len(given) <= 1:
             return {}
         self.assumed.append("the order of memory tiers by lstopo's words for them")
         return {node: given.index(rank) for node, rank in ranks.items()}
@@ -211,7 +207,7 @@ class _Document:
             rank = int(efficiency) if efficiency.lstrip("-").isdecimal() and efficiency != "-1" else number
             ranked.append((rank, _cpus(one) & online))
         groups = [cpus for _, cpus in sorted(ranked, key=lambda pair: -pair[0]) if cpus]
-        if len(groups) < len(CORE_KINDS) - 1:
+        if len(groups) <= 1:
             return {}
         last = len(groups) - 1
         return {
