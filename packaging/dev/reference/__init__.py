@@ -1,1 +1,1 @@
-"""What is made from the code: man pages, completions, the page of metrics and the pictures of documents."""
+"""What is made from the code: man pages, completions, pages and pictures of documents."""

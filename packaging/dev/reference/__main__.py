@@ -20,8 +20,7 @@ from bayplan.cli import kubectl_bayplan
 from bayplan.cli.main import EXIT_STATUSES, build_parser
 from bayplan.config import flags
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
-from bayplan.host import topology_files
-from reference import import_map
+from reference import import_map, kernel_files
 from reference.machines import machine_pages
 from reference.man_pages import command_of, man_page
 from reference.metrics_page import page
@@ -110,7 +109,7 @@ def _pages() -> dict[str, str]:
     return {
         "docs/metrics.md": page(),
         import_map.PICTURE: import_map.picture(),
-        topology_files.PAGE_PATH: topology_files.page(),
+        kernel_files.PAGE: kernel_files.page(),
         **machine_pages(),
     }
 

@@ -9,6 +9,7 @@ kernels print one. Every file that a machine is read from is in `FILES`, and so 
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -137,35 +138,6 @@ def is_superseded(path: Path) -> bool:
     return any((path.parent / name).exists() for name in names)
 
 
-PAGE_PATH: Final = "docs/kernel-files.md"
-
-
-def page() -> str:
-    """The page about these files."""
-    roles = {True: "decides", False: "orders"}
-    rows = (
-        f"| `{one.pattern}` | {one.since or '-'} | {roles[one.decides]} | {one.absent} |" for one in FILES
-    )
-    return _PAGE + "\n".join(rows) + "\n"
-
-
-_PAGE: Final = """\
-# The kernel's files
-
-Of these a machine is read, and `bayplan record-topology` records them. What *decides* has to be there and
-to make sense, or the machine is not read: the daemon does not start, and a recording is refused with the
-name of the file. What only *orders* choices is left out where it is odd (an empty list of a cache's CPUs,
-a distance of a node from itself that is not 10), with a remark in `bayplan status`. A NUL ends a text.
-
-A CPU that several nodes list (`numa=fake`) counts in the first of them, and the others are memory near it.
-Sockets go by the CPUs that are in one package: the kernel's ids are -1 on POWER and s390 machines, and
-repeat in each book of the latter; then sockets are numbered by their lowest CPUs.
-
-| file | since Linux | | without it |
-|---|---|---|---|
-"""
-
-
 class TopologyTree:
     """A tree of such files below *root*, and the remarks about what was left out of it."""
 
@@ -257,15 +229,16 @@ class TopologyTree:
 
 def _kind(path: str) -> TopologyFile | None:
     for one in FILES:
-        if _expressions[one.pattern].fullmatch(path):
+        if _expression(one.pattern).fullmatch(path):
             return one
     return None
 
 
+@cache
 def _expression(pattern: str) -> re.Pattern[str]:
+    """Made when a file is odd, and not when the module is loaded: most machines never need one."""
     parts = re.split(r"(\*|\[01\]|\[0-9\])", pattern)
     return re.compile("".join(_GLOB.get(part, re.escape(part)) for part in parts))
 
 
 _GLOB: Final = {"*": "[^/]*", "[01]": "[01]", "[0-9]": "[0-9]"}
-_expressions: Final = {one.pattern: _expression(one.pattern) for one in FILES}

@@ -3,7 +3,6 @@
 import os
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,6 @@ from bayplan.host.kernelfs import AbsentError
 from bayplan.host.memory_tiers import TIERS
 from bayplan.host.record import record, unpack
 from bayplan.host.sysfs import UNKNOWN_SOCKET, read_hugepages, read_machine
-from bayplan.host.topology_files import PAGE_PATH, page
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -285,11 +283,6 @@ def test_dies_and_clusters_that_firmware_does_not_know(tmp_path):
     found = read_machine(tree.write(tmp_path))
     assert {cpu.die_id for cpu in found.cpus} == {None}
     assert [cpu.cluster_id for cpu in found.cpus] == [0] * 4 + [4] * 4
-
-
-def test_the_page_about_the_files_is_current():
-    tree = Path(__file__).parents[3]
-    assert (tree / PAGE_PATH).read_text() == page(), "run `make reference`"
 
 
 def test_isolated_cpus(tmp_path):
