@@ -24,8 +24,8 @@ from bayplan.host.kernelfs import (
 )
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
 from bayplan.host.memory_tiers import read_owners, read_reach, read_tiers
-from bayplan.host.topology_files import TopologyTree
-from bayplan.model.machine import CORE_KINDS, LOCAL_DISTANCE, Cpu, Machine, Node
+from bayplan.host.topology_files import HYBRID, TopologyTree
+from bayplan.model.machine import LOCAL_DISTANCE, Cpu, Machine, Node, in_first_nodes, kinds_of
 from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet, NodeSet
@@ -44,8 +44,6 @@ _CPU: Final = re.compile(r"cpu([0-9]{1,5})")
 _NODE: Final = re.compile(r"node([0-9]{1,5})")
 _CACHE_INDEX: Final = re.compile(r"index([0-9]{1,5})")
 _HUGEPAGES: Final = re.compile(r"hugepages-([0-9]{1,15})kB")
-_HYBRID: Final = ("cpu_core", "cpu_atom", "cpu_lowpower")
-"""The performance counters of Intel's kinds of cores, the strongest first."""
 _UNKNOWN_ID: Final = "-1"
 """Of a die or cluster where firmware knows none; its list has the CPU alone."""
 _OFFLINE: Final = "0"
@@ -152,7 +150,7 @@ def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ..
         node: _needed_cpus(tree, f"{tree.system}/node/node{node}", "cpulist") & online_cpus
         for node in online_nodes
     }
-    cpus_of = _in_first_nodes(listed)
+    cpus_of = in_first_nodes(listed)
     sharing = NodeSet(node for node in online_nodes if listed[node] != cpus_of[node])
     devices = _devices(Path(tree.root) / "sys/bus/pci/devices")
     cpu_nodes = NodeSet(node for node, cpus in cpus_of.items() if cpus)
@@ -180,17 +178,6 @@ def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ..
             )
         )
     return tuple(nodes), (shared_cpus(sharing),) if sharing else ()
-
-
-def _in_first_nodes(listed: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
-    """The CPUs of each node, where one that several list counts in the first: the kernel lists all CPUs of a
-    node in each part that numa=fake makes of it."""
-    counted = CpuSet()
-    cpus_of = {}
-    for node, cpus in listed.items():
-        cpus_of[node] = cpus - counted
-        counted |= cpus
-    return cpus_of
 
 
 def _shared_distances(node: int, listed: Mapping[int, CpuSet]) -> Mapping[int, int]:
@@ -279,9 +266,8 @@ def _cpus(tree: TopologyTree, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> t
                 found = None if unknown else tree.cpus(f"{directory}/topology", names, cpu)
                 _share(first_of, cpu, found, online_cpus)
         cores[cpu] = cpu
-        if (
-            known_cores
-        ):  # They are not where the kernel is built for one processor, or for some architectures.
+        # They are not known where the kernel is built for one processor, or for some architectures.
+        if known_cores:
             threads = _needed_cpus(tree, f"{directory}/topology", "core_cpus_list", cpu)
             cores[cpu] = min(threads & online_cpus)
     sockets = _sockets(tree, online_cpus, members["package"])
@@ -356,21 +342,8 @@ def _kinds(tree: TopologyTree, online_cpus: CpuSet) -> Mapping[int, str]:
     """The kind of each CPU's core; none where all are of one. By Intel's performance counters, else by the
     core's part number and how the kernel rates its capacity (arm64), else by that alone. Cores of one part
     differ in their highest frequency."""
-    hybrid = [
-        tree.optional(f"{tree.root}/sys/devices/{name}/cpus", CpuSet.parse, CpuSet()) & online_cpus
-        for name in _HYBRID
-    ]
-    groups = [group for group in hybrid if group]
-    if not groups:
-        groups = _by_capacity(tree, online_cpus)
-    if len(groups) < len(CORE_KINDS) - 1:
-        return {}
-    last = len(groups) - 1
-    return {
-        cpu: CORE_KINDS[0 if rank == 0 else 2 if rank == last else 1]
-        for rank, group in enumerate(groups)
-        for cpu in group
-    }
+    hybrid = [tree.optional(f"{tree.root}/{path}", CpuSet.parse, CpuSet()) & online_cpus for path in HYBRID]
+    return kinds_of(hybrid if any(hybrid) else _by_capacity(tree, online_cpus))
 
 
 def _by_capacity(tree: TopologyTree, online_cpus: CpuSet) -> list[CpuSet]:

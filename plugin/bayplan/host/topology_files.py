@@ -32,6 +32,8 @@ SYSTEM: Final = "sys/devices/system"
 _NODE: Final = f"{SYSTEM}/node/node[0-9]*"
 _CPU: Final = f"{SYSTEM}/cpu/cpu[0-9]*"
 _PCI: Final = "sys/bus/pci/devices/*"
+HYBRID: Final = ("sys/devices/cpu_core/cpus", "sys/devices/cpu_atom/cpus", "sys/devices/cpu_lowpower/cpus")
+"""Of the performance counters of Intel's kinds of cores, the strongest first."""
 
 
 class TopologyFile(Struct, frozen=True):
@@ -96,9 +98,9 @@ FILES: Final = (
     _orders(f"{_CPU}/cache/index[0-9]*/shared_cpu_map", "2.6", _NOTHING),
     _orders(f"{_CPU}/cpu_capacity", "4.9", "all CPUs are of one kind"),
     _orders(f"{_CPU}/regs/identification/midr_el1", "4.8", "kinds by cpu_capacity"),
-    _orders("sys/devices/cpu_core/cpus", "5.13", "kinds by midr_el1 or cpu_capacity"),
-    _orders("sys/devices/cpu_atom/cpus", "5.13", _NOTHING),
-    _orders("sys/devices/cpu_lowpower/cpus", "6.12", _NOTHING),
+    _orders(HYBRID[0], "5.13", "kinds by midr_el1 or cpu_capacity"),
+    _orders(HYBRID[1], "5.13", _NOTHING),
+    _orders(HYBRID[2], "6.12", _NOTHING),
     _decides("sys/devices/virtual/memory_tiering/memory_tier[0-9]*/nodelist", "6.1", "tiers are unknown"),
     _orders(f"{_PCI}/class", "2.6", _NOTHING),
     _orders(f"{_PCI}/numa_node", "2.6.22", _NOTHING),

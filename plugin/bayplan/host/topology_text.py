@@ -7,17 +7,14 @@ have addresses that are made up: only their node counts.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from msgspec.structs import asdict
 
 from bayplan.host.memory_tiers import GENERIC_INITIATOR, NVIDIA, TIERS
 from bayplan.host.record import listed
-from bayplan.host.topology_files import SYSTEM
+from bayplan.host.topology_files import HYBRID, SYSTEM
 from bayplan.model.machine import CORE_KINDS, Cpu, Machine, Node
 from bayplan.sets import CpuSet, NodeSet
-
-_HYBRID: Final = ("sys/devices/cpu_core/cpus", "sys/devices/cpu_atom/cpus", "sys/devices/cpu_lowpower/cpus")
 
 
 def listing_of(machine: Machine) -> str:
@@ -141,7 +138,7 @@ def _cpu(cpu: Cpu, groups: _Groups) -> dict[str, str]:
 
 def _kinds(machine: Machine) -> dict[str, str]:
     groups = [CpuSet(cpu.id for cpu in machine.cpus if cpu.kind == kind) for kind in CORE_KINDS]
-    return {path: _ids(group) for path, group in zip(_HYBRID, (one for one in groups if one), strict=False)}
+    return {path: _ids(group) for path, group in zip(HYBRID, (one for one in groups if one), strict=False)}
 
 
 def _cache(below: str, level: int, kind: str, sharers: Iterable[int]) -> dict[str, str]:

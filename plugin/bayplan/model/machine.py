@@ -21,6 +21,8 @@ MEMORY: Final = "memory"
 LOCAL_DISTANCE: Final = 10
 REMOTE_DISTANCE: Final = 20
 """The kernel's own defaults (include/linux/topology.h), for pairs of nodes without an entry in the SLIT."""
+MAX_DISTANCE: Final = 255
+"""A byte of the SLIT (ACPI 6.5, 5.2.17)."""
 
 CORE_KINDS: Final = ("performance", "middle", "efficiency")
 """Kinds of cores, the strongest first; what is neither the strongest nor the weakest is in the middle."""
@@ -190,3 +192,25 @@ class Machine(Struct, frozen=True, dict=True):
 def union(sets: Iterable[CpuSet]) -> CpuSet:
     """All CPUs of *sets*."""
     return reduce(CpuSet.__or__, sets, CpuSet())
+
+
+def in_first_nodes(listed: Mapping[int, CpuSet]) -> dict[int, CpuSet]:
+    """The CPUs of each node, by ascending ids, where one that several list counts in the first: the kernel
+    lists all CPUs of a node in each part that numa=fake makes of it."""
+    counted = CpuSet()
+    cpus_of = {}
+    for node, cpus in sorted(listed.items()):
+        cpus_of[node] = cpus - counted
+        counted |= cpus
+    return cpus_of
+
+
+def kinds_of(groups: Iterable[CpuSet]) -> dict[int, str]:
+    """The kind of each CPU, of *groups* with CPUs of one kind each, the strongest first; none where all are
+    of one."""
+    strongest, *others = [group for group in groups if group] or [CpuSet()]
+    if not others:
+        return {}
+    *middle, weakest = others
+    kinds = (strongest, union(middle), weakest)
+    return {cpu: kind for kind, cpus in zip(CORE_KINDS, kinds, strict=True) for cpu in cpus}

@@ -13,10 +13,24 @@ from typing import Final
 
 from bayplan.config.values import invalid
 from bayplan.host.sysfs import UNKNOWN_SOCKET
-from bayplan.model.machine import CORE_KINDS, LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node
+from bayplan.model.machine import (
+    LOCAL_DISTANCE,
+    MAX_DISTANCE,
+    REMOTE_DISTANCE,
+    Cpu,
+    Machine,
+    Node,
+    in_first_nodes,
+    kinds_of,
+)
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.simulate.tool_outputs import ASSUMED_BYTES_PER_CPU, Imported, assumed_memory
+from bayplan.simulate.tool_outputs import (
+    ASSUMED_BYTES_PER_CPU,
+    Imported,
+    assumed_distances,
+    assumed_memory,
+)
 
 _GROUP: Final = re.compile(r"0x([0-9a-fA-F]{1,8})|")
 _WORD_BITS: Final = 32
@@ -114,13 +128,11 @@ class _Document:
         ids = [_index(one) if one.get("type") == "NUMANode" else 0 for one in found]
         if len(set(ids)) != len(ids):
             raise invalid("NUMANode", f"nodes {sorted(ids)}", "each os_index once")
-        own: dict[int, CpuSet] = {}
-        near: dict[int, CpuSet] = {}
-        counted = CpuSet()
-        for node, one in sorted(zip(ids, found, strict=True), key=lambda pair: pair[0]):
-            near[node] = (_cpus(one, "cpuset") if one.get("type") == "NUMANode" else online) & online
-            own[node] = near[node] - counted
-            counted |= near[node]
+        near = {
+            node: (_cpus(one) if one.get("type") == "NUMANode" else online) & online
+            for node, one in zip(ids, found, strict=True)
+        }
+        own = in_first_nodes(near)
         memory = {node: _amount(one, "local_memory") for node, one in zip(ids, found, strict=True)}
         if not any(memory.values()):
             self.assumed.append(assumed_memory())
@@ -206,15 +218,7 @@ class _Document:
             efficiency = one.get("forced_efficiency", "")
             rank = int(efficiency) if efficiency.lstrip("-").isdecimal() and efficiency != "-1" else number
             ranked.append((rank, _cpus(one) & online))
-        groups = [cpus for _, cpus in sorted(ranked, key=lambda pair: -pair[0]) if cpus]
-        if len(groups) <= 1:
-            return {}
-        last = len(groups) - 1
-        return {
-            cpu: CORE_KINDS[0 if rank == 0 else 2 if rank == last else 1]
-            for rank, cpus in enumerate(groups)
-            for cpu in cpus
-        }
+        return kinds_of([cpus for _, cpus in sorted(ranked, key=lambda pair: -pair[0])])
 
     def _distances(self, ids: list[int]) -> dict[int, dict[int, int]]:
         """The row of each node."""
@@ -228,10 +232,7 @@ class _Document:
             }
         if len(ids) > 1:
             self.assumed.append(f"distances of {LOCAL_DISTANCE} and {REMOTE_DISTANCE}, as there are none")
-        return {
-            node: {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in sorted(ids)}
-            for node in ids
-        }
+        return {node: assumed_distances(node, ids) for node in ids}
 
     def _distances_2(self) -> Iterator[tuple[list[int], list[int]]]:
         """Hwloc 2 and 3: ids by the kernel or by lstopo, values beside each other."""
@@ -245,7 +246,7 @@ class _Document:
             if one.get("indexing") == "gp":
                 indexes = [str(by_gp.get(index, "")) for index in indexes]
             if all(text.isdecimal() for text in (*indexes, *values)):
-                yield list(map(int, indexes)), [min(int(value), 255) for value in values]
+                yield list(map(int, indexes)), [min(int(value), MAX_DISTANCE) for value in values]
 
     def _distances_1(self, ids: list[int]) -> Iterator[tuple[list[int], list[int]]]:
         """Hwloc 1: multiples of the local latency, of objects in their order."""
@@ -253,7 +254,7 @@ class _Document:
             base = float(one.get("latency_base", "10") or 10)
             values = [float(value.get("value", "0")) * base for value in one.iter("latency")]
             if values and one.get("nbobjs") == str(len(ids)):
-                yield ids, [min(round(value), 255) for value in values]
+                yield ids, [min(round(value), MAX_DISTANCE) for value in values]
 
 
 _UNKNOWN: Final = 1 << 31

@@ -26,7 +26,16 @@ from bayplan.config.values import (
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import Problem
 from bayplan.host.sysfs import UNKNOWN_SOCKET
-from bayplan.model.machine import CORE_KINDS, LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node, union
+from bayplan.model.machine import (
+    CORE_KINDS,
+    LOCAL_DISTANCE,
+    MAX_DISTANCE,
+    REMOTE_DISTANCE,
+    Cpu,
+    Machine,
+    Node,
+    union,
+)
 from bayplan.quantity import parse_bytes, parse_page_size, whole_number
 from bayplan.sets import CpuSet
 
@@ -70,8 +79,6 @@ _FAR: Final = ("socket", "remote")
 _MAX_NODES: Final = 1024
 """The kernel's MAX_NUMNODES on x86 and arm64."""
 _MAX_CPUS: Final = CpuSet.max_id + 1
-_MAX_DISTANCE: Final = 255
-"""A byte of the SLIT (ACPI 6.5, 5.2.17); none is below 10, which a node is from itself."""
 _SIBLINGS: Final = {"adjacent": False, "apart": True}
 
 
@@ -556,7 +563,7 @@ def _distance(path: str, value: object, *, local: bool) -> int:
 
 
 def _far(path: str, value: object) -> int:
-    return _whole(path, value, LOCAL_DISTANCE, _MAX_DISTANCE)
+    return _whole(path, value, LOCAL_DISTANCE, MAX_DISTANCE)
 
 
 def _with_tiers(nodes: list[Node]) -> list[Node]:

@@ -15,7 +15,15 @@ from msgspec import Struct
 from bayplan.config.values import ProblemCollector, invalid
 from bayplan.errors import ParseError, Problem
 from bayplan.host.sysfs import UNKNOWN_SOCKET
-from bayplan.model.machine import LOCAL_DISTANCE, REMOTE_DISTANCE, Cpu, Machine, Node
+from bayplan.model.machine import (
+    LOCAL_DISTANCE,
+    MAX_DISTANCE,
+    REMOTE_DISTANCE,
+    Cpu,
+    Machine,
+    Node,
+    in_first_nodes,
+)
 from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import GIB, KIB, MIB, format_bytes
 from bayplan.sets import CpuSet, NodeSet
@@ -45,7 +53,6 @@ _USUAL: Final = "CPU,Core,Socket,Node,,L1d,L1i,L2,L3"
 """The columns of `lscpu -p` since util-linux 2.19, where the comments with them were cut away."""
 _NONE: Final = "-"
 _OFFLINE: Final = ("no", "n", "false")
-_MAX_DISTANCE: Final = 255
 _SCALES: Final = {"K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 
 
@@ -192,14 +199,14 @@ def _check(numactl: _Numactl, listed: list[_Lscpu]) -> None:
     if not announced <= known:
         expected = f"all of the nodes {announced} that are available"
         collector.problems.append(Problem("node cpus", f"nodes {known}", expected))
-    node_of: dict[int, int] = {}
-    for node, cpus in sorted(numactl.cpus.items()):
-        if node not in numactl.memory_bytes:
-            collector.problems.append(Problem(f"node {node} size", "nothing", "an amount in MB"))
-        numactl.cpus[node] = cpus - CpuSet(node_of)
-        if numactl.cpus[node] != cpus:
-            numactl.sharing |= NodeSet([node])
-        node_of |= dict.fromkeys(numactl.cpus[node], node)
+    collector.problems += [
+        Problem(f"node {node} size", "nothing", "an amount in MB")
+        for node in known
+        if node not in numactl.memory_bytes
+    ]
+    listed_cpus, numactl.cpus = numactl.cpus, in_first_nodes(numactl.cpus)
+    numactl.sharing = NodeSet(node for node in known if listed_cpus[node] != numactl.cpus[node])
+    node_of = {cpu: node for node, cpus in numactl.cpus.items() for cpu in cpus}
     if numactl.rows:
         collector.problems += _wrong_distances(numactl, known)
     if listed:
@@ -213,7 +220,7 @@ def _wrong_distances(numactl: _Numactl, known: NodeSet) -> Iterator[Problem]:
         found = f"rows of nodes {NodeSet(numactl.rows)} and columns of nodes {NodeSet(ids)}"
         yield Problem("node distances", found, f"those of the nodes {known}")
     for node, row in numactl.rows.items():
-        if len(row) != len(ids) or not all(LOCAL_DISTANCE <= one <= _MAX_DISTANCE for one in row):
+        if len(row) != len(ids) or not all(LOCAL_DISTANCE <= one <= MAX_DISTANCE for one in row):
             found = " ".join(map(str, row))
             yield Problem(f"node distances of node {node}", found, f"{len(ids)} distances of 10 to 255")
 
@@ -235,7 +242,7 @@ def _distances(numactl: _Numactl, node: int) -> dict[int, int]:
     ids = numactl.columns or sorted(numactl.rows)
     if numactl.rows:
         return dict(sorted(zip(ids, numactl.rows[node], strict=True)))
-    return {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in sorted(numactl.cpus)}
+    return assumed_distances(node, numactl.cpus)
 
 
 def _without_numactl(listed: list[_Lscpu], assumed: list[str]) -> Imported:
@@ -245,7 +252,7 @@ def _without_numactl(listed: list[_Lscpu], assumed: list[str]) -> Imported:
     nodes = []
     for node in ids:
         cpus = CpuSet(cpu for cpu, own in node_of.items() if own == node)
-        distances = {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in ids}
+        distances = assumed_distances(node, ids)
         nodes.append(Node(node, cpus, len(cpus) * ASSUMED_BYTES_PER_CPU, distances=distances))
     if not nodes:
         raise invalid("the file", "no CPU that is online", "at least one")
@@ -258,6 +265,11 @@ def _without_numactl(listed: list[_Lscpu], assumed: list[str]) -> Imported:
 def assumed_memory() -> str:
     """The assumption where nothing says how much memory there is."""
     return f"{format_bytes(ASSUMED_BYTES_PER_CPU)} of memory for each CPU, as nothing says how much there is"
+
+
+def assumed_distances(node: int, ids: Iterable[int]) -> dict[int, int]:
+    """Those of *node* from the nodes *ids* where nothing says them: as the kernel has them then."""
+    return {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in sorted(ids)}
 
 
 def _cpus(
