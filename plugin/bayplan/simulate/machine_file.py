@@ -135,7 +135,8 @@ def described_machine(document: object) -> Machine:
     """
     top = dict(items("the file", document))
     collector = ProblemCollector()
-    _check_keys(collector, "", top, _TOP)
+    with collector:
+        _refuse_unknown("", top, _TOP)
     layout = _Layout()
     with collector:
         layout = _layout("", top, layout)
@@ -191,40 +192,32 @@ def described_machine(document: object) -> Machine:
     )
 
 
-def _check_keys(collector: ProblemCollector, path: str, table: Iterable[str], known: tuple[str, ...]) -> None:
-    for key in table:
-        with collector:
-            if key not in known:
-                raise InvalidValueError(unknown_key(path, key, known))
+def _refuse_unknown(path: str, table: Iterable[str], known: tuple[str, ...]) -> None:
+    problems = [unknown_key(path, key, known) for key in table if key not in known]
+    if problems:
+        raise InvalidValueError(*problems)
 
 
 def _layout(path: str, table: Mapping[str, Any], inherited: _Layout) -> _Layout:
     """The layout that *table* gives; what it leaves out is *inherited*."""
     found: dict[str, Any] = {}
     if "threadsPerCore" in table:
-        found["threads"] = _whole(_below(path, "threadsPerCore"), table["threadsPerCore"], 1, 8)
+        found["threads"] = _whole(join(path, "threadsPerCore"), table["threadsPerCore"], 1, 8)
     if "siblings" in table:
         word = table["siblings"]
         if not isinstance(word, str) or word not in _SIBLINGS:
-            raise invalid(_below(path, "siblings"), show(word), " or ".join(_SIBLINGS))
+            raise invalid(join(path, "siblings"), show(word), " or ".join(_SIBLINGS))
         found["apart"] = _SIBLINGS[word]
     for key in _LAYOUT[2:]:
         if key in table:
             name = key.removeprefix("coresPer").lower()
-            found[name] = _whole(_below(path, key), table[key], 0, _MAX_CPUS)
+            found[name] = _whole(join(path, key), table[key], 0, _MAX_CPUS)
     return replace(inherited, **found)
-
-
-def _below(path: str, key: str) -> str:
-    """The path of *key* below *path*, which may be the file itself."""
-    return f"{path}.{key}" if path else key
 
 
 def _entry(path: str, value: object, next_id: int, layout: _Layout) -> _Entry:
     entry = dict(items(path, value))
-    collector = ProblemCollector()
-    _check_keys(collector, path, entry, _NODE)
-    collector.raise_problems()
+    _refuse_unknown(path, entry, _NODE)
     count = _whole(f"{path}.count", entry.get("count", 1), 1, _MAX_NODES)
     first = _whole(f"{path}.id", entry.get("id", next_id), 0, _MAX_NODES - count)
     cpus, amount, own = entry.get("cpus", 0), None, CpuSet()
@@ -316,9 +309,7 @@ def _kinds(value: object, layout: _Layout, everybody: CpuSet) -> dict[str, tuple
         if name not in CORE_KINDS:
             raise invalid(path, "an unknown kind", " or ".join(CORE_KINDS))
         table = given if isinstance(given, Mapping) else {"cpus": given}
-        for key in table:
-            if key not in _KIND:
-                raise InvalidValueError(unknown_key(path, key, _KIND))
+        _refuse_unknown(path, table, _KIND)
         own = _some_cpus(f"{path}.cpus", table.get("cpus", ""), everybody)
         if not own.isdisjoint(seen):
             raise invalid(f"{path}.cpus", f"CPU {own & seen} a second time", "each CPU of one kind")
@@ -404,7 +395,7 @@ def _laid_out(path: str, cpus: CpuSet, layout: _Layout) -> dict[int, _Place]:
         if not size:
             return None
         if len(cores) % size:
-            raise invalid(_below(path, key), f"{size} of {len(cores)} cores", "a divisor of the cores")
+            raise invalid(join(path, key), f"{size} of {len(cores)} cores", "a divisor of the cores")
         return min(cores[number // size * size])
 
     places: dict[int, _Place] = {}
@@ -513,9 +504,7 @@ def _rows(value: list[Any], ids: list[int]) -> dict[int, dict[int, int]]:
 def _two_distances(value: object) -> tuple[int, int]:
     """Within a socket, and to all others."""
     table = dict(items("distances", value))
-    for key in table:
-        if key not in _FAR:
-            raise InvalidValueError(unknown_key("distances", key, _FAR))
+    _refuse_unknown("distances", table, _FAR)
     within, across = (_far(f"distances.{key}", table.get(key, REMOTE_DISTANCE)) for key in _FAR)
     return within, across
 
