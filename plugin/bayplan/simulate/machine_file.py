@@ -308,7 +308,7 @@ def _kinds(value: object, layout: _Layout, everybody: CpuSet) -> dict[str, tuple
         path = join("kinds", name)
         if name not in CORE_KINDS:
             raise invalid(path, "an unknown kind", " or ".join(CORE_KINDS))
-        table = given if isinstance(given, Mapping) else {"cpus": given}
+        table = dict(items(path, given)) if isinstance(given, Mapping) else {"cpus": given}
         _refuse_unknown(path, table, _KIND)
         own = _some_cpus(f"{path}.cpus", table.get("cpus", ""), everybody)
         if not own.isdisjoint(seen):

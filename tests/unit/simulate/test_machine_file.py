@@ -144,6 +144,7 @@ def test_one_direction_of_a_distance_is_both():
         ("{l3: ['0-1', '1-2'], nodes: [{cpus: 8, memory: 1Gi}]}", "l3[1]"),
         ("{l3: '0-1', nodes: [{cpus: 8, memory: 1Gi}]}", "l3"),
         ("{kinds: {strong: '0-7'}, nodes: [{cpus: 8, memory: 1Gi}]}", "kinds.strong"),
+        ("{kinds: {performance: {0: '0-7'}}, nodes: [{cpus: 8, memory: 1Gi}]}", "kinds.performance.0"),
         ("{kinds: {performance: '0-3', efficiency: '4-6'}, nodes: [{cpus: 8, memory: 1Gi}]}", "kinds"),
         ("{kinds: {performance: '0-7'}, nodes: [{cpus: 8, memory: 1Gi}]}", "kinds"),
         ("nodes: [{cpus: 8, memory: 1Gi, hugepages: {2Mi: 3Mi}}]", "nodes[0].hugepages.2Mi"),
