@@ -17,6 +17,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -54,7 +55,8 @@ class KubeletVersion(Struct, frozen=True):
 def kubelet_of_node(root: Path = Path("/"), limit_s: float = LIMIT_S) -> KubeletVersion | None:
     """The version of the kubelet that runs on the node below *root*, else of the one that a unit would start;
     None where no program can be found, trusted, or understood."""
-    for name, path in (*_running(root), *_of_units(root)):
+    # One after the other: where one that runs answers, no unit is read.
+    for name, path in chain(_running(root), _of_units(root)):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
