@@ -88,8 +88,8 @@ class _Document:
         nodes = self._nodes(online)
         kinds = self._kinds(online)
         linked = {cpu: node.id for node in nodes for cpu in node.cpus}
-        cores, l3 = self._lowest(("Core",), online), self._lowest_l3(online)
-        dies = self._lowest(("Die",), online)
+        cores, l3 = self._lowest("Core", online), self._lowest_l3(online)
+        dies = self._lowest("Die", online)
         sockets = self._sockets(online)
         if not cores:
             self.assumed.append("a core for each CPU, as there are no cores")
@@ -186,17 +186,14 @@ class _Document:
             for cpu in cpus
         }
 
-    def _lowest(self, types: tuple[str, ...], online: CpuSet) -> dict[int, int]:
+    def _lowest(self, type_: str, online: CpuSet) -> dict[int, int]:
+        """Of each CPU, the lowest one of the object of that type which has it."""
         return {
-            cpu: min(cpus)
-            for type_ in types
-            for one in self.objects[type_]
-            if (cpus := _cpus(one) & online)
-            for cpu in cpus
+            cpu: min(cpus) for one in self.objects[type_] if (cpus := _cpus(one) & online) for cpu in cpus
         }
 
     def _lowest_l3(self, online: CpuSet) -> dict[int, int]:
-        found = self._lowest(("L3Cache",), online)
+        found = self._lowest("L3Cache", online)
         for one in self.objects["Cache"]:
             cpus = _cpus(one) & online
             if cpus and one.get("depth") == "3" and one.get("cache_type", "0") != _INSTRUCTION:

@@ -8,7 +8,7 @@ do not say is assumed, and each assumption is a sentence.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -27,6 +27,8 @@ from bayplan.model.machine import (
 from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import GIB, KIB, MIB, format_bytes
 from bayplan.sets import CpuSet, NodeSet
+
+S = TypeVar("S", CpuSet, NodeSet)
 
 ASSUMED_BYTES_PER_CPU: Final = 4 * GIB
 """Where nothing says how much memory there is: the usual ratio of servers and clouds' general sizes."""
@@ -168,10 +170,10 @@ def _numactl(lines: Iterable[str]) -> _Numactl:
     for line in lines:
         before, continued = continued, None
         if match := _AVAILABLE.match(line):
-            found.announced = _nodes(match[1])
+            found.announced = _ids(NodeSet, "available", match[1])
         elif match := _CPUS.match(line):
             continued = int(match[1])
-            found.cpus[continued] = _ids(f"node {continued} cpus", match[2])
+            found.cpus[continued] = _ids(CpuSet, f"node {continued} cpus", match[2])
         elif match := _SIZE.match(line):
             amount = int(match[2] or 0) * _SCALES[match[3] or "M"]
             found.memory_bytes[int(match[1])] = amount
@@ -184,7 +186,7 @@ def _numactl(lines: Iterable[str]) -> _Numactl:
             in_distances = not found.columns or len(found.rows) < len(found.columns)
         elif before is not None and (match := _MORE.match(line)):
             continued = before
-            found.cpus[before] |= _ids(f"node {before} cpus", match[1])
+            found.cpus[before] |= _ids(CpuSet, f"node {before} cpus", match[1])
         elif _NO_NUMA.search(line):
             found.without_numa = True
     return found
@@ -436,15 +438,8 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _ids(what: str, text: str) -> CpuSet:
+def _ids(kind: type[S], what: str, text: str) -> S:
     try:
-        return CpuSet.parse(text)
+        return kind.parse(text)
     except ParseError as error:
         raise invalid(what, text, error.expected) from error
-
-
-def _nodes(text: str) -> NodeSet:
-    try:
-        return NodeSet.parse(text)
-    except ParseError as error:
-        raise invalid("available", text, error.expected) from error

@@ -93,8 +93,10 @@ def import_topology(path: Path) -> tuple[Imported, str]:
     """
     if path.is_dir():
         listing = record(path)
-        if _complete(_files(str(path), listing)):
-            return _of_listing(str(path), listing, str(path))
+        files = _files(str(path), listing)
+        assumed = _complete(files)
+        if assumed:
+            return _of_files(str(path), files, assumed, str(path))
         return Imported(read_machine(path), ()), listing
     return _of_text(str(path), _content(path), path.suffix)
 
@@ -125,9 +127,9 @@ def _of_text(name: str, content: str, suffix: str) -> tuple[Imported, str]:
         if is_lstopo(content):
             return _remarked(machine_of_lstopo(content)), ""
         if any(_LINE.fullmatch(line) for line in content.splitlines()):
-            return _of_listing(name, content, "")
+            return _of_listing(name, content)
         if (recording := _listing_in(content)) is not None:
-            return _of_listing(name, recording, "")
+            return _of_listing(name, recording)
         if is_tool_output(content):
             return _remarked(machine_of_outputs(content)), ""
         return _described(content, suffix if suffix == _JSON else _language(name, content))
@@ -175,10 +177,15 @@ def _remarked(found: Imported) -> Imported:
     return found._replace(machine=replace(found.machine, remarks=remarks))
 
 
-def _of_listing(name: str, content: str, root: str) -> tuple[Imported, str]:
-    """The machine of files of the kernel, a line each, or of a tree below *root*."""
+def _of_listing(name: str, content: str) -> tuple[Imported, str]:
+    """The machine of files of the kernel, a line each."""
     files = _files(name, content)
-    assumed = _complete(files)
+    return _of_files(name, files, _complete(files), "")
+
+
+def _of_files(name: str, files: dict[str, list[str]], assumed: list[str], root: str) -> tuple[Imported, str]:
+    """The machine of *files* that are complete, *assumed* being what was added; those of a tree are below
+    *root*."""
     with tempfile.TemporaryDirectory(prefix="bayplan-") as directory:
         try:
             unpack(
