@@ -48,8 +48,7 @@ def changed(node: ast.AST) -> Iterator[ast.AST]:  # noqa: C901 - one branch for 
         yield ast.BinOp(node.left, _OPERATORS[type(node.op)](), node.right)
     elif isinstance(node, ast.BoolOp):
         yield ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
-        if len(node.values) > 1:
-            yield node.values[0]
+        yield node.values[0]
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
         yield node.operand
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS:

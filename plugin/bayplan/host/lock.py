@@ -36,7 +36,10 @@ class DirectoryLock(Descriptor):
             HostError: the directory is not there or cannot be written.
         """
         self.directory = directory
-        super().__init__(_opened(directory))
+        try:
+            super().__init__(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        except OSError as error:
+            raise refusal(str(directory), "cannot be opened", error) from error
         try:
             self._take()
         except BaseException:
@@ -83,10 +86,3 @@ class DirectoryLock(Descriptor):
         except OSError:
             pid = b""
         return f"pid {pid.decode()}" if pid.isdigit() else "pid unknown"
-
-
-def _opened(directory: Path) -> int:
-    try:
-        return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise refusal(str(directory), "cannot be opened", error) from error
