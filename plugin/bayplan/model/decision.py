@@ -196,6 +196,8 @@ class Request(Struct, frozen=True):
     own ones are to be, empty for any one of them.
     ``given_policy`` is the memory policy that its spec has already. ``cpu_weighed``: ``cpu_milli`` stands for
     CPU shares outside of kubelet's tree, which are a weight there and request nothing.
+    ``placement_file``: a directory of ours is mounted in it, with a file that says what it was given;
+    ``environment``: the programs whose variables were set for it at its creation.
     """
 
     container_id: str
@@ -227,6 +229,8 @@ class Request(Struct, frozen=True):
     cpu_weighed: bool = False
     cpus: CpuWish | None = None
     cpu_kind: str = ""
+    placement_file: bool = False
+    environment: tuple[str, ...] = ()
 
     @property
     def wishes_isolated_cpus(self) -> bool:

@@ -52,6 +52,15 @@ class OutsideRequests(enum.Enum):
     LIMITS = "limits"
 
 
+class PlacementFiles(enum.Enum):
+    """Which containers get a file that says what they were given: none, those that ask for it by annotation,
+    or all that do not ask for the contrary."""
+
+    OFF = "off"
+    ASKED = "asked"
+    ALL = "all"
+
+
 class MemoryReservationPolicy(enum.Enum):
     """kubelet's memoryReservationPolicy: whether MemoryQoS also sets memory.min and memory.low."""
 
@@ -119,7 +128,7 @@ class PlacementPolicy(Struct, frozen=True):
     as many as those of its containers that are kubelet's request.
     ``kubelet_minor``: the kubelet of the node is that of Kubernetes 1.``kubelet_minor``.
     ``outside_requests`` is for containers outside of kubelet's tree. ``cpu_alignment`` is for the engine
-    `exact`.
+    `exact`. ``placement_files``: who gets a file that says what it was given.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -140,6 +149,7 @@ class PlacementPolicy(Struct, frozen=True):
     kubelet_minor: int = NEWEST.minor
     isolated_cpus: CpuSet = CpuSet()
     cpu_rules: tuple[CpuRule, ...] = ()
+    placement_files: PlacementFiles = PlacementFiles.ASKED
 
     @property
     def kubelet_rules(self) -> KubeletRules:

@@ -143,6 +143,8 @@ def derive_request(
         score=adjustment if has_score else None,
         given_policy=container.memory_policy,
         cpu_weighed=not kubelets and is_by_shares(words, qos),
+        placement_file=bool(wishes.placement_file) and not wishes.opted_out,
+        environment=() if wishes.opted_out else wishes.environment,
     )
 
 

@@ -51,6 +51,10 @@ MAX_PROBLEMS: Final = 20
 
 _NO_HUGEPAGES: Final[Mapping[int, int]] = {}
 
+ENVIRONMENTS: Final = ("dpdk", "go", "jvm", "openmp")
+"""The programs whose variables of the environment a container can have set; see
+`bayplan.placement.placement_file`."""
+
 _SEPARATOR: Final = ";"
 _HINTS_EXPECTED: Final = "DEVICE=NODES, several separated by ;, like gpu=1; nic=0-1"
 
@@ -64,6 +68,7 @@ class Wishes(Struct, frozen=True):
 
     ``added_hints`` count beside those of the container's own devices, of which ``ignored_hints`` names the
     ones that don't count (or ALL); ``replaced_hints`` count instead of everything else.
+    ``placement_file`` is None where the operator decides about it; ``environment`` are some of ENVIRONMENTS.
     """
 
     memory_limit_bytes: int | None = None
@@ -80,6 +85,8 @@ class Wishes(Struct, frozen=True):
     even_hugepages: EvenHugepagesWish | None = None
     cpus: CpuWish | None = None
     cpu_kind: str = ""
+    placement_file: bool | None = None
+    environment: tuple[str, ...] = ()
 
 
 class AnnotationKey(Struct, frozen=True):
@@ -182,6 +189,13 @@ def _cpu_kind(text: str, machine: Machine | None) -> str:
     return text
 
 
+def _environment(text: str) -> tuple[str, ...]:
+    names = sorted({name.strip() for name in text.split(_SEPARATOR)})
+    if not set(names) <= set(ENVIRONMENTS):
+        raise ParseError("environment", text, f"{', '.join(ENVIRONMENTS)}, several separated by ;")
+    return tuple(names)
+
+
 def _yes_or_no(text: str) -> bool:
     if text not in ("true", "false"):
         raise ParseError("switch", text, "true or false")
@@ -209,6 +223,8 @@ KEYS: Final[Mapping[str, AnnotationKey]] = {
     "cpu-kind": AnnotationKey("cpu_kind", _cpu_kind),
     "opt-out": _key("opted_out", _yes_or_no),
     "keep-pages": _key("keeps_pages", _yes_or_no),
+    "placement-file": _key("placement_file", _yes_or_no),
+    "placement-environment": _key("environment", _environment),
     "add-device-hints": _key("added_hints", _device_hints),
     "ignore-device-hints": _key("ignored_hints", _device_names),
     "replace-device-hints": _key("replaced_hints", _device_hints),

@@ -6,6 +6,7 @@ None means "not given". Zero never does: the edges that read the wire turn a run
 
 import enum
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -47,6 +48,10 @@ class Mount(Struct, frozen=True):
     type: str = "bind"
 
 
+PLACEMENT_MOUNT: Final = "/run/bayplan.dev"
+"""Where a container finds what it was given; the directory has one file."""
+
+
 class Pod(Struct, frozen=True):
     """A pod sandbox. ``cgroup_parent`` is empty for many pods made with crictl. ``network_namespace`` is the
     path of its own network namespace, empty for a pod on the host's network."""
@@ -69,6 +74,8 @@ class Container(Struct, frozen=True):
     about devices. ``cdi_devices`` are names like ``vendor.com/class=name``. The device nodes of a container
     that may use all devices of the machine (a privileged one) are left out of ``devices``. ``memory_policy``
     is the one of its spec, ``exec_cpus`` those of processes that enter it later; NRI shows neither.
+    ``placement_source`` is the source of what is mounted at PLACEMENT_MOUNT, empty where nothing is;
+    ``given_environment`` are the names of the variables that its processes have, of those that we set.
     """
 
     id: str
@@ -86,10 +93,19 @@ class Container(Struct, frozen=True):
     cdi_devices: tuple[str, ...] = ()
     memory_policy: MemoryPolicySetting | None = None
     exec_cpus: CpuSet | None = None
+    placement_source: str = ""
+    given_environment: frozenset[str] = frozenset()
+
+    @property
+    def has_our_placement(self) -> bool:
+        """Whether what is mounted at PLACEMENT_MOUNT is the directory that we made for it."""
+        return self.placement_source.endswith(f"/{self.id}")
 
 
 class Adjustment(Struct, frozen=True):
-    """What we change in the spec of a container that is being created; None leaves a field as it is."""
+    """What we change in the spec of a container that is being created; None leaves a field as it is.
+    ``placement_source`` is the host's directory to mount at PLACEMENT_MOUNT, empty for none; ``environment``
+    has the variables to add."""
 
     cpuset_cpus: CpuSet | None = None
     cpuset_mems: NodeSet | None = None
@@ -98,6 +114,8 @@ class Adjustment(Struct, frozen=True):
     unified: Mapping[str, str] = field(default_factory=dict)
     memory_policy: MemoryPolicySetting | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
+    placement_source: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Update(Struct, frozen=True):

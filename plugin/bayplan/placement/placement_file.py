@@ -1,0 +1,247 @@
+"""What a container is told of its place: the document of its file, and variables of its environment. Pure.
+
+The document is a function of machine, shared CPUs and entry, but for its generation, so that two of them
+agree exactly when they say the same. It has the shape of the metadata of devices (KEP-5304, DeviceMetadata of
+metadata.resource.k8s.io) where that has a field: ``metadata``, and ``requests`` with ``devices`` and typed
+``attributes``, whose names are Kubernetes' own or those of its driver for CPUs. What it has no field for
+stands beside: CPUs as lists of the kernel's, what is promised on which nodes, the memory policy.
+
+Variables are set once, at the creation, for containers with CPUs of their own: the shared ones change.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.unconfined import open_mems
+from bayplan.model.claim_parts import hugepages_of
+from bayplan.model.decision import Decision, Reason
+from bayplan.model.ledger import Entry
+from bayplan.model.machine import Cpu, Machine
+from bayplan.model.origin import Form
+from bayplan.model.policy import PlacementFiles, PlacementPolicy
+from bayplan.model.wishes import Wishes
+from bayplan.model.workload import PLACEMENT_MOUNT, Container
+from bayplan.quantity import MIB
+from bayplan.sets import CpuSet, NodeSet
+
+API_VERSION: Final = "bayplan.dev/v1alpha1"
+KIND: Final = "PlacementMetadata"
+DRIVER: Final = "bayplan.dev"
+NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+
+NO_FILE: Final = "no-placement-file"
+"""Code of the reason that a container gets no file, although it should."""
+NO_ENVIRONMENT: Final = "environment-not-set"
+"""Code of the reason that not all variables are set that were asked for."""
+
+VARIABLES: Final[Mapping[str, str]] = {
+    "dpdk": "DPDK_EAL_ARGS",
+    "go": "GOMAXPROCS",
+    "jvm": "JAVA_TOOL_OPTIONS",
+    "openmp": "OMP_PLACES",
+}
+"""The variable by which each program counts as told. DPDK reads none: its arguments are for a command line."""
+_THREADS: Final = "OMP_NUM_THREADS"
+OURS: Final = frozenset({*VARIABLES.values(), _THREADS})
+"""All variables that are ever set."""
+
+
+def wished_file(policy: PlacementPolicy, wishes: Wishes) -> tuple[Wishes, tuple[Reason, ...]]:
+    """*wishes* with the operator's word where they say nothing of the file, and what of them is not done."""
+    if policy.placement_files is PlacementFiles.OFF:
+        note = (Reason(NO_FILE, "placementFiles is off: it gets no placement file"),)
+        return replace(wishes, placement_file=False), note if wishes.placement_file else ()
+    if wishes.placement_file is None:
+        return replace(wishes, placement_file=policy.placement_files is PlacementFiles.ALL), ()
+    return wishes, ()
+
+
+def without_file(decision: Decision, why: str) -> Decision:
+    """*decision* about a container that gets no file, because of *why*."""
+    request = replace(decision.request, placement_file=False)
+    return replace(decision, request=request, reasons=(*decision.reasons, Reason(NO_FILE, why)))
+
+
+def as_far_as_possible(
+    machine: Machine, decision: Decision, container: Container, form: Form | None
+) -> Decision:
+    """*decision* with what of file and variables cannot be had by a container that comes in *form*, None over
+    NRI: nothing that its spec has is replaced."""
+    if decision.request.placement_file and container.placement_source and not container.has_our_placement:
+        decision = without_file(decision, f"its spec mounts {container.placement_source} at {PLACEMENT_MOUNT}")
+    asked = decision.request.environment
+    if not asked:
+        return decision
+    why = ""
+    if form is Form.HOOK:
+        why = "a hook cannot set variables of the environment"
+    elif not decision.placement.exclusive_cpus:
+        why = "variables of the environment are for containers with CPUs of their own"
+    elif kept := sorted(set(environment_of(machine, decision)) & container.given_environment):
+        text = f"its spec sets {', '.join(kept)} itself"
+        return replace(decision, reasons=(*decision.reasons, Reason(NO_ENVIRONMENT, text)))
+    if not why:
+        return decision
+    request = replace(decision.request, environment=())
+    return replace(decision, request=request, reasons=(*decision.reasons, Reason(NO_ENVIRONMENT, why)))
+
+
+def environment_of(
+    machine: Machine, decision: Decision, given: Collection[str] = ()
+) -> Mapping[str, str]:
+    """The variables that a container with CPUs of its own gets, without those *given* by its spec."""
+    own, placement = decision.placement.exclusive_cpus, decision.placement
+    if not own:
+        return {}
+    found = dict[str, str]()
+    for program in decision.request.environment:
+        match program:
+            case "openmp":
+                places = ",".join(f"{{{','.join(map(str, core))}}}" for core in _cores(machine, own))
+                found |= {"OMP_PLACES": places, _THREADS: str(len(own))}
+            case "go":
+                found["GOMAXPROCS"] = str(len(own))
+            case "jvm":
+                nodes = placement.mems or machine.nodes_of(own)
+                numa = " -XX:+UseNUMA" if len(nodes) > 1 else ""
+                found["JAVA_TOOL_OPTIONS"] = f"-XX:ActiveProcessorCount={len(own)}{numa}"
+            case "dpdk":
+                found["DPDK_EAL_ARGS"] = f"-l {own}{_socket_memory(machine, decision)}"
+    return {name: value for name, value in found.items() if name not in given}
+
+
+def document(machine: Machine, shared: CpuSet, entry: Entry) -> dict[str, Any]:
+    """What *entry* was given, where *shared* are the CPUs of those without their own; without a generation."""
+    request, placement = entry.decision.request, entry.decision.placement
+    namespace, pod, container = (*request.name.split("/", 2), "", "")[:3]
+    own = placement.exclusive_cpus
+    others = request.pinned_cpus or (placement.cpus_among(shared) - own)
+    nodes = request.pinned_mems or placement.mems or open_mems(machine, request) or machine.memory_nodes
+    written: dict[str, Any] = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": container, "namespace": namespace, "uid": request.container_id},
+        "pod": pod,
+        "cpus": {"exclusive": str(own), "shared": str(others)},
+        "mems": str(nodes),
+        "promises": _promises(entry.decision),
+        "requests": [
+            {"name": "exclusive-cpus", "devices": _cpu_devices(machine, own)},
+            {"name": "shared-cpus", "devices": _cache_devices(machine, others)},
+            {"name": "memory", "devices": _node_devices(machine, nodes)},
+        ],
+    }
+    policy = placement.memory_policy or request.given_policy
+    if policy is not None:
+        written["memoryPolicy"] = {
+            "mode": policy.mode.kernel_name,
+            "nodes": str(policy.nodes),
+            "flags": policy.kernel_flags,
+        }
+    return written
+
+
+def text_of(written: Mapping[str, Any], generation: int) -> bytes:
+    """The file: *written* with its *generation*, one key on each line, so that a shell can read it."""
+    metadata = {**written["metadata"], "generation": generation}
+    return json.dumps({**written, "metadata": metadata}, indent=1).encode() + b"\n"
+
+
+def _promises(decision: Decision) -> list[dict[str, Any]]:
+    """What is promised on each set of nodes as a whole; a promise of the engine `kubelet` is on one node."""
+    placement, claim = decision.placement, decision.placement.claim
+    if claim is not None:
+        parts: Iterable[tuple[NodeSet, Mapping[str, int]]] = claim.parts
+    else:
+        parts = ((NodeSet([node]), row) for node, row in sorted(placement.booked_bytes.items()))
+    return [
+        {"nodes": str(nodes), "bytes": {key: amount for key, amount in sorted(row.items()) if amount}}
+        for nodes, row in parts
+        if any(row.values())
+    ]
+
+
+def _cores(machine: Machine, cpus: CpuSet) -> list[list[int]]:
+    """The *cpus* of each core, by the core's first one."""
+    cores = dict[int, list[int]]()
+    for cpu in _known(machine, cpus):
+        cores.setdefault(cpu.core_id, []).append(cpu.id)
+    return [ids for _, ids in sorted(cores.items())]
+
+
+def _known(machine: Machine, cpus: CpuSet) -> list[Cpu]:
+    return [machine.cpu_by_id[cpu] for cpu in cpus if cpu in machine.cpu_by_id]
+
+
+def _cpu_devices(machine: Machine, cpus: CpuSet) -> list[dict[str, Any]]:
+    return [
+        _device(
+            f"cpu{cpu.id}",
+            {"cpuID": cpu.id, "coreID": cpu.core_id, "socketID": cpu.socket_id},
+            cpu.node_id,
+            {} if cpu.l3_cache_id is None else {"cacheL3ID": cpu.l3_cache_id},
+        )
+        for cpu in _known(machine, cpus)
+    ]
+
+
+def _cache_devices(machine: Machine, cpus: CpuSet) -> list[dict[str, Any]]:
+    """One device for the *cpus* of a node behind one L3 cache: of all the CPUs of a large machine, one each
+    would take a file of 50 kB."""
+    groups = dict[tuple[int, int], list[int]]()
+    for cpu in _known(machine, cpus):
+        cache = -1 if cpu.l3_cache_id is None else cpu.l3_cache_id
+        groups.setdefault((-1 if cpu.node_id is None else cpu.node_id, cache), []).append(cpu.id)
+    devices = []
+    for (node, cache), ids in sorted(groups.items()):
+        together = CpuSet(ids)
+        one = _device(
+            f"cpus{ids[0]}", {}, None if node < 0 else node, {} if cache < 0 else {"cacheL3ID": cache}
+        )
+        one["attributes"] |= {
+            "cpus": {"string": str(together)},
+            "cores": {"strings": [str(CpuSet(core)) for core in _cores(machine, together)]},
+        }
+        devices.append(one)
+    return devices
+
+
+def _node_devices(machine: Machine, nodes: NodeSet) -> list[dict[str, Any]]:
+    """One device for each node, with its distances to all nodes of the machine."""
+    all_nodes = {"strings": [str(node) for node in machine.node_ids]}
+    devices = []
+    for node in nodes:
+        one = _device(f"node{node}", {}, node)
+        one["attributes"] |= {
+            "nodes": all_nodes,
+            "distances": {"ints": [machine.distance(node, other) for other in machine.node_ids]},
+        }
+        devices.append(one)
+    return devices
+
+
+def _device(
+    name: str, ints: Mapping[str, int], node: int | None, more: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    numbers = {**({} if node is None else {NUMA_NODE: node}), **ints, **(more or {})}
+    attributes: dict[str, Any] = {key: {"int": number} for key, number in numbers.items()}
+    return {"driver": DRIVER, "pool": "node", "name": name, "attributes": attributes}
+
+
+def _socket_memory(machine: Machine, decision: Decision) -> str:
+    """The huge pages of each node in MiB, where it is certain how many those are; DPDK counts from node 0."""
+    by_node = dict[int, int]()
+    for part in _promises(decision):
+        nodes, pages_bytes = NodeSet.parse(part["nodes"]), sum(hugepages_of(part["bytes"]).values())
+        if not pages_bytes:
+            continue
+        if len(nodes) != 1:
+            return ""
+        by_node[min(nodes)] = by_node.get(min(nodes), 0) + pages_bytes
+    if not by_node:
+        return ""
+    amounts = (by_node.get(node, 0) // MIB for node in range(max(machine.node_ids) + 1))
+    return f" --socket-mem {','.join(map(str, amounts))}"
