@@ -54,6 +54,7 @@ from bayplan.model.policy import (
     CpuRule,
     MemoryReservationPolicy,
     OutsideRequests,
+    PlacementFiles,
     PlacementStrategy,
     TopologyPolicy,
     TopologyScope,
@@ -325,6 +326,17 @@ REWRITING: Final = (
         boolean, syntax.switch, "false",
         "let the kernel kill single processes of a container instead of all of it (memory.oom.group)",
         of_kubelet=True,
+    ),
+    Key(
+        "placementFiles", "placement_files", "placement-files", "WHO",
+        one_of({who.value: who for who in PlacementFiles}), syntax.text, "asked",
+        "which containers get a read-only file that says what they were given: asked for those that ask by "
+        "annotation, all, or off",
+    ),
+    Key(
+        "placementDirectory", "placement_directory", "placement-directory", "PATH",
+        absolute_path, syntax.text, "/run/bayplan-placements",
+        "where these files are on the node, a directory for each container", at_start=True,
     ),
     Key(
         "setOomScoreAdj", "set_oom_score_adj", "set-oom-score-adj", "BOOL",

@@ -86,6 +86,7 @@ def resolve_policy(
         refuse_undecided=settings.refuse_undecided,
         undecided_namespaces=settings.undecided_namespaces,
         outside_requests=settings.outside_requests,
+        placement_files=settings.placement_files,
         strategy=settings.placement_strategy,
         cpu_alignment=CpuAlignment() if settings.engine == KUBELET else cpu_alignment(settings),
         kubelet_minor=settings.kubelet_minor,

@@ -27,6 +27,7 @@ from bayplan.model.policy import (
     CpuRule,
     MemoryReservationPolicy,
     OutsideRequests,
+    PlacementFiles,
     PlacementStrategy,
     TopologyPolicy,
     TopologyScope,
@@ -110,6 +111,8 @@ class Settings(Struct, frozen=True):
     refuse_undecided: bool = False
     undecided_namespaces: frozenset[str] = frozenset({"kube-system"})
     outside_requests: OutsideRequests = OutsideRequests.LIMITS
+    placement_files: PlacementFiles = PlacementFiles.ASKED
+    placement_directory: Path = Path("/run/bayplan-placements")
     nri_socket: Path = Path("/var/run/nri/nri.sock")
     plugin_name: str = "bayplan"
     plugin_index: str = "90"

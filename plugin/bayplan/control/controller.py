@@ -120,6 +120,8 @@ class Controller:
         """Awaited before a container starts that has its cgroup, by its id."""
         self.synchronized = asyncio.Event()
         """Set each time that a runtime has listed what runs."""
+        self.was_synchronized = False
+        """Whether a runtime has listed what runs since the start."""
         self._write_oom_score_adj = write_oom_score_adj
         self._cpusets = cpusets
         self._verify_soon = verify_soon
@@ -253,6 +255,7 @@ class Controller:
             await self.before_promises()
         await self.wait_written()
         self.synchronized.set()
+        self.was_synchronized = True
         return self._for_runtime(updates, {container.id for container in containers})
 
     async def enter_listed(self, pod: Pod, container: Container) -> None:

@@ -7,7 +7,7 @@ that fails or is cancelled before its commit leaves the ledger as it was.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -24,12 +24,14 @@ from bayplan.control.lives import Lives, has_had_process, phase_of
 from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Transaction
+from bayplan.control.transactions import Basis, Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
+from bayplan.errors import HostError
 from bayplan.host import shadow_mode
 from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Phase, Report, Step
+from bayplan.model.machine import Machine
 from bayplan.model.origin import Form, Origin
 from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.model.qos import OOM_GROUP
@@ -51,6 +53,7 @@ from bayplan.placement.after_removal import with_completed_claims
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.memory_policy import MemoryPolicyAbility
+from bayplan.placement.placement_file import as_far_as_possible, without_file
 from bayplan.sets import CpuSet
 from bayplan.state import annotations_of, entries_in
 
@@ -95,6 +98,8 @@ class Placements:
         self._engine_thread = EngineThread(decide_in_thread, self.latency.decision)
         self.by_live_memory: Callable[[Decision, MemoryPolicyAbility], Decision] = lambda one, _: one
         """Completes a decision about a new container by the memory that is free at the moment."""
+        self.prepare_file: Callable[[Machine, CpuSet, Entry], Awaitable[str]] = _no_file
+        """Makes the file of a container that is about to be created; its directory."""
         self.admitted: Callable[[Pod, Decision], Decision] = lambda _, one: one
         """Refuses a new container of a pod that was evicted."""
 
@@ -136,9 +141,12 @@ class Placements:
             self._refuse(decision)
         decision = self.by_live_memory(decision, ability)
         over_nri = origin is None
+        decision = as_far_as_possible(machine, decision, container, origin.form if origin else None)
+        decision, source = await self._with_file(transaction.basis, base, decision)
         settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
         shared = base.shared_cpus(machine, policy.withheld_cpus, held_cpus(decision.placement))
         adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
+        adjustment = replace(adjustment, placement_source=source)
         entry = Entry(
             decision,
             # The adjustment carries them, so that no update of the container itself is due.
@@ -317,6 +325,18 @@ class Placements:
         """Whether the connected runtime carries out an adjustment of oom_score_adj."""
         return self.runtime is not None and self.runtime.capabilities.oom_score_adj
 
+    async def _with_file(self, basis: Basis, base: Ledger, decision: Decision) -> tuple[Decision, str]:
+        """*decision* about a new container, which *base* does not have, and the directory of the file that
+        says so; without one where it cannot be made."""
+        if not decision.request.placement_file:
+            return decision, ""
+        held = held_cpus(decision.placement)
+        shared = base.shared_cpus(basis.machine, basis.policy.withheld_cpus, held)
+        try:
+            return decision, await self.prepare_file(basis.machine, shared, Entry(decision))
+        except HostError as error:
+            return without_file(decision, f"its placement file cannot be made: {error}"), ""
+
     async def _findings(self, pod: Pod, container: Container, wishes: Wishes) -> Findings:
         """What the devices of a new container say, if it has any and its annotations do not overrule them."""
         if self._devices is None or not (pod.network_namespace or has_devices(container)):
@@ -411,6 +431,10 @@ class Placements:
         updates = self.notifications.for_reply(merged(moved, cpus) if moved else cpus, answered, most_running)
         sent = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus is not None}
         return ledger.with_notified_cpus(sent), updates, due.difference(one.container_id for one in updates)
+
+
+async def _no_file(_: Machine, __: CpuSet, entry: Entry) -> str:
+    raise HostError(entry.container_id, "nobody makes placement files here")
 
 
 def _has_decided_cpus(container: Container) -> bool:

@@ -104,6 +104,7 @@ async def _serve(settings: Settings, configuration: SettingsReader) -> int:
             daemon.verification.follow(),
             daemon.controller.follow_record(),
             daemon.unlisted.follow(),
+            daemon.placement_files.follow(),
             daemon.cpusets.follow_starting(),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),

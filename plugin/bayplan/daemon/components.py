@@ -36,6 +36,7 @@ from bayplan.control.ended_containers import CRIO, EndedContainers
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
+from bayplan.control.placement_files import PlacementFiles
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
 from bayplan.control.shadow_handler import answering
@@ -64,6 +65,7 @@ from bayplan.host.evacuation import Bounds
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
+from bayplan.host.placement_files import PlacementDirectory
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
 from bayplan.model.sentences import ignores_silence
@@ -117,6 +119,8 @@ class Daemon:
         self.start_thread = WorkThread("starts")
         # Nor for pods that are given time to end.
         self.eviction_thread = WorkThread("eviction")
+        # Nor a creation for 4000 files.
+        self.file_thread = WorkThread("files")
         self.threads = tuple(one for one in vars(self).values() if isinstance(one, WorkThread))
         starts = Starts(settings.oci_socket)
         starts.clear()
@@ -148,6 +152,7 @@ class Daemon:
         """Make all that needs the store: the controller with the recorded ledger, what works on it beside the
         runtime's requests, and the session with the runtime."""
         await self._make_controller(recorder)
+        self._make_placement_files()
         self._make_requests()
         await self._make_pressure()
         self._make_verification()
@@ -184,6 +189,20 @@ class Daemon:
         await self.controller.restore()
         self.hardware.attach(self.controller, self._verify_now.set)
         await self.hardware.begin(await recorder.held_memory(), recorder.record_learned)
+
+    def _make_placement_files(self) -> None:
+        """What tells containers what they were given."""
+        controller = self.controller
+        self.placement_files = PlacementFiles(
+            PlacementDirectory(self.settings.placement_directory),
+            self.file_thread.do,
+            lambda: controller.basis,
+            controller.placements.lives.phase,
+            lambda: controller.was_synchronized,
+            controller.counters,
+        )
+        controller.placements.prepare_file = self.placement_files.prepare
+        controller.changes.listeners.add(self.placement_files.note_change)
 
     def _make_requests(self) -> None:
         """What changes promises without NRI: the OCI socket, freed memory, exact requests from kubelet."""
@@ -396,6 +415,7 @@ class Daemon:
                 *self.pressure.problems(),
                 *self.eviction.problems(),
                 *(one.sentence for one in self.verifier.unrepaired.values()),
+                *self.placement_files.sentences(),
             ),
             self.hardware.reservations(),
             scores,

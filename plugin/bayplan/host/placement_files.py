@@ -22,6 +22,7 @@ DIRECTORY: Final = Path("/run/bayplan-placements")
 
 _FRESH: Final = f".{FILE}"
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+_EVERYBODY_READS: Final = 0o755
 _MOST_BYTES: Final = 1 << 20
 
 
@@ -96,8 +97,8 @@ class PlacementDirectory:
             raise HostError(str(self._root), f"cannot be listed: {error.strerror}") from error
 
     def remove(self, container_id: str) -> None:
-        """Remove the directory of a container that is gone, if there is one. Only what is ours is removed: who
-        puts something else there keeps the directory.
+        """Remove the directory of a container that is gone, if there is one. What somebody else
+        puts there stays, and with it the directory.
 
         Raises:
             HostError: it cannot be removed.
@@ -114,12 +115,10 @@ class PlacementDirectory:
             raise HostError(directory, f"cannot be removed: {error.strerror}") from error
 
     def _make(self, directory: str) -> None:
-        for path in (str(self._root), directory):
-            try:
-                os.mkdir(path, 0o755)  # noqa: PTH102 - what was there before must not be followed
-            except FileExistsError:
-                continue
-            os.chmod(path, 0o755)  # noqa: PTH101 - whatever the umask is
+        for path in (self._root, Path(directory)):
+            path.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if path.stat().st_mode & 0o777 != _EVERYBODY_READS:  # whatever the umask is
+                path.chmod(_EVERYBODY_READS)
 
 
 def _replace(directory: int, content: bytes) -> None:

@@ -98,6 +98,11 @@ def ignores_silence(runtime: str, nri_version: str) -> str:
     )
 
 
+def placement_file_problem(problem: str) -> str:
+    """That a container is not told what it has."""
+    return f"a placement file is not as the ledger says, and is tried again: {problem}"
+
+
 def asked(request: Request) -> list[str]:
     """What a container asks for and how that is known, a line for each thing."""
     lines = [f"{request.qos.value}, {_source(request)}"]

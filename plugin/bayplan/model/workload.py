@@ -50,6 +50,11 @@ class Mount(Struct, frozen=True):
 
 PLACEMENT_MOUNT: Final = "/run/bayplan.dev"
 """Where a container finds what it was given; the directory has one file."""
+MOUNT_OPTIONS: Final = ("bind", "ro", "nosuid", "nodev", "noexec")
+VARIABLES: Final = frozenset(
+    {"DPDK_EAL_ARGS", "GOMAXPROCS", "JAVA_TOOL_OPTIONS", "OMP_NUM_THREADS", "OMP_PLACES"}
+)
+"""All variables of the environment that are ever set."""
 
 
 class Pod(Struct, frozen=True):

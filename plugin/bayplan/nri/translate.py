@@ -14,7 +14,18 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
 from bayplan.model.resources import Resources, WrittenResources, read
-from bayplan.model.workload import Adjustment, Container, ContainerState, DeviceNode, Mount, Pod, Update
+from bayplan.model.workload import (
+    MOUNT_OPTIONS,
+    PLACEMENT_MOUNT,
+    VARIABLES,
+    Adjustment,
+    Container,
+    ContainerState,
+    DeviceNode,
+    Mount,
+    Pod,
+    Update,
+)
 from bayplan.nri.errors import EmptySetError
 from bayplan.nri.versions import Capabilities, Runtime, infer_nri_version, known_events
 from bayplan.sets import IdSet
@@ -92,6 +103,12 @@ def container_from(message: pb.Container) -> Container:
             Mount(mount.source, mount.type)
             for mount in message.mounts
             if mount.source.startswith(DEVICE_TREES)
+        ),
+        placement_source=next(
+            (mount.source for mount in message.mounts if mount.destination == PLACEMENT_MOUNT), ""
+        ),
+        given_environment=frozenset(
+            name for one in message.env if (name := one.partition("=")[0]) in VARIABLES
         ),
         cdi_devices=cdi_names((device.name for device in message.CDI_devices), message.annotations),
     )
@@ -171,6 +188,11 @@ def adjustment_to(container_id: str, adjustment: Adjustment) -> pb.ContainerAdju
     if adjustment.memory_policy is not None:
         _write_memory_policy(message.linux.memory_policy, adjustment.memory_policy)
     message.annotations.update(adjustment.annotations)
+    if adjustment.placement_source:
+        source = adjustment.placement_source
+        message.mounts.add(destination=PLACEMENT_MOUNT, type="bind", source=source, options=MOUNT_OPTIONS)
+    for name, value in adjustment.environment.items():
+        message.env.add(key=name, value=value)
     return message
 
 

@@ -17,10 +17,11 @@ from bayplan.errors import ParseError
 from bayplan.host import proc
 from bayplan.host.cgroup_paths import SCOPE, container_path
 from bayplan.host.container import ContainerCgroup
+from bayplan.host.container_mount import mount_in_container
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import RefusedError
 from bayplan.model.origin import Form, Origin
-from bayplan.model.workload import Adjustment, Container, Pod, Update
+from bayplan.model.workload import PLACEMENT_MOUNT, Adjustment, Container, Pod, Update
 from bayplan.oci.bundle import CONFIG, read_config, sibling_config
 from bayplan.oci.documents import Spec, State, parse_spec
 from bayplan.oci.errors import OciError
@@ -161,6 +162,21 @@ def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
         logger.warning("oom_score_adj not set", extra=extra)
         return replace(wanted, oom_score_adj=None)
     return wanted
+
+
+def mount_placement(announced: AnnouncedContainer, applied: Adjustment) -> None:
+    """Mount what tells the container its place, before it enters its root.
+
+    Raises:
+        OciError: its spec has no root.
+        HostError: it cannot be mounted.
+    """
+    root = announced.spec.root.path if announced.spec.root is not None else ""
+    if not root:
+        raise OciError(f"container {announced.container.id}", "its spec has no root, where to mount")
+    path = posixpath.join(announced.origin.bundle, root)
+    process = announced.origin.container.pid
+    mount_in_container(applied.placement_source, process, path, PLACEMENT_MOUNT)
 
 
 def _check_alone(hierarchy: Hierarchy, origin: Origin, cgroup: ContainerCgroup) -> None:

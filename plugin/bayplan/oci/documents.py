@@ -93,6 +93,7 @@ class MountPoint(Struct, frozen=True):
 
     source: str | None = None
     type: str | None = None
+    destination: str | None = None
 
 
 class MemoryPolicy(Struct, frozen=True):
@@ -124,13 +125,21 @@ class Process(Struct, frozen=True, rename="camel"):
     """process."""
 
     oom_score_adj: int | None = None
+    env: list[str] | None = None
     exec_affinity: ExecAffinity | None = field(default=None, name="execCPUAffinity")
+
+
+class Root(Struct, frozen=True):
+    """root. A path that is not absolute is below the bundle."""
+
+    path: str = ""
 
 
 class Spec(Struct, frozen=True):
     """config.json. ``linux`` is absent in bundles of other systems, which have an object of their own."""
 
     annotations: dict[str, str] | None = None
+    root: Root | None = None
     mounts: list[MountPoint] | None = None
     process: Process | None = None
     linux: Linux | None = None

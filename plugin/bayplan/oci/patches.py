@@ -4,13 +4,13 @@ Only the objects on the path to a changed field are decoded; the rest stays the 
 unknown fields, numbers beyond 64 bits and Go's spelling of floats survive.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from bayplan.model.decision import MemoryPolicySetting
-from bayplan.model.workload import Adjustment
+from bayplan.model.workload import MOUNT_OPTIONS, PLACEMENT_MOUNT, Adjustment
 from bayplan.oci.documents import Linux, LinuxResources, Spec
 from bayplan.oci.errors import OciError
 
@@ -18,6 +18,14 @@ Patch = Mapping[str, Any]
 """Values by key; a mapping stands for changes inside of that object."""
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw] | None)
+
+
+class Appended(NamedTuple):
+    """Stands for *items* after what a list has; an item with the same value of *key* goes."""
+
+    items: Sequence[Any]
+    key: str = ""
 
 
 def merged(document: bytes, patch: Patch, source: str) -> bytes:
@@ -34,9 +42,27 @@ def merged(document: bytes, patch: Patch, source: str) -> bytes:
         if isinstance(value, Mapping):
             inner = bytes(fields.get(key, b"null"))
             fields[key] = msgspec.Raw(merged(inner, value, f"{source}: {key}"))
+        elif isinstance(value, Appended):
+            fields[key] = msgspec.Raw(_appended(bytes(fields.get(key, b"null")), value, f"{source}: {key}"))
         else:
             fields[key] = msgspec.Raw(msgspec.json.encode(value))
     return msgspec.json.encode(fields)
+
+
+def _appended(document: bytes, added: Appended, source: str) -> bytes:
+    try:
+        present = _LIST.decode(document) or []
+        if added.key:
+            replaced = [msgspec.json.encode(one[added.key]) for one in added.items]
+            present = [one for one in present if _value(one, added.key) not in replaced]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise OciError(source, f"cannot be read: {error}") from error
+    return msgspec.json.encode([*present, *added.items])
+
+
+def _value(item: msgspec.Raw, key: str) -> bytes | None:
+    value = (_OBJECT.decode(item) or {}).get(key)
+    return None if value is None else msgspec.json.encode(msgspec.json.decode(value))
 
 
 def spec_patch(adjustment: Adjustment, spec: Spec) -> Patch:
@@ -52,8 +78,22 @@ def spec_patch(adjustment: Adjustment, spec: Spec) -> Patch:
         linux["memoryPolicy"] = _memory_policy(adjustment.memory_policy)
     if linux:
         patch["linux"] = linux
-    if adjustment.oom_score_adj is not None and spec.process is not None:
-        patch["process"] = {"oomScoreAdj": adjustment.oom_score_adj}
+    process: dict[str, Any] = {}
+    if adjustment.oom_score_adj is not None:
+        process["oomScoreAdj"] = adjustment.oom_score_adj
+    if adjustment.environment:
+        process["env"] = Appended([f"{name}={value}" for name, value in adjustment.environment.items()])
+    if process and spec.process is not None:
+        patch["process"] = process
+    if adjustment.placement_source:
+        # A bundle that is used again has the mount of the time before.
+        mount = {
+            "destination": PLACEMENT_MOUNT,
+            "type": "bind",
+            "source": adjustment.placement_source,
+            "options": MOUNT_OPTIONS,
+        }
+        patch["mounts"] = Appended([mount], "destination")
     return patch
 
 

@@ -47,6 +47,7 @@ from bayplan.oci.runtime_update import (
 )
 from bayplan.oci.workloads import resources_from
 from bayplan.placement.page_owners import PAGES_TO_MOVE
+from bayplan.placement.placement_file import without_file
 
 logger = logging.getLogger(__name__)
 
@@ -167,12 +168,28 @@ class OciRequestHandler:
         if entry is None:
             await self._controller.sync_before_start(state.id)
             return _DONE
+        await self._mount(entry, announced)
         await self._carry_out(entry, updates)
         if runtime is not None:
             self._update_runtime(runtime, announced)
         else:
             logger.debug("the runtime is not known", extra={"container_id": state.id, "hook": peer.pid})
         return _DONE
+
+    async def _mount(self, entry: Entry, announced: AnnouncedContainer) -> None:
+        """Mount the placement file of a container that has its process already. One that cannot have it
+        starts without."""
+        origin = origin_of(entry)
+        if not origin.applied.placement_source:
+            return
+        try:
+            await self._thread.do(partial(announced_container.mount_placement, announced, origin.applied))
+        except BayplanError as error:
+            async with self._controller.transaction() as transaction:
+                present = transaction.basis.ledger.entries.get(entry.container_id)
+                if present is not None and is_same_start(entry, present):
+                    decision = without_file(present.decision, str(error))
+                    self._controller.placements.amend(transaction, replace(present, decision=decision))
 
     def _update_runtime(self, runtime: RuntimeCommand, announced: AnnouncedContainer) -> None:
         """Have the OCI runtime set the same values itself, once the container is created."""

@@ -20,6 +20,7 @@ from bayplan.model.qos import OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj
 from bayplan.model.resources import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, Resources, changed_resources
 from bayplan.model.workload import Adjustment, Container, Update
+from bayplan.placement.placement_file import environment_of
 from bayplan.sets import CpuSet
 
 MOST_UPDATES: Final = 4
@@ -79,6 +80,7 @@ def adjustment_for(
         else None,
         unified=_unified(machine, policy, request, container.resources) if ability.cgroup_v2 else {},
         memory_policy=placement.memory_policy,
+        environment=environment_of(machine, decision, container.given_environment),
     )
 
 

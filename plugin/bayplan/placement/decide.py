@@ -27,6 +27,7 @@ from bayplan.placement.memory_policy import (
     decide_by_given_policy,
     with_memory_policy,
 )
+from bayplan.placement.placement_file import wished_file
 from bayplan.placement.release import RELEASED
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
@@ -92,6 +93,8 @@ def decide_creation(
     than the spec shows."""
     wishes, complaint, ruled = annotated
     hints, notes = effective_hints(findings, wishes, machine.node_ids)
+    wishes, without = wished_file(policy, wishes)
+    notes = (*notes, *without)
     if engine.name == KUBELET and wishes != without_cpu_wishes(wishes):
         wishes = without_cpu_wishes(wishes)
         notes = (*notes, Reason(WISH_NOT_GRANTED, "wishes for CPUs count with the engine exact alone"))

@@ -9,10 +9,10 @@ stands beside: CPUs as lists of the kernel's, what is promised on which nodes, t
 Variables are set once, at the creation, for containers with CPUs of their own: the shared ones change.
 """
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from bayplan.engines.exact.unconfined import open_mems
@@ -37,17 +37,6 @@ NO_FILE: Final = "no-placement-file"
 NO_ENVIRONMENT: Final = "environment-not-set"
 """Code of the reason that not all variables are set that were asked for."""
 
-VARIABLES: Final[Mapping[str, str]] = {
-    "dpdk": "DPDK_EAL_ARGS",
-    "go": "GOMAXPROCS",
-    "jvm": "JAVA_TOOL_OPTIONS",
-    "openmp": "OMP_PLACES",
-}
-"""The variable by which each program counts as told. DPDK reads none: its arguments are for a command line."""
-_THREADS: Final = "OMP_NUM_THREADS"
-OURS: Final = frozenset({*VARIABLES.values(), _THREADS})
-"""All variables that are ever set."""
-
 
 def wished_file(policy: PlacementPolicy, wishes: Wishes) -> tuple[Wishes, tuple[Reason, ...]]:
     """*wishes* with the operator's word where they say nothing of the file, and what of them is not done."""
@@ -71,7 +60,8 @@ def as_far_as_possible(
     """*decision* with what of file and variables cannot be had by a container that comes in *form*, None over
     NRI: nothing that its spec has is replaced."""
     if decision.request.placement_file and container.placement_source and not container.has_our_placement:
-        decision = without_file(decision, f"its spec mounts {container.placement_source} at {PLACEMENT_MOUNT}")
+        why = f"its spec mounts {container.placement_source} at {PLACEMENT_MOUNT}"
+        decision = without_file(decision, why)
     asked = decision.request.environment
     if not asked:
         return decision
@@ -89,9 +79,7 @@ def as_far_as_possible(
     return replace(decision, request=request, reasons=(*decision.reasons, Reason(NO_ENVIRONMENT, why)))
 
 
-def environment_of(
-    machine: Machine, decision: Decision, given: Collection[str] = ()
-) -> Mapping[str, str]:
+def environment_of(machine: Machine, decision: Decision, given: Collection[str] = ()) -> Mapping[str, str]:
     """The variables that a container with CPUs of its own gets, without those *given* by its spec."""
     own, placement = decision.placement.exclusive_cpus, decision.placement
     if not own:
@@ -101,7 +89,7 @@ def environment_of(
         match program:
             case "openmp":
                 places = ",".join(f"{{{','.join(map(str, core))}}}" for core in _cores(machine, own))
-                found |= {"OMP_PLACES": places, _THREADS: str(len(own))}
+                found |= {"OMP_PLACES": places, "OMP_NUM_THREADS": str(len(own))}
             case "go":
                 found["GOMAXPROCS"] = str(len(own))
             case "jvm":
@@ -109,12 +97,13 @@ def environment_of(
                 numa = " -XX:+UseNUMA" if len(nodes) > 1 else ""
                 found["JAVA_TOOL_OPTIONS"] = f"-XX:ActiveProcessorCount={len(own)}{numa}"
             case "dpdk":
+                # It reads no variable: this is for its command line.
                 found["DPDK_EAL_ARGS"] = f"-l {own}{_socket_memory(machine, decision)}"
     return {name: value for name, value in found.items() if name not in given}
 
 
 def document(machine: Machine, shared: CpuSet, entry: Entry) -> dict[str, Any]:
-    """What *entry* was given, where *shared* are the CPUs of those without their own; without a generation."""
+    """What *entry* was given, where *shared* are the CPUs of those without their own; of generation 0."""
     request, placement = entry.decision.request, entry.decision.placement
     namespace, pod, container = (*request.name.split("/", 2), "", "")[:3]
     own = placement.exclusive_cpus
@@ -123,7 +112,12 @@ def document(machine: Machine, shared: CpuSet, entry: Entry) -> dict[str, Any]:
     written: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": container, "namespace": namespace, "uid": request.container_id},
+        "metadata": {
+            "name": container,
+            "namespace": namespace,
+            "uid": request.container_id,
+            "generation": 0,
+        },
         "pod": pod,
         "cpus": {"exclusive": str(own), "shared": str(others)},
         "mems": str(nodes),
@@ -144,10 +138,14 @@ def document(machine: Machine, shared: CpuSet, entry: Entry) -> dict[str, Any]:
     return written
 
 
-def text_of(written: Mapping[str, Any], generation: int) -> bytes:
-    """The file: *written* with its *generation*, one key on each line, so that a shell can read it."""
-    metadata = {**written["metadata"], "generation": generation}
-    return json.dumps({**written, "metadata": metadata}, indent=1).encode() + b"\n"
+def body_of(machine: Machine, shared: CpuSet, entry: Entry) -> bytes:
+    """`document` as text, one key on each line, so that a shell can read it; of generation 0."""
+    return msgspec.json.format(msgspec.json.encode(document(machine, shared, entry)), indent=1) + b"\n"
+
+
+def with_generation(body: bytes, generation: int) -> bytes:
+    """*body* with its *generation*. In JSON no text has a bare quotation mark in it."""
+    return body.replace(b'"generation": 0', b'"generation": %d' % generation, 1)
 
 
 def _promises(decision: Decision) -> list[dict[str, Any]]:

@@ -45,6 +45,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "pinned_by_kubelet_memory_manager": "a container had its nodes from kubelet's Memory Manager",
     "pinned_by_others": "a container had its CPUs or nodes from somebody else",
     "pinned_by_strangers": "a container had its CPUs or nodes from an unknown program",
+    "placement_files_failed": "the file that says what a container was given could not be written or removed",
     "recovered_containers": "a container was recorded again from its annotation",
     "released": "a container ended and holds nothing any more",
     "relief_done": "pages were moved because memory was at risk",

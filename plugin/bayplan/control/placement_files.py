@@ -1,0 +1,222 @@
+"""The owner of the files that tell containers what they were given (`bayplan.placement.placement_file`).
+
+A file is there before its container is created, and follows the ledger: 20 ms after a change, several changes
+together, all that say something else now are replaced, in a thread. What does not concern a container leaves
+its file alone, and its generation. Invariant: at rest each container that the ledger says has a file has one
+that says what the ledger says, and there is no other directory but of a creation that may be under way.
+
+A directory goes when its container is known to have ended. Of whom nothing is known it goes after a while,
+and not before a runtime has listed what runs: a mount of a directory that is gone stays empty for good.
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.control.threads import InThread
+from bayplan.control.transactions import Basis
+from bayplan.errors import HostError
+from bayplan.host.placement_files import PlacementDirectory
+from bayplan.model.decision import Decision
+from bayplan.model.ledger import Entry
+from bayplan.model.life import Phase
+from bayplan.model.machine import Machine
+from bayplan.model.sentences import placement_file_problem
+from bayplan.placement.placement_file import body_of, with_generation
+from bayplan.sets import CpuSet
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 0.02
+"""After a change, for those that follow it."""
+RETRY_S: Final = 3.0
+"""After a write that failed."""
+SWEEP_S: Final = 30.0
+"""Between two looks for directories that nobody has."""
+GRACE_S: Final = 60.0
+"""So long a directory stays that no container of the ledger has: its creation may be under way."""
+UNLISTED_S: Final = 600.0
+"""So long after the start all of those stay, if no runtime has listed what runs."""
+
+
+class _Written(Struct):
+    """What the file of a container was made from, and what it has. ``decision`` is None before it counts:
+    the container is about to be created."""
+
+    decision: Decision | None
+    shared: CpuSet
+    machine: Machine
+    generation: int
+    body_hash: int
+
+
+class PlacementFiles:
+    """All of them. ``problems`` are those that cannot be written or removed, by container id. *listed* is
+    whether a runtime has listed what runs since the start."""
+
+    def __init__(
+        self,
+        directory: PlacementDirectory,
+        in_thread: InThread,
+        basis: Callable[[], Basis],
+        phase: Callable[[str], Phase],
+        listed: Callable[[], bool],
+        counters: Counter[str],
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self.problems: dict[str, str] = {}
+        self._directory = directory
+        self._do = in_thread
+        self._basis = basis
+        self._phase = phase
+        self._listed = listed
+        self._counters = counters
+        self._now_s = now_s
+        self._started_s = now_s()
+        self._due = asyncio.Event()
+        self._written: dict[str, _Written] = {}
+        # Only in the thread.
+
+    def sentences(self) -> list[str]:
+        """The problems, for people."""
+        return [placement_file_problem(one) for _, one in sorted(self.problems.copy().items())]
+
+    def note_change(self) -> None:
+        """The ledger, the machine or the policy is another one."""
+        self._due.set()
+
+    async def prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> str:
+        """Make the file of a container that is about to be created with *entry*; its directory.
+
+        Raises:
+            HostError: it cannot be made.
+        """
+        source = self._directory.source(entry.container_id)
+        await self._do(partial(self._prepare, machine, shared, entry))
+        return source
+
+    async def follow(self) -> None:
+        """Keep the files as they should be, until cancelled."""
+        await self.sweep()
+        swept_s = self._now_s()
+        while True:
+            wait_s = RETRY_S if self.problems else SWEEP_S
+            try:
+                await asyncio.wait_for(self._due.wait(), wait_s)
+                await asyncio.sleep(PAUSE_S)
+            except TimeoutError:
+                pass
+            self._due.clear()
+            await self.update()
+            if self._now_s() - swept_s >= SWEEP_S:
+                await self.sweep()
+                swept_s = self._now_s()
+
+    async def update(self) -> None:
+        """Replace the files that say something else than the ledger, and remove those of containers that have
+        ended."""
+        await self._do(partial(self._update, self._basis()))
+
+    async def sweep(self) -> None:
+        """Remove the directories that nobody has."""
+        await self._do(partial(self._sweep, self._basis()))
+
+    def _prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> None:
+        before, _ = self._directory.generation(entry.container_id)
+        self._write(machine, shared, entry, body_of(machine, shared, entry), before)
+        self._written[entry.container_id].decision = None
+
+    def _update(self, basis: Basis) -> None:
+        wanted = _with_files(basis)
+        for entry in wanted.values():
+            self._bring_up_to_date(basis, entry)
+        for container_id in self._written.keys() - wanted.keys():
+            if self._written[container_id].decision is not None:
+                self._remove_if_ended(container_id)
+        for container_id in self.problems.keys() - wanted.keys() - self._written.keys():
+            del self.problems[container_id]
+
+    def _bring_up_to_date(self, basis: Basis, entry: Entry) -> None:
+        machine, shared, container_id = basis.machine, basis.shared_cpus, entry.container_id
+        known = self._written.get(container_id)
+        if (
+            known is not None
+            and known.decision is entry.decision
+            and known.machine is machine
+            and known.shared == shared
+            and container_id not in self.problems
+        ):
+            return
+        body = body_of(machine, shared, entry)
+        if known is None:
+            generation, content = self._directory.generation(container_id)
+            known = _Written(entry.decision, shared, machine, generation, 0)
+            if content == with_generation(body, generation):
+                known.body_hash = hash(body)
+                self._written[container_id] = known
+        if known.body_hash == hash(body) and container_id not in self.problems:
+            known.decision, known.machine, known.shared = entry.decision, machine, shared
+            return
+        try:
+            self._write(machine, shared, entry, body, known.generation)
+        except HostError as error:
+            self._failed(container_id, error)
+        else:
+            self.problems.pop(container_id, None)
+
+    def _write(self, machine: Machine, shared: CpuSet, entry: Entry, body: bytes, generation: int) -> None:
+        self._directory.write(entry.container_id, with_generation(body, generation + 1))
+        self._written[entry.container_id] = _Written(
+            entry.decision, shared, machine, generation + 1, hash(body)
+        )
+
+    def _sweep(self, basis: Basis) -> None:
+        wanted, now_s = _with_files(basis), self._now_s()
+        try:
+            ages_s = self._directory.ages_s(now_s)
+        except HostError as error:
+            self._failed("", error)
+            return
+        self.problems.pop("", None)
+        may_run = not self._listed() and now_s - self._started_s < UNLISTED_S
+        for container_id in sorted(ages_s.keys() - wanted.keys()):
+            known = self._written.get(container_id)
+            if known is None or known.decision is not None:
+                self._remove_if_ended(container_id)
+            if not may_run and ages_s[container_id] >= GRACE_S and container_id not in basis.ledger.entries:
+                self._remove(container_id)
+        for container_id in wanted.keys() - ages_s.keys():
+            # Somebody removed it: what is mounted is gone, but whoever looks on the node finds the truth.
+            self._written.pop(container_id, None)
+            self._bring_up_to_date(basis, wanted[container_id])
+
+    def _remove_if_ended(self, container_id: str) -> None:
+        if self._phase(container_id) is Phase.ENDED:
+            self._remove(container_id)
+
+    def _remove(self, container_id: str) -> None:
+        self._written.pop(container_id, None)
+        try:
+            self._directory.remove(container_id)
+        except HostError as error:
+            self._failed(container_id, error)
+        else:
+            self.problems.pop(container_id, None)
+
+    def _failed(self, container_id: str, error: HostError) -> None:
+        if self.problems.get(container_id) != str(error):
+            self.problems[container_id] = str(error)
+            self._counters["placement_files_failed"] += 1
+            extra = {"container_id": container_id, "problem": str(error)}
+            logger.warning("a placement file is not up to date", extra=extra)
+
+
+def _with_files(basis: Basis) -> dict[str, Entry]:
+    entries = basis.ledger.entries.items()
+    return {key: entry for key, entry in entries if entry.decision.request.placement_file}
