@@ -46,14 +46,15 @@ UNLISTED_S: Final = 600.0
 
 
 class _Written(Struct):
-    """What the file of a container was made from, and what it has. ``decision`` is None before it counts:
-    the container is about to be created."""
+    """What the file of a container was made from, and what it has. ``begins_again``: a container of this id
+    has ended, and another one is about to be created."""
 
-    decision: Decision | None
+    decision: Decision
     shared: CpuSet
     machine: Machine
     generation: int
     body_hash: int
+    begins_again: bool = False
 
 
 class PlacementFiles:
@@ -130,15 +131,14 @@ class PlacementFiles:
     def _prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> None:
         before, _ = self._directory.generation(entry.container_id)
         self._write(machine, shared, entry, body_of(machine, shared, entry), before)
-        self._written[entry.container_id].decision = None
+        self._written[entry.container_id].begins_again = self._phase(entry.container_id) is Phase.ENDED
 
     def _update(self, basis: Basis) -> None:
         wanted = _with_files(basis)
         for entry in wanted.values():
             self._bring_up_to_date(basis, entry)
         for container_id in self._written.keys() - wanted.keys():
-            if self._written[container_id].decision is not None:
-                self._remove_if_ended(container_id)
+            self._remove_if_ended(container_id)
         for container_id in self.problems.keys() - wanted.keys() - self._written.keys():
             del self.problems[container_id]
 
@@ -150,6 +150,7 @@ class PlacementFiles:
             and known.decision is entry.decision
             and known.machine is machine
             and known.shared == shared
+            and not known.begins_again
             and container_id not in self.problems
         ):
             return
@@ -162,6 +163,7 @@ class PlacementFiles:
                 self._written[container_id] = known
         if known.body_hash == hash(body) and container_id not in self.problems:
             known.decision, known.machine, known.shared = entry.decision, machine, shared
+            known.begins_again = False
             return
         try:
             self._write(machine, shared, entry, body, known.generation)
@@ -186,9 +188,7 @@ class PlacementFiles:
         self.problems.pop("", None)
         may_run = not self._listed() and now_s - self._started_s < UNLISTED_S
         for container_id in sorted(ages_s.keys() - wanted.keys()):
-            known = self._written.get(container_id)
-            if known is None or known.decision is not None:
-                self._remove_if_ended(container_id)
+            self._remove_if_ended(container_id)
             if not may_run and ages_s[container_id] >= GRACE_S and container_id not in basis.ledger.entries:
                 self._remove(container_id)
         for container_id in wanted.keys() - ages_s.keys():
@@ -197,6 +197,9 @@ class PlacementFiles:
             self._bring_up_to_date(basis, wanted[container_id])
 
     def _remove_if_ended(self, container_id: str) -> None:
+        known = self._written.get(container_id)
+        if known is not None and known.begins_again:
+            return
         if self._phase(container_id) is Phase.ENDED:
             self._remove(container_id)
 

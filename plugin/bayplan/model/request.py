@@ -144,7 +144,7 @@ def derive_request(
         given_policy=container.memory_policy,
         cpu_weighed=not kubelets and is_by_shares(words, qos),
         placement_file=bool(wishes.placement_file) and not wishes.opted_out,
-        environment=() if wishes.opted_out else wishes.environment,
+        environment=() if wishes.opted_out else tuple(sorted(wishes.environment)),
     )
 
 

@@ -86,7 +86,7 @@ class Wishes(Struct, frozen=True):
     cpus: CpuWish | None = None
     cpu_kind: str = ""
     placement_file: bool | None = None
-    environment: tuple[str, ...] = ()
+    environment: frozenset[str] = frozenset()
 
 
 class AnnotationKey(Struct, frozen=True):
@@ -189,11 +189,11 @@ def _cpu_kind(text: str, machine: Machine | None) -> str:
     return text
 
 
-def _environment(text: str) -> tuple[str, ...]:
-    names = sorted({name.strip() for name in text.split(_SEPARATOR)})
-    if not set(names) <= set(ENVIRONMENTS):
+def _environment(text: str) -> frozenset[str]:
+    names = frozenset(name.strip() for name in text.split(_SEPARATOR))
+    if not names <= set(ENVIRONMENTS):
         raise ParseError("environment", text, f"{', '.join(ENVIRONMENTS)}, several separated by ;")
-    return tuple(names)
+    return names
 
 
 def _yes_or_no(text: str) -> bool:
