@@ -35,6 +35,8 @@ def adjust(container: pb.Container, adjustment: pb.ContainerAdjustment, flavor: 
     if adjustment.linux.HasField("oom_score_adj") and flavor.adjusts_oom_score:
         container.linux.oom_score_adj.value = adjustment.linux.oom_score_adj.value
     container.annotations.update(adjustment.annotations)
+    container.mounts.extend(adjustment.mounts)
+    container.env.extend(f"{one.key}={one.value}" for one in adjustment.env)
 
 
 def merge(resources: pb.LinuxResources, change: pb.LinuxResources) -> None:

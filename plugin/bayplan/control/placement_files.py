@@ -40,7 +40,7 @@ RETRY_S: Final = 3.0
 SWEEP_S: Final = 30.0
 """Between two looks for directories that nobody has."""
 GRACE_S: Final = 60.0
-"""So long a directory stays that no container of the ledger has: its creation may be under way."""
+"""So long a directory stays that no container of the ledger has a file in: its creation may be under way."""
 UNLISTED_S: Final = 600.0
 """So long after the start all of those stay, if no runtime has listed what runs."""
 
@@ -189,7 +189,7 @@ class PlacementFiles:
         may_run = not self._listed() and now_s - self._started_s < UNLISTED_S
         for container_id in sorted(ages_s.keys() - wanted.keys()):
             self._remove_if_ended(container_id)
-            if not may_run and ages_s[container_id] >= GRACE_S and container_id not in basis.ledger.entries:
+            if not may_run and ages_s[container_id] >= GRACE_S:
                 self._remove(container_id)
         for container_id in wanted.keys() - ages_s.keys():
             # Somebody removed it: what is mounted is gone, but whoever looks on the node finds the truth.

@@ -43,9 +43,9 @@ class _MountAttributes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd")]
 
 
-def mount_in_container(source: str, process: int, root: str, destination: str) -> None:
-    """Mount the host's directory *source*, read-only, at *destination* of a container whose first process is
-    *process* and whose root is the directory *root* of its mount namespace. Missing directories are made.
+def mount_in_container(namespace: str, source: str, root: str, destination: str) -> None:
+    """Mount the host's directory *source*, read-only, at *destination* of a container whose mount namespace
+    is the file *namespace*, and whose root is the directory *root* there. Missing directories are made.
 
     Raises:
         RefusedError: the kernel refuses.
@@ -56,7 +56,7 @@ def mount_in_container(source: str, process: int, root: str, destination: str) -
 
     def work() -> None:
         try:
-            _mount(source, process, root, PurePosixPath(destination).parts[1:])
+            _mount(namespace, source, root, PurePosixPath(destination).parts[1:])
         except OSError as error:
             failures.append(error)
 
@@ -68,7 +68,7 @@ def mount_in_container(source: str, process: int, root: str, destination: str) -
         raise RefusedError(destination, problem, error.errno or 0) from error
 
 
-def _mount(source: str, process: int, root: str, names: tuple[str, ...]) -> None:
+def _mount(namespace: str, source: str, root: str, names: tuple[str, ...]) -> None:
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     tree = _call(_OPEN_TREE, _AT_FDCWD, source.encode(), flags)
     try:
@@ -77,12 +77,12 @@ def _mount(source: str, process: int, root: str, names: tuple[str, ...]) -> None
         _call(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH, ctypes.byref(attributes), size)
         if libc().unshare(_CLONE_FS) < 0:
             raise _failure()
-        namespace = os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        opened = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if libc().setns(namespace, _CLONE_NEWNS) < 0:
+            if libc().setns(opened, _CLONE_NEWNS) < 0:
                 raise _failure()
         finally:
-            os.close(namespace)
+            os.close(opened)
         place = _place(root, names)
         try:
             _call(_MOVE_MOUNT, tree, b"", place, b"", _FROM_AND_TO_EMPTY_PATH)

@@ -164,7 +164,7 @@ def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
     return wanted
 
 
-def mount_placement(announced: AnnouncedContainer, applied: Adjustment) -> None:
+def mount_placement(hierarchy: Hierarchy, announced: AnnouncedContainer, applied: Adjustment) -> None:
     """Mount what tells the container its place, before it enters its root.
 
     Raises:
@@ -175,8 +175,8 @@ def mount_placement(announced: AnnouncedContainer, applied: Adjustment) -> None:
     if not root:
         raise OciError(f"container {announced.container.id}", "its spec has no root, where to mount")
     path = posixpath.join(announced.origin.bundle, root)
-    process = announced.origin.container.pid
-    mount_in_container(applied.placement_source, process, path, PLACEMENT_MOUNT)
+    namespace = str(hierarchy.root / f"proc/{announced.origin.container.pid}/ns/mnt")
+    mount_in_container(namespace, applied.placement_source, path, PLACEMENT_MOUNT)
 
 
 def _check_alone(hierarchy: Hierarchy, origin: Origin, cgroup: ContainerCgroup) -> None:

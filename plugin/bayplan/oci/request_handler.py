@@ -183,7 +183,8 @@ class OciRequestHandler:
         if not origin.applied.placement_source:
             return
         try:
-            await self._thread.do(partial(announced_container.mount_placement, announced, origin.applied))
+            mount = partial(announced_container.mount_placement, self._hierarchy, announced, origin.applied)
+            await self._thread.do(mount)
         except BayplanError as error:
             async with self._controller.transaction() as transaction:
                 present = transaction.basis.ledger.entries.get(entry.container_id)

@@ -3,6 +3,7 @@
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from bayplan.control.cpusets import Cpusets
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.control.expectations import Expectation
 from bayplan.control.narrowing import Narrowing
+from bayplan.control.placement_files import PlacementFiles
 from bayplan.control.recorder import Recorder
 from bayplan.control.shadow_handler import answering
 from bayplan.control.verify import Verifier
@@ -22,6 +24,7 @@ from bayplan.daemon.measurement import Host, Measurement
 from bayplan.engines.interface import Engine
 from bayplan.host.evacuation import Bounds, Evacuation
 from bayplan.host.occupancy import Occupancy, Place
+from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
 from bayplan.nri.operations import Operation
@@ -108,6 +111,18 @@ class DaemonRun:
             grounds=lambda: grounds_of(controller),
             most_files=1024,
         )
+        self.elapsed_s = 0.0
+        """So much later it is by the clock of the files."""
+        self.files = PlacementFiles(
+            PlacementDirectory(kernel.placements),
+            self.do,
+            lambda: controller.basis,
+            controller.placements.lives.phase,
+            lambda: controller.was_synchronized,
+            controller.counters,
+            lambda: time.time() + self.elapsed_s,
+        )
+        controller.placements.prepare_file = self.files.prepare
         self._queue = RequestQueue(answering(controller), clock, Timeouts(answer_s=DEADLINE_S))
 
     async def start(self) -> None:
@@ -171,6 +186,11 @@ class DaemonRun:
         """Compare the kernel with the ledger, and repair."""
         self.verification_due = False
         await self.verifier.verify(at_once=at_once)
+
+    async def write_files(self) -> None:
+        """Replace the files that say something else than the ledger, and remove those of nobody."""
+        await self.files.update()
+        await self.files.sweep()
 
     async def use_freed_memory(self) -> None:
         """Bring back who can go back."""

@@ -11,6 +11,7 @@ class Kernel(OciNode):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self._pids = 1000
+        self.placements = root / "run/placements"
 
     def make_cgroup(self, path: str) -> Path:
         """Make a cgroup that may use everything."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import Event
@@ -169,6 +170,9 @@ class NriRuntime:
         self.ask(_state_change(Event.POST_CREATE_CONTAINER, one), _ignore)
 
     def _make_cgroup(self, one: Running) -> None:
+        for mount in one.spec.mounts:
+            if not Path(mount.source).is_dir():
+                raise AssertionError(f"{one.spec.id} cannot start: {mount.source} is not there")
         path, cpu = one.spec.linux.cgroups_path, one.spec.linux.resources.cpu
         self.kernel.start(path)
         self.kernel.set(path, cpu.cpus, cpu.mems)

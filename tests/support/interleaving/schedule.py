@@ -75,6 +75,7 @@ class Schedule:
             (2, self.deadline),
             (2, self.verify),
             (1, self.use_freed_memory),
+            (1, self.write_files),
             (1, self.kill),
         ]
 
@@ -232,6 +233,10 @@ class Schedule:
         daemon = self.host.daemon
         daemon.obstacle = self._choice.choice(["", "", "its pages cannot be moved"])
         daemon.begin(daemon.use_freed_memory())
+
+    def write_files(self) -> None:
+        """The files that say what containers were given follow the ledger."""
+        self.host.daemon.begin(self.host.daemon.write_files())
 
     async def kill(self) -> None:
         """The daemon is killed, and starts again."""

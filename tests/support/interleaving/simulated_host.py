@@ -6,6 +6,7 @@ runtimes and kernel say the same.
 """
 
 import asyncio
+import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -16,16 +17,20 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.control.ended_containers import PATIENCE_S
+from bayplan.control.placement_files import GRACE_S
 from bayplan.control.transactions import RETRY_S, Basis
 from bayplan.engines.interface import Engine, allocatable_bytes, reserved_cpus
 from bayplan.errors import BayplanError, UnavailableError
+from bayplan.host.placement_files import FILE
 from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.policy import PlacementFiles
 from bayplan.nri.operations import Operation
 from bayplan.nri.wire import Response
 from bayplan.oci.protocol import Answer, Status, Verb
+from bayplan.placement.placement_file import document
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.agents import Follower
@@ -39,7 +44,7 @@ from support.oci_node import state
 from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
 
 MACHINE = machine(2, cpus_per_node=4)
-PLAIN = Settings(eviction_hard={"memory.available": None})
+PLAIN = Settings(eviction_hard={"memory.available": None}, placement_files=PlacementFiles.ALL)
 ROUNDS = 400
 """More than anything takes that comes to an end."""
 
@@ -137,6 +142,7 @@ class SimulatedHost:
         spec.id = self.new_id()
         spec.linux.resources.cpu.cpus = spec.linux.resources.cpu.mems = ""
         spec.annotations.clear()
+        del spec.mounts[:], spec.env[:]
         spec.linux.cgroups_path = f"/kubepods/pod{before.pod.name}/{spec.id}"
         self.runtime.create(before.pod, spec)
 
@@ -240,6 +246,9 @@ class SimulatedHost:
         for _ in range(2):
             self.daemon.begin(self.daemon.verify(at_once=False))
             await self._drain()
+        self.daemon.elapsed_s = GRACE_S + 1
+        self.daemon.begin(self.daemon.write_files())
+        await self._drain()
         self.check_agreement()
 
     async def _drain(self) -> None:
@@ -312,6 +321,25 @@ class SimulatedHost:
                 )
                 if both:
                     raise InvariantError(f"{other} may run on CPUs {both} of {container_id}")
+
+        self._check_files(controller.basis)
+
+    def _check_files(self, basis: Basis) -> None:
+        """Who was given a file has one, with what the ledger says, and nobody else has."""
+        told = {one.name: one / FILE for one in self.kernel.placements.glob("*")}
+        wanted = {
+            key: one for key, one in basis.ledger.entries.items() if one.decision.request.placement_file
+        }
+        if told.keys() != wanted.keys():
+            raise InvariantError(f"files of {sorted(told)}, and the ledger has them of {sorted(wanted)}")
+        for container_id, entry in wanted.items():
+            written = json.loads(told[container_id].read_text())
+            written["metadata"]["generation"] = 0
+            if written != document(basis.machine, basis.shared_cpus, entry):
+                raise InvariantError(f"the file of {container_id} says {written}")
+        mounted = {key for key, one in self.runtime.containers.items() if any(one.spec.mounts)}
+        if mounted != wanted.keys() - self.hooked.keys():
+            raise InvariantError(f"{sorted(mounted)} have files mounted, and {sorted(wanted)} should")
 
     @property
     def alive(self) -> set[str]:
