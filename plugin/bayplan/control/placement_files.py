@@ -139,8 +139,6 @@ class PlacementFiles:
             self._bring_up_to_date(basis, entry)
         for container_id in self._written.keys() - wanted.keys():
             self._remove_if_ended(container_id)
-        for container_id in self.problems.keys() - wanted.keys() - self._written.keys():
-            del self.problems[container_id]
 
     def _bring_up_to_date(self, basis: Basis, entry: Entry) -> None:
         machine, shared, container_id = basis.machine, basis.shared_cpus, entry.container_id
@@ -185,7 +183,8 @@ class PlacementFiles:
         except HostError as error:
             self._failed("", error)
             return
-        self.problems.pop("", None)
+        for container_id in self.problems.keys() - ages_s.keys() - wanted.keys():
+            del self.problems[container_id]
         may_run = not self._listed() and now_s - self._started_s < UNLISTED_S
         for container_id in sorted(ages_s.keys() - wanted.keys()):
             self._remove_if_ended(container_id)

@@ -54,6 +54,19 @@ def without_file(decision: Decision, why: str) -> Decision:
     return replace(decision, request=request, reasons=(*decision.reasons, Reason(NO_FILE, why)))
 
 
+def as_mounted(entry: Entry, container: Container) -> Entry:
+    """*entry* of a *container* that came over NRI and runs: its answer may have been lost, and with it the
+    mount; what is mounted is known from its spec."""
+    decision = entry.decision
+    if entry.origin is not None or decision.request.placement_file == container.has_our_placement:
+        return entry
+    if container.has_our_placement:
+        return replace(
+            entry, decision=replace(decision, request=replace(decision.request, placement_file=True))
+        )
+    return replace(entry, decision=without_file(decision, "it was created without its placement file"))
+
+
 def as_far_as_possible(
     machine: Machine, decision: Decision, container: Container, form: Form | None
 ) -> Decision:

@@ -28,6 +28,7 @@ from bayplan.placement.found_containers import (
     shared_pools,
     updated_from_container,
 )
+from bayplan.placement.placement_file import as_mounted
 from bayplan.sets import CpuSet
 
 _NOTHING_CARRIED: Final[Mapping[str, Entry]] = MappingProxyType({})
@@ -96,7 +97,8 @@ def reconcile(
         taken = Ledger.of(unlisted).exclusive_cpus
         known = _updated_from_containers(machine, policy, engine, known, observed, cpusets, taken)
     compared = [
-        _as_observed(machine, entry, observed[key], kubelet_pins_cpus) for key, entry in known.items()
+        _as_observed(machine, as_mounted(entry, observed[key]), observed[key], kubelet_pins_cpus)
+        for key, entry in known.items()
     ]
     entries = [*unlisted, *(entry for entry, _ in compared)]
     agreed = Ledger.of(entries)
