@@ -8,6 +8,7 @@ interpreter. Compare numbers of one run only: commits wait for the disk, and eve
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 
+import files
 import merge
 import nri_requests
 import pressure
@@ -23,6 +24,7 @@ PARTS: dict[str, Callable[[Sequence[int]], Iterator[Row]]] = {
     "decisions": lambda _: worst.rows(),
     "merges": lambda _: merge.rows(),
     "pressure": lambda _: pressure.rows(),
+    "files": lambda _: files.rows(),
 }
 
 

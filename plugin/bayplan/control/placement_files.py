@@ -28,7 +28,7 @@ from bayplan.model.ledger import Entry
 from bayplan.model.life import Phase
 from bayplan.model.machine import Machine
 from bayplan.model.sentences import placement_file_problem
-from bayplan.placement.placement_file import body_of, with_generation
+from bayplan.placement.placement_file import Known, body_of, with_generation
 from bayplan.sets import CpuSet
 
 logger = logging.getLogger(__name__)
@@ -134,13 +134,13 @@ class PlacementFiles:
         self._written[entry.container_id].begins_again = self._phase(entry.container_id) is Phase.ENDED
 
     def _update(self, basis: Basis) -> None:
-        wanted = _with_files(basis)
+        wanted, groups = _with_files(basis), Known()
         for entry in wanted.values():
-            self._bring_up_to_date(basis, entry)
+            self._bring_up_to_date(basis, entry, groups)
         for container_id in self._written.keys() - wanted.keys():
             self._remove_if_ended(container_id)
 
-    def _bring_up_to_date(self, basis: Basis, entry: Entry) -> None:
+    def _bring_up_to_date(self, basis: Basis, entry: Entry, groups: Known) -> None:
         machine, shared, container_id = basis.machine, basis.shared_cpus, entry.container_id
         known = self._written.get(container_id)
         if (
@@ -152,7 +152,7 @@ class PlacementFiles:
             and container_id not in self.problems
         ):
             return
-        body = body_of(machine, shared, entry)
+        body = body_of(machine, shared, entry, groups)
         if known is None:
             generation, content = self._directory.generation(container_id)
             known = _Written(entry.decision, shared, machine, generation, 0)
@@ -193,7 +193,7 @@ class PlacementFiles:
         for container_id in wanted.keys() - ages_s.keys():
             # Somebody removed it: what is mounted is gone, but whoever looks on the node finds the truth.
             self._written.pop(container_id, None)
-            self._bring_up_to_date(basis, wanted[container_id])
+            self._bring_up_to_date(basis, wanted[container_id], {})
 
     def _remove_if_ended(self, container_id: str) -> None:
         known = self._written.get(container_id)

@@ -4,7 +4,7 @@ simulator and refusals say the same of the same decision.
 The reasons, and the sentence of a shortage, are part of the decision itself; here is what stands around them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from bayplan.errors import PlacementError
 from bayplan.model.decision import (
@@ -158,7 +158,14 @@ def wishes(request: Request) -> list[str]:
         found.append(f"huge pages evenly on {nodes} (required)")
     if request.strategy is not None:
         found.append(f"placement strategy {request.strategy.value}")
-    return found + [_hint(hint) for hint in request.hints]
+    return [*found, *_told(request), *map(_hint, request.hints)]
+
+
+def _told(request: Request) -> Iterator[str]:
+    if request.placement_file:
+        yield "a file that says what it was given"
+    if request.environment:
+        yield f"variables of the environment for {', '.join(request.environment)}"
 
 
 def memory_text(memory: Interval) -> str:

@@ -6,14 +6,17 @@ without kubelet is as well as one with it.
 """
 
 import json
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from bayplan.config.values import InvalidValueError
 from bayplan.errors import HostError
-from bayplan.files import read_text
+from bayplan.files import kind_of, read_text
+from bayplan.host.placement_files import DIRECTORY
 from bayplan.host.zoneinfo import read_zones
 from bayplan.oci.findings import DaemonState, Finding, Level
 from bayplan.oci.memory_protection import void_protections
@@ -26,13 +29,17 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
     1: ("CAP_DAC_OVERRIDE", "files of other users' containers cannot be written"),
     5: ("CAP_KILL", "pods of other users cannot be evicted (memoryPressure evict)"),
     19: ("CAP_SYS_PTRACE", "pages of other users' processes are not moved, and wrapped runtimes not found"),
-    21: ("CAP_SYS_ADMIN", "interfaces in the network namespaces of pods give no device hints"),
+    21: (
+        "CAP_SYS_ADMIN",
+        "interfaces in pods give no device hints, and hooks mount no placement files",
+    ),
     23: ("CAP_SYS_NICE", "pages of containers are not moved where promised memory would run out"),
     24: ("CAP_SYS_RESOURCE", "oom_score_adj cannot be lowered, neither of containers nor of baypland"),
 }
 """By their numbers in capability(7); the unit of packaging/systemd grants them."""
 
 _KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
+_PLACEMENTS: Final = str(DIRECTORY).lstrip("/")
 _KUBELET_DIRECTORY: Final = "var/lib/kubelet"
 _RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
 _STATE: Final = {
@@ -58,6 +65,22 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
         advice = "set kubeletVersion, or let bayplan-agent ask the API server"
         yield Finding(Level.NOTE, "kubelet", text, advice)
     yield from _of_cpu_lists(root)
+    yield from _of_placement_files(root)
+
+
+def _of_placement_files(root: Path) -> Iterator[Finding]:
+    """What is in the place of the directories that containers have mounted."""
+    try:
+        found = (root / _PLACEMENTS).lstat()
+    except OSError:
+        return  # Nobody asked for one yet.
+    subject, advice = f"/{_PLACEMENTS}", "remove it, and restart baypland"
+    if not stat.S_ISDIR(found.st_mode):
+        text = f"is {kind_of(found)} and no directory: containers get no placement file"
+        yield Finding(Level.ERROR, subject, text, advice)
+    elif found.st_mode & 0o022 or found.st_uid not in (0, os.geteuid()):
+        text = f"mode {stat.S_IMODE(found.st_mode):o}, user {found.st_uid}: others than root can change it"
+        yield Finding(Level.ERROR, subject, text, f"chown root {subject}; chmod 755 {subject}")
 
 
 def _of_cpu_lists(root: Path) -> Iterator[Finding]:

@@ -115,13 +115,21 @@ def environment_of(machine: Machine, decision: Decision, given: Collection[str] 
     return {name: value for name, value in found.items() if name not in given}
 
 
-def document(machine: Machine, shared: CpuSet, entry: Entry) -> dict[str, Any]:
-    """What *entry* was given, where *shared* are the CPUs of those without their own; of generation 0."""
+Known = dict[CpuSet, list[dict[str, Any]]]
+"""The devices of sets of shared CPUs of one machine."""
+
+
+def document(machine: Machine, shared: CpuSet, entry: Entry, known: Known | None = None) -> dict[str, Any]:
+    """What *entry* was given, where *shared* are the CPUs of those without their own; of generation 0.
+    *known* keeps what was worked out of a set of shared CPUs, for the others on the same *machine*."""
     request, placement = entry.decision.request, entry.decision.placement
     namespace, pod, container = (*request.name.split("/", 2), "", "")[:3]
     own = placement.exclusive_cpus
     others = request.pinned_cpus or (placement.cpus_among(shared) - own)
     nodes = request.pinned_mems or placement.mems or open_mems(machine, request) or machine.memory_nodes
+    known = {} if known is None else known
+    if others not in known:
+        known[others] = _cache_devices(machine, others)
     written: dict[str, Any] = {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -137,7 +145,7 @@ def document(machine: Machine, shared: CpuSet, entry: Entry) -> dict[str, Any]:
         "promises": _promises(entry.decision),
         "requests": [
             {"name": "exclusive-cpus", "devices": _cpu_devices(machine, own)},
-            {"name": "shared-cpus", "devices": _cache_devices(machine, others)},
+            {"name": "shared-cpus", "devices": known[others]},
             {"name": "memory", "devices": _node_devices(machine, nodes)},
         ],
     }
@@ -151,9 +159,10 @@ def document(machine: Machine, shared: CpuSet, entry: Entry) -> dict[str, Any]:
     return written
 
 
-def body_of(machine: Machine, shared: CpuSet, entry: Entry) -> bytes:
-    """`document` as text, one key on each line, so that a shell can read it; of generation 0."""
-    return msgspec.json.format(msgspec.json.encode(document(machine, shared, entry)), indent=1) + b"\n"
+def body_of(machine: Machine, shared: CpuSet, entry: Entry, known: Known | None = None) -> bytes:
+    """`document` as text, one key on each line, so that a shell can read it."""
+    written = document(machine, shared, entry, known)
+    return msgspec.json.format(msgspec.json.encode(written), indent=1) + b"\n"
 
 
 def with_generation(body: bytes, generation: int) -> bytes:

@@ -15,7 +15,7 @@ from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.kubelet.eviction.thresholds import ThresholdValue
 from bayplan.model.kubelet_version import NEWEST
-from bayplan.model.policy import CpuRule, TopologyPolicy
+from bayplan.model.policy import CpuRule, PlacementFiles, TopologyPolicy
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -78,6 +78,8 @@ def test_every_flag() -> None:
         "--memory-throttling-factor=0.5",
         "--memory-reservation-policy=TieredReservation",
         "--single-process-oom-kill",
+        "--placement-files=all",
+        "--placement-directory=/run/f/placements",
         "--set-oom-score-adj=false",
         "--default-memory-limit=Burstable=4Gi,BestEffort=1Gi",
         "--annotation-errors=refuse",
@@ -124,6 +126,8 @@ def test_every_flag() -> None:
     assert settings.device_memory == {1: "0009:01:00.0", 2: "0009:01:00.0", 9: ""}
     assert settings.memory_throttling_factor == 0.5
     assert settings.single_process_oom_kill
+    assert settings.placement_files is PlacementFiles.ALL
+    assert settings.placement_directory == Path("/run/f/placements")
     assert not settings.set_oom_score_adj
     assert settings.default_memory_limit_bytes == {"Burstable": 4 * GIB, "BestEffort": GIB}
     assert settings.request_deadline_ms == 1500
@@ -153,6 +157,8 @@ def test_every_flag() -> None:
         ("--eviction-hard=memory.available=5%", "--eviction-hard: found 'memory.available=5%'"),
         ("--memory-throttling-factor=2", "--memory-throttling-factor: found 2.0 (float)"),
         ("--memory-throttling-factor=high", "--memory-throttling-factor: found 'high'"),
+        ("--placement-files=some", "--placement-files: found 'some'"),
+        ("--placement-directory=here", "--placement-directory: found 'here'"),
         ("--set-oom-score-adj=maybe", "--set-oom-score-adj: found 'maybe'"),
     ],
 )

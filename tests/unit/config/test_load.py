@@ -24,6 +24,7 @@ from bayplan.model.policy import (
     CpuRule,
     MemoryReservationPolicy,
     OutsideRequests,
+    PlacementFiles,
     PlacementStrategy,
     TopologyPolicy,
     TopologyScope,
@@ -63,6 +64,8 @@ featureGates = { MemoryQoS = true }
 memoryThrottlingFactor = 0.8
 memoryReservationPolicy = "TieredReservation"
 singleProcessOOMKill = true
+placementFiles = "all"
+placementDirectory = "/run/b/placements"
 setOomScoreAdj = false
 defaultMemoryLimit = { Burstable = "4Gi", BestEffort = "1Gi" }
 annotationErrors = "refuse"
@@ -134,6 +137,8 @@ FULL = Settings(
     memory_throttling_factor=0.8,
     memory_reservation=MemoryReservationPolicy.TIERED,
     single_process_oom_kill=True,
+    placement_files=PlacementFiles.ALL,
+    placement_directory=Path("/run/b/placements"),
     set_oom_score_adj=False,
     default_memory_limit_bytes={"Burstable": 4 * GIB, "BestEffort": GIB},
     refuse_wrong_annotations=True,

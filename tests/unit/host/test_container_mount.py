@@ -25,8 +25,8 @@ class Created:
         (self.source / "file").write_text("told")
         command = ["unshare", "--mount", "--propagation", "private", "sleep", "600"]
         self.process = subprocess.Popen(command)
-        mine, self.namespace = os.readlink("/proc/self/ns/mnt"), f"/proc/{self.process.pid}/ns/mnt"
-        while os.readlink(self.namespace) == mine or self._name() != "sleep":
+        mine, self.namespace = Path("/proc/self/ns/mnt").readlink(), f"/proc/{self.process.pid}/ns/mnt"
+        while Path(self.namespace).readlink() == mine or self._name() != "sleep":
             assert self.process.poll() is None
 
     def _name(self) -> str:

@@ -74,6 +74,9 @@ def test_every_key_is_documented() -> None:
         ("opt-out", "true", Wishes(opted_out=True)),
         ("keep-pages", "true", Wishes(keeps_pages=True)),
         ("opt-out", "false", Wishes()),
+        ("placement-file", "true", Wishes(placement_file=True)),
+        ("placement-file", "false", Wishes(placement_file=False)),
+        ("placement-environment", "jvm ; openmp", Wishes(environment=frozenset({"jvm", "openmp"}))),
     ],
 )
 def test_every_key_is_read(key: str, text: str, wishes: Wishes) -> None:

@@ -111,3 +111,17 @@ def test_long_lists_of_cpus_are_named(tmp_path: Path) -> None:
     assert "percpuPagelistHighFraction" in finding.advice
     write(tmp_path, "proc/sys/vm/percpu_pagelist_high_fraction", "garbage\n")
     assert found(tmp_path) == []
+
+
+def test_what_is_in_the_place_of_placement_files(tmp_path: Path) -> None:
+    place = tmp_path / "run/bayplan-placements"
+    place.mkdir(parents=True)
+    place.chmod(0o755)
+    assert found(tmp_path) == []
+    place.chmod(0o777)
+    (finding,) = found(tmp_path)
+    assert (finding.level, finding.subject) == (Level.ERROR, "/run/bayplan-placements")
+    place.rmdir()
+    place.symlink_to("/tmp")
+    (finding,) = found(tmp_path)
+    assert (finding.level, finding.subject) == (Level.ERROR, "/run/bayplan-placements")
