@@ -24,7 +24,7 @@ Object = dict[str, Any]
 OBJECTS: list[Object] = list(yaml.safe_load_all(MANIFESTS.read_text(encoding="utf-8")))
 OF_THE_CHART = {
     *("nriSocket", "ociSocket", "ociDeadline", "ociUndecided", "crioSocket", "containerdSocket"),
-    *("stateDirectory", "adminSocket", "agentSocket", "agentGroup", "logFormat"),
+    *("stateDirectory", "adminSocket", "agentSocket", "agentGroup", "logFormat", "placementDirectory"),
 }
 """Keys whose values are the chart's own: paths in the container, and what is for hooks only."""
 

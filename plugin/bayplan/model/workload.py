@@ -99,7 +99,7 @@ class Container(Struct, frozen=True):
     memory_policy: MemoryPolicySetting | None = None
     exec_cpus: CpuSet | None = None
     placement_source: str = ""
-    given_environment: frozenset[str] = frozenset()
+    given_environment: tuple[str, ...] = ()
 
     @property
     def has_our_placement(self) -> bool:

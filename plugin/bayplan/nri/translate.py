@@ -107,9 +107,7 @@ def container_from(message: pb.Container) -> Container:
         placement_source=next(
             (mount.source for mount in message.mounts if mount.destination == PLACEMENT_MOUNT), ""
         ),
-        given_environment=frozenset(
-            name for one in message.env if (name := one.partition("=")[0]) in VARIABLES
-        ),
+        given_environment=tuple(name for one in message.env if (name := one.partition("=")[0]) in VARIABLES),
         cdi_devices=cdi_names((device.name for device in message.CDI_devices), message.annotations),
     )
 

@@ -111,7 +111,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         placement_source=next(
             (mount.source or "" for mount in spec.mounts or () if mount.destination == PLACEMENT_MOUNT), ""
         ),
-        given_environment=frozenset(
+        given_environment=tuple(
             name
             for one in (spec.process and spec.process.env) or ()
             if (name := one.partition("=")[0]) in VARIABLES

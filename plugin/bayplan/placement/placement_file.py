@@ -83,7 +83,7 @@ def as_far_as_possible(
         why = "a hook cannot set variables of the environment"
     elif not decision.placement.exclusive_cpus:
         why = "variables of the environment are for containers with CPUs of their own"
-    elif kept := sorted(set(environment_of(machine, decision)) & container.given_environment):
+    elif kept := sorted(environment_of(machine, decision).keys() & set(container.given_environment)):
         text = f"its spec sets {', '.join(kept)} itself"
         return replace(decision, reasons=(*decision.reasons, Reason(NO_ENVIRONMENT, text)))
     if not why:

@@ -57,7 +57,9 @@ def test_the_unit_can_reach_what_the_daemon_needs() -> None:
     assert service["ReadWritePaths"].split() == ["/sys/fs/cgroup", "/run", "-/var/lib/containers"]
     assert (service["ProtectControlGroups"], service["ProtectKernelTunables"]) == ("no", "no")
     assert set(service["RestrictAddressFamilies"].split()) == {"AF_UNIX", "AF_NETLINK"}
-    assert service["RestrictNamespaces"] == "net"
+    # Interfaces of pods; the mounts of a container of the hook.
+    assert service["RestrictNamespaces"].split() == ["net", "mnt"]
+    assert set(service["SystemCallFilter"].split()) == {"@system-service", "@mount"}
     assert "PrivateDevices" not in service
     assert service["DevicePolicy"] == "closed"
 

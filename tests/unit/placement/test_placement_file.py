@@ -162,7 +162,7 @@ def test_what_the_spec_has_stays() -> None:
     assert (request.placement_file, codes) == (False, [NO_FILE])
     request, codes = told(decided((), file=True), placement_source="/run/bayplan-placements/c")
     assert (request.placement_file, codes) == (True, [])
-    request, codes = told(decided(("go",)), given_environment=frozenset({"GOMAXPROCS"}))
+    request, codes = told(decided(("go",)), given_environment=("GOMAXPROCS",))
     assert (request.environment, codes) == (("go",), [NO_ENVIRONMENT])
     request, codes = told(decided(("go",)), Form.HOOK)
     assert (request.environment, codes) == ((), [NO_ENVIRONMENT])

@@ -57,6 +57,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         "bookedBytes": {"0": {"memory": GIB, "hugepages-2Mi": 4 * MIB}},
         "shortBytes": {},
         "deviceHints": [{"device": "/dev/vdb", "nodes": "0"}],
+        "placementFile": False,
         "oomScoreAdj": -997,
         "oomScoreAdjWanted": -997,
         "reasons": [{"code": "best-set", "text": "one node has room for all of it"}],
