@@ -1,0 +1,104 @@
+"""What containers read of their place in a real kernel: over NRI of each containerd, by hook and by wrapper."""
+
+import json
+from typing import Any
+
+import pytest
+from testbed.channel import LIMIT_S
+from testbed.crictl import Running
+from testbed.errors import CommandError
+from testbed.node import Node
+from testbed.pods import guaranteed
+from testbed.scenario import on, on_systemd
+from testbed.topology import TWO_NODES
+
+FORMS = ("hook", "wrapper")
+DIRECTORIES = "/run/bayplan-placements"
+ASKED = {
+    "bayplan.dev/placement-file": "true",
+    "bayplan.dev/placement-environment": "openmp;go",
+}
+
+
+def told(node: Node, running: Running) -> dict[str, Any]:
+    """The file as the container's first process sees it."""
+    text = node.guest.read(f"{inside(node, running)}/placement.json")
+    return json.loads(text)
+
+
+def inside(node: Node, running: Running) -> str:
+    return f"/proc/{node.crictl.pid(running.container_id)}/root/run/bayplan.dev"
+
+
+def environment(node: Node, running: Running) -> dict[str, str]:
+    text = node.guest.read(f"/proc/{node.crictl.pid(running.container_id)}/environ")
+    return dict(one.partition("=")[::2] for one in text.split("\0") if one)
+
+
+def await_told(node: Node, running: Running, shared: str) -> dict[str, Any]:
+    """The file, once it names these shared CPUs."""
+    file = f"{inside(node, running)}/placement.json"
+    line = f'"shared": "{shared}"'
+    command = f"until grep -q '{line}' {file}; do sleep 0.1; done"
+    node.guest.run("timeout", str(LIMIT_S), "sh", "-c", command)
+    return told(node, running)
+
+
+def directories(node: Node) -> set[str]:
+    return set(node.guest.run("ls", DIRECTORIES).stdout.split())
+
+
+def follows(node: Node, handler: str = "") -> tuple[Running, Running]:
+    """Two containers of which the second changes what the first has; both are told."""
+    first = node.launch(guaranteed("first", 0.5, "100Mi", annotations=ASKED), handler=handler)
+    before = told(node, first)
+    view = node.view(first)
+    assert before["metadata"]["uid"] == first.container_id
+    assert before["cpus"] == {"exclusive": "", "shared": "0-7"}
+    assert {int(before["mems"])} == view.mems_allowed
+    second = node.launch(guaranteed("second", 2, "200Mi", annotations=ASKED), handler=handler)
+    own = node.view(second).cpus_allowed
+    assert len(own) == 2
+    written = told(node, second)
+    assert {one["attributes"]["cpuID"]["int"] for one in written["requests"][0]["devices"]} == own
+    assert written["promises"] == [{"nodes": written["mems"], "bytes": {"memory": 200 << 20}}]
+    rest = set(range(8)) - own
+    shared = node.bayplan.status()["sharedCpus"]
+    after = await_told(node, first, shared)
+    assert node.view(first).cpus_allowed == rest
+    assert after["metadata"]["generation"] > before["metadata"]["generation"]
+    with pytest.raises(CommandError, match="Read-only file system"):
+        node.guest.run("touch", f"{inside(node, first)}/mine")
+    return first, second
+
+
+@on(TWO_NODES, "2.4", "1.7")
+def test_a_container_of_nri_is_told_and_follows_what_changes(node: Node) -> None:
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    first, second = follows(node)
+    variables = environment(node, second)
+    assert (variables["GOMAXPROCS"], variables["OMP_NUM_THREADS"]) == ("2", "2")
+    node.bayplan.kill()
+    assert directories(node) == {first.container_id, second.container_id}
+    since = node.bayplan.log_position()
+    node.bayplan.start_again()
+    node.bayplan.await_synchronized(since=since)
+    node.crictl.stop(second.container_id)
+    assert await_told(node, first, "0-7")["cpus"]["shared"] == "0-7"
+    node.crictl.remove_sandbox(first.sandbox_id)
+    node.guest.run(
+        "timeout", str(LIMIT_S), "sh", "-c", f"while ls {DIRECTORIES} | grep .; do sleep 0.1; done"
+    )
+
+
+@on_systemd(TWO_NODES, "2.4")
+def test_containers_of_hook_and_wrapper_are_told_too(node: Node) -> None:
+    """containerd keeps the annotations of pods from them, so that all are told."""
+    node.forms.install()
+    node.containerd.end()
+    node.containerd.start(nri=False, handlers=[node.forms.handler(form, name=form) for form in FORMS])
+    node.bayplan.start("--oci-deadline", "20s", "--placement-files", "all")
+    for form in FORMS:
+        for running in follows(node, form):
+            node.crictl.remove_sandbox(running.sandbox_id)
