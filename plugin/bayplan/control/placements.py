@@ -45,6 +45,7 @@ from bayplan.placement.adjustment import (
     Ability,
     adjustment_for,
     cpus_updates,
+    exec_notes,
     merged,
     nodes_updates,
     resized,
@@ -142,6 +143,8 @@ class Placements:
         decision = self.by_live_memory(decision, ability)
         over_nri = origin is None
         decision = as_far_as_possible(machine, decision, container, origin.form if origin else None)
+        notes = exec_notes(decision, origin.form if origin else None)
+        decision = replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
         decision, source = await self._with_file(transaction.basis, base, decision)
         settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
         shared = base.shared_cpus(machine, policy.withheld_cpus, held_cpus(decision.placement))

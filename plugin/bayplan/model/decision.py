@@ -123,6 +123,14 @@ class CpuUse(enum.Enum):
     ISOLATED = "isolated"
 
 
+class ExecCpus(enum.Enum):
+    """Where processes run that enter a container with CPUs of its own later, by exec or for a probe: on the
+    shared CPUs that it has beside these, or on the first of its own and these."""
+
+    SHARED = "shared"
+    FIRST = "first"
+
+
 class CpuWish(Struct, frozen=True):
     """A wish for CPUs: all that the container requests are to be used so, or ``count`` of them, and the rest
     is on the shared CPUs of the same nodes."""
@@ -197,7 +205,8 @@ class Request(Struct, frozen=True):
     ``given_policy`` is the memory policy that its spec has already. ``cpu_weighed``: ``cpu_milli`` stands for
     CPU shares outside of kubelet's tree, which are a weight there and request nothing.
     ``placement_file``: a directory of ours is mounted in it, with a file that says what it was given;
-    ``environment``: the programs whose variables were set for it at its creation.
+    ``environment``: the programs whose variables were set for it at its creation. ``exec_cpus`` is None
+    where processes that enter it later may run on all of its CPUs.
     """
 
     container_id: str
@@ -231,6 +240,7 @@ class Request(Struct, frozen=True):
     cpu_kind: str = ""
     placement_file: bool = False
     environment: tuple[str, ...] = ()
+    exec_cpus: ExecCpus | None = None
 
     @property
     def wishes_isolated_cpus(self) -> bool:

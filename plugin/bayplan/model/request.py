@@ -144,6 +144,7 @@ def derive_request(
         given_policy=container.memory_policy,
         cpu_weighed=not kubelets and is_by_shares(words, qos),
         placement_file=bool(wishes.placement_file) and not wishes.opted_out,
+        exec_cpus=None if wishes.opted_out else wishes.exec_cpus,
         environment=() if wishes.opted_out else tuple(sorted(wishes.environment)),
     )
 

@@ -19,6 +19,7 @@ from bayplan.model.decision import (
     CpuWish,
     DeviceHint,
     EvenHugepagesWish,
+    ExecCpus,
     MemoryPolicyMode,
     MemoryPolicyWish,
     NodeWish,
@@ -87,6 +88,7 @@ class Wishes(Struct, frozen=True):
     cpu_kind: str = ""
     placement_file: bool | None = None
     environment: frozenset[str] = frozenset()
+    exec_cpus: ExecCpus | None = None
 
 
 class AnnotationKey(Struct, frozen=True):
@@ -189,6 +191,13 @@ def _cpu_kind(text: str, machine: Machine | None) -> str:
     return text
 
 
+def _exec_cpus(text: str) -> ExecCpus:
+    known = {one.value: one for one in ExecCpus}
+    if text not in known:
+        raise ParseError("CPUs of later processes", text, " or ".join(known))
+    return known[text]
+
+
 def _environment(text: str) -> frozenset[str]:
     names = frozenset(name.strip() for name in text.split(_SEPARATOR))
     if not names <= set(ENVIRONMENTS):
@@ -221,6 +230,7 @@ KEYS: Final[Mapping[str, AnnotationKey]] = {
     "placement-strategy": _key("strategy", _strategy),
     "cpus": _key("cpus", _cpu_wish),
     "cpu-kind": AnnotationKey("cpu_kind", _cpu_kind),
+    "exec-cpus": _key("exec_cpus", _exec_cpus),
     "opt-out": _key("opted_out", _yes_or_no),
     "keep-pages": _key("keeps_pages", _yes_or_no),
     "placement-file": _key("placement_file", _yes_or_no),

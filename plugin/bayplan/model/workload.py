@@ -110,7 +110,8 @@ class Container(Struct, frozen=True):
 class Adjustment(Struct, frozen=True):
     """What we change in the spec of a container that is being created; None leaves a field as it is.
     ``placement_source`` is the host's directory to mount at PLACEMENT_MOUNT, empty for none; ``environment``
-    has the variables to add."""
+    has the variables to add. ``exec_cpus`` are those of processes that enter it later, which only a spec
+    that is still to be read can have."""
 
     cpuset_cpus: CpuSet | None = None
     cpuset_mems: NodeSet | None = None
@@ -121,6 +122,7 @@ class Adjustment(Struct, frozen=True):
     annotations: Mapping[str, str] = field(default_factory=dict)
     placement_source: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    exec_cpus: CpuSet | None = None
 
 
 class Update(Struct, frozen=True):

@@ -13,6 +13,7 @@ from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.workload import MOUNT_OPTIONS, PLACEMENT_MOUNT, Adjustment
 from bayplan.oci.documents import Linux, LinuxResources, Spec
 from bayplan.oci.errors import OciError
+from bayplan.sets import CpuSet
 
 Patch = Mapping[str, Any]
 """Values by key; a mapping stands for changes inside of that object."""
@@ -83,6 +84,7 @@ def spec_patch(adjustment: Adjustment, spec: Spec) -> Patch:
         process["oomScoreAdj"] = adjustment.oom_score_adj
     if adjustment.environment:
         process["env"] = Appended([f"{name}={value}" for name, value in adjustment.environment.items()])
+    process |= exec_patch(adjustment.exec_cpus, spec)
     if process and spec.process is not None:
         patch["process"] = process
     if adjustment.placement_source:
@@ -95,6 +97,14 @@ def spec_patch(adjustment: Adjustment, spec: Spec) -> Patch:
         }
         patch["mounts"] = Appended([mount], "destination")
     return patch
+
+
+def exec_patch(cpus: CpuSet | None, spec: Spec) -> Patch:
+    """What is to be changed in ``process`` so that processes which enter the container later begin on *cpus*;
+    what somebody else chose stays."""
+    if not cpus or spec.process is None or spec.process.exec_affinity is not None:
+        return {}
+    return {"execCPUAffinity": {"initial": str(cpus)}}
 
 
 def _memory_policy(setting: MemoryPolicySetting) -> Patch:

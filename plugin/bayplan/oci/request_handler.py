@@ -35,7 +35,7 @@ from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.bundle import replace_config
 from bayplan.oci.documents import State, check_id, parse_resources, parse_state
 from bayplan.oci.entries import is_same_start, origin_of, was_rewritten, with_process, without_ours
-from bayplan.oci.patches import merged, resources_patch, spec_patch
+from bayplan.oci.patches import exec_patch, merged, resources_patch, spec_patch
 from bayplan.oci.protocol import Answer, Status, Verb
 from bayplan.oci.request_bodies import container_id_in, id_and_rest, texts
 from bayplan.oci.runtime_update import (
@@ -46,6 +46,7 @@ from bayplan.oci.runtime_update import (
     runtime_of,
 )
 from bayplan.oci.workloads import resources_from
+from bayplan.placement.adjustment import exec_cpus_of
 from bayplan.placement.page_owners import PAGES_TO_MOVE
 from bayplan.placement.placement_file import without_file
 
@@ -222,6 +223,7 @@ class OciRequestHandler:
         bundle, container_id, *_ = texts(body, 4, "BUNDLE, ID, RUNTIME and ROOT")
         check_id(container_id)
         if self._is_of_nri(container_id):
+            await self._add_exec_cpus(bundle, container_id)
             return _DONE
         announced = await self._thread.do(partial(announced_container.from_bundle, bundle, container_id))
         if announced is not None:
@@ -230,6 +232,19 @@ class OciRequestHandler:
             if entry is not None and _waits_for_others(entry.decision) and not shadow_mode.is_on():
                 self._cpusets.starts.expect(container_id)
         return _DONE
+
+    async def _add_exec_cpus(self, bundle: str, container_id: str) -> None:
+        """Write into a bundle what NRI has no field for."""
+        basis = self._controller.basis
+        entry = basis.ledger.entries.get(container_id)
+        cpus = None if entry is None else exec_cpus_of(basis.machine, entry.decision)
+        if cpus is None or shadow_mode.is_on():
+            return
+        announced = await self._thread.do(partial(announced_container.from_bundle, bundle, container_id))
+        patch = {} if announced is None else exec_patch(cpus, announced.spec)
+        if announced is not None and patch:
+            rewritten = merged(announced.document, {"process": patch}, "spec")
+            await self._thread.do(partial(replace_config, bundle, announced.document, rewritten))
 
     async def _start(self, container_id: str) -> Answer:
         """As NRI's StartContainer: the container has its cgroup, with values that may be older than the

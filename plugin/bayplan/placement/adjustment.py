@@ -11,10 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.kubelet.qos.cgroup_values import memory_high_bytes, memory_protection
-from bayplan.model.decision import Decision, QosClass, QosSource, Request
+from bayplan.model.decision import Decision, ExecCpus, QosClass, QosSource, Reason, Request
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.origin import Form
 from bayplan.model.policy import MemoryQos, OutsideRequests, PlacementPolicy
 from bayplan.model.qos import OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj
@@ -27,6 +28,9 @@ MOST_UPDATES: Final = 4
 """Of running containers in one reply. containerd carries updates out one after the other, 11 ms each, and
 handles no other request of NRI meanwhile."""
 
+
+EXEC_NOT_APART: Final = "exec-not-apart"
+"""Code of the reason that processes which enter a container later may run on all of its own CPUs."""
 
 _RESETS: Final = {MEMORY_MIN: "0", MEMORY_LOW: "0", MEMORY_HIGH: "max"}
 """What kubelet writes so that no value of an earlier one lasts."""
@@ -81,7 +85,40 @@ def adjustment_for(
         unified=_unified(machine, policy, request, container.resources) if ability.cgroup_v2 else {},
         memory_policy=placement.memory_policy,
         environment=environment_of(machine, decision, container.given_environment),
+        exec_cpus=None if container.exec_cpus else exec_cpus_of(machine, decision),
     )
+
+
+def exec_cpus_of(machine: Machine, decision: Decision) -> CpuSet | None:
+    """The CPUs of processes that enter a container later, before they are in its cgroup; None for any.
+
+    Of them the kernel keeps what the cgroup has, at every change, and all of the cgroup's where that is none
+    (Linux 6.2): so none of its own is among them but perhaps the first, and all that may ever be shared are.
+    An affinity that is set within the cgroup would fail where both have no CPU in common, and with it probes.
+    """
+    own, wish = decision.placement.exclusive_cpus, decision.request.exec_cpus
+    if wish is None or not own:
+        return None
+    others = CpuSet(machine.cpu_by_id) - own
+    if wish is ExecCpus.FIRST:
+        return others | CpuSet([min(own)])
+    return others if decision.placement.beside_cpus else None
+
+
+def exec_notes(decision: Decision, form: Form | None) -> tuple[Reason, ...]:
+    """Why a container that comes in *form*, None over NRI, does not have what it wishes for processes that
+    enter it later."""
+    wish, placement = decision.request.exec_cpus, decision.placement
+    if wish is None:
+        return ()
+    if not placement.exclusive_cpus:
+        return (Reason(EXEC_NOT_APART, "exec-cpus is for containers with CPUs of their own"),)
+    if wish is ExecCpus.SHARED and not placement.beside_cpus:
+        text = "exec-cpus is shared, and it has no shared CPUs beside its own; first takes one of these"
+        return (Reason(EXEC_NOT_APART, text),)
+    if form is Form.HOOK:
+        return (Reason(EXEC_NOT_APART, "a hook cannot set execCPUAffinity"),)
+    return ()
 
 
 def resized(

@@ -155,7 +155,7 @@ def adopt(
     if engine.name == KUBELET:
         wishes = without_cpu_wishes(wishes)
     request = derive_request(pod, container, machine, wishes, outside=policy.outside_requests)
-    request = replace(request, placement_file=container.has_our_placement, environment=())
+    request = replace(request, placement_file=container.has_our_placement, environment=(), exec_cpus=None)
     cpus, mems = request.pinned_cpus, request.pinned_mems
     isolated = request.wishes_isolated_cpus
     candidates = exclusive_candidates(machine, policy, ledger, isolated=isolated)
