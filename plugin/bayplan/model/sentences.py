@@ -164,6 +164,8 @@ def wishes(request: Request) -> list[str]:
 def _told(request: Request) -> Iterator[str]:
     if request.placement_file:
         yield "a file that says what it was given"
+    if request.exec_cpus is not None:
+        yield f"processes that enter it later on CPUs: {request.exec_cpus.value}"
     if request.environment:
         yield f"variables of the environment for {', '.join(request.environment)}"
 

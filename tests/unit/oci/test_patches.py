@@ -5,8 +5,8 @@ import json
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.workload import Adjustment
 from bayplan.oci.documents import parse_spec
-from bayplan.oci.patches import merged, spec_patch
-from bayplan.sets import NodeSet
+from bayplan.oci.patches import exec_patch, merged, spec_patch
+from bayplan.sets import CpuSet, NodeSet
 
 SPREAD = MemoryPolicySetting(MemoryPolicyMode.WEIGHTED_INTERLEAVE, NodeSet([0, 1, 3]), ("static_nodes",))
 
@@ -35,3 +35,16 @@ def test_a_memory_policy_is_written_by_the_kernels_names() -> None:
 def test_a_memory_policy_of_somebody_else_stays() -> None:
     spec: dict[str, object] = {"linux": {"memoryPolicy": {"mode": "MPOL_BIND", "nodes": "1"}}}
     assert rewritten(spec, SPREAD) == spec
+
+
+def test_cpus_of_later_processes_are_written_where_nobody_chose_them() -> None:
+    cpus = CpuSet([0, 1, 4])
+    for process, patch in (
+        ({}, {"execCPUAffinity": {"initial": "0-1,4"}}),
+        ({"execCPUAffinity": {"final": "3"}}, {}),
+        ({"execCPUAffinity": {}}, {}),
+        (None, {}),
+    ):
+        spec = parse_spec(json.dumps({"linux": {}, "process": process}).encode(), "spec")
+        assert exec_patch(cpus, spec) == patch
+        assert exec_patch(None, spec) == {}

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
 from bayplan.model.origin import Form
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy, TopologyPolicy
@@ -111,6 +113,26 @@ async def test_a_spec_that_nri_has_rewritten_stays_as_it_is(tmp_path: Path) -> N
         assert await one.ask("create", create_body(bundle)) == ("ok", "")
         assert json.loads((bundle / "config.json").read_text()) == document
         assert await one.ask("update", ID.encode() + b"\0{}") == ("ok", "")
+
+
+async def test_the_wrapper_beside_nri_adds_what_nri_has_no_field_for(tmp_path: Path) -> None:
+    async with oci_socket(tmp_path) as one:
+        wish = {"bayplan.dev/exec-cpus": "first"}
+        owner = replace(pod("g", QosClass.GUARANTEED), annotations=wish)
+        await one.around.controller.create_container(owner, container(ID, owner, milli_cpus=2000))
+        own = one.entries[ID].decision.placement.exclusive_cpus
+        document = spec(SYSTEMD, resources=ASKED)
+        bundle = one.node.write_spec(ID, document)
+        assert await one.ask("create", create_body(bundle)) == ("ok", "")
+        rewritten = json.loads((bundle / "config.json").read_text())
+        affinity = rewritten["process"].pop("execCPUAffinity")
+        assert rewritten == document
+        assert affinity.keys() == {"initial"}
+        assert CpuSet.parse(affinity["initial"]) & own == CpuSet([min(own)])
+        with shadow_mode():
+            one.node.write_spec(ID, document)
+            assert await one.ask("create", create_body(bundle)) == ("ok", "")
+        assert json.loads((bundle / "config.json").read_text()) == document
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,29 @@
 import pytest
 from msgspec.structs import replace
 
-from bayplan.model.decision import Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
+from bayplan.model.decision import (
+    Decision,
+    ExecCpus,
+    Interval,
+    Outcome,
+    Placement,
+    QosClass,
+    QosSource,
+    Request,
+)
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.origin import Form
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment, Update
-from bayplan.placement.adjustment import Ability, adjustment_for, cpus_updates, memory_qos_values
+from bayplan.placement.adjustment import (
+    Ability,
+    adjustment_for,
+    cpus_updates,
+    exec_cpus_of,
+    exec_notes,
+    memory_qos_values,
+)
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, machine, pod
@@ -155,3 +172,32 @@ def test_only_those_are_told_who_were_told_something_else() -> None:
     assert updates == [Update("late", cpuset_cpus=shared), Update("never-told", cpuset_cpus=shared)]
     notified = ledger.with_notified_cpus({one.container_id: shared for one in updates})
     assert cpus_updates(notified, shared) == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "own", "beside", "expected"),
+    [
+        (None, [2, 3], [4, 5], None),
+        (ExecCpus.SHARED, [2, 3], [4, 5], [0, 1, *range(4, 16)]),
+        (ExecCpus.SHARED, [2, 3], [], None),
+        (ExecCpus.FIRST, [2, 3], [], [0, 1, 2, *range(4, 16)]),
+        (ExecCpus.FIRST, [2, 3], [4, 5], [0, 1, 2, *range(4, 16)]),
+        (ExecCpus.FIRST, [], [], None),
+    ],
+)
+def test_processes_that_enter_later_are_kept_off_its_own_cpus(
+    wish: ExecCpus | None, own: list[int], beside: list[int], expected: list[int] | None
+) -> None:
+    asked = replace(request(QosClass.BURSTABLE, 0, 0), exec_cpus=wish)
+    placement = Placement(NodeSet([1]), CpuSet(own), beside_cpus=CpuSet(beside))
+    decision = Decision(asked, Outcome.PLACED, placement)
+    cpus = exec_cpus_of(MACHINE, decision)
+    assert cpus == (None if expected is None else CpuSet(expected))
+    # What the cgroup has of them is beside its own CPUs, or the first of these.
+    if cpus is not None:
+        assert cpus & decision.placement.exclusive_cpus <= CpuSet(own[:1])
+    assert bool(exec_notes(decision, Form.WRAPPER)) == (wish is not None and cpus is None)
+    assert bool(exec_notes(decision, Form.HOOK)) == (wish is not None)
+    with_own = replace(container("c", pod(), resources=Resources()), exec_cpus=CpuSet([2]))
+    made = adjustment_for(MACHINE, PlacementPolicy(), Ability(), SHARED, decision, with_own)
+    assert made.exec_cpus is None
