@@ -16,13 +16,17 @@ from bayplan.agent.command_line import Address, AgentSettings
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Refused
-from bayplan.drawing.machine_map import machine_map
+from bayplan.drawing.machine_map import WIDTH, machine_map
+from bayplan.host.record import unpack
+from bayplan.host.sysfs import read_machine
 from bayplan.model.decision import Outcome, Placement, Reason
+from bayplan.model.ledger import Ledger
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view
 from support.browser import Browser, Page
 from support.crowded import crowded
 from support.mirrors import mirror_of, show
+from support.snapshots import make_snapshot
 
 pytestmark = pytest.mark.interop
 
@@ -177,3 +181,46 @@ async def test_the_picture_of_the_command_line_is_a_document_of_its_own(tmp_path
             await page.value("getComputedStyle(document.querySelector('.card')).fill") == "rgb(255, 255, 255)"
         )
         assert page.complaints == []
+
+
+OVERLAPS = """(() => {
+    const all = [...document.querySelectorAll('svg text')];
+    const boxes = all.map(one => [one.textContent, one.getBoundingClientRect()]);
+    boxes.sort((one, other) => one[1].top - other[1].top);
+    const found = [];
+    for (let first = 0; first < boxes.length; first++)
+        for (let other = first + 1; other < boxes.length; other++) {
+            const [a, b] = [boxes[first][1], boxes[other][1]];
+            if (b.top >= a.bottom) break;
+            const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+            const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+            if (wide > 1 && high > 3) found.push(boxes[first][0] + ' | ' + boxes[other][0]);
+        }
+    return found;
+})()"""
+OUTSIDE = """[...document.querySelectorAll('svg text')].filter(one => {
+    const word = one.getBoundingClientRect();
+    // The frame of its card or socket: the first box of the groups around it.
+    const frame = one.closest('g')?.parentElement.closest('[data-node]')?.querySelector('.card')
+        ?? one.parentElement.querySelector(':scope > .socket') ?? document.querySelector('svg .ground');
+    const box = frame.getBoundingClientRect();
+    return word.left < box.left - 1 || word.right > box.right + 1;
+}).map(one => one.textContent)"""
+
+
+async def test_no_text_of_a_picture_is_written_over_another(tmp_path: Path) -> None:
+    machines = sorted((Path(__file__).parents[1] / "data" / "machines").glob("*.txt"))
+    snapshots = {f"{nodes}": crowded(nodes, 3 * nodes) for nodes in (1, 2, 3, 12, 13, 36, 64)}
+    for path in machines:
+        tree = tmp_path / path.stem
+        await asyncio.to_thread(unpack, path.read_text(), tree)
+        snapshots[path.stem] = replace(make_snapshot(), machine=read_machine(tree), ledger=Ledger())
+    async with browser(tmp_path) as chromium:
+        page = await chromium.open("about:blank", *DESK)
+        for name, snapshot in snapshots.items():
+            for width in (342.0, 740.0, WIDTH):
+                drawn = tmp_path / "map.svg"
+                await asyncio.to_thread(drawn.write_text, machine_map(nodes_view(snapshot)["nodes"], width))
+                await page.go(drawn.as_uri())
+                assert await page.value(OVERLAPS) == [], (name, width)
+                assert await page.value(OUTSIDE) == [], (name, width)

@@ -8,7 +8,8 @@ from typing import Any, Final, TypeAlias
 
 from bayplan.drawing.bars import bar, promised_parts, used_parts
 from bayplan.drawing.cpus import cores
-from bayplan.drawing.svg import box, element, fitting, text
+from bayplan.drawing.style import NAMED
+from bayplan.drawing.svg import box, element, fitting, text, text_width
 from bayplan.quantity import counted, format_bytes
 from bayplan.sets import CpuSet
 
@@ -16,9 +17,6 @@ NodeView: TypeAlias = Mapping[str, Any]
 """A node as the answer to ``nodes`` has it."""
 
 PADDING: Final = 12.0
-_NAMED: Final = 6
-"""So many containers are named on a card; the page lists all."""
-
 _LINE: Final = 17.0
 _MEMORY: Final = "memory"
 
@@ -58,12 +56,17 @@ class Card:
             self._containers()
 
     def _head(self, memory: Mapping[str, Any]) -> None:
-        self._parts.append(text(0, self.height + 12, f"Node {self._node['id']}", "head"))
-        note = _kind(self._node)
+        name, note = f"Node {self._node['id']}", _kind(self._node)
+        self._parts.append(text(0, self.height + 12, name, "head"))
         if self._compact:
             promised, allocatable = memory["bookedBytes"], memory["allocatableBytes"]
             note = f"{_percent(promised, allocatable)}" if memory["totalBytes"] else "no memory"
-        self._parts.append(text(self._width, self.height + 12, note, "soft small", "end"))
+        if text_width(name, 15, bold=True) + text_width(note, 11) > self._width:
+            self.height += 15
+            note = fitting(note, self._width, 11)
+            self._parts.append(text(0, self.height + 12, note, "soft small"))
+        else:
+            self._parts.append(text(self._width, self.height + 12, note, "soft small", "end"))
         self.height += 22
 
     def _bars(self, memory: Mapping[str, Any]) -> None:
@@ -90,19 +93,19 @@ class Card:
                 self._bar(9, amounts["totalBytes"], parts)
 
     def _containers(self) -> None:
-        holders = sorted(self._node["containers"], key=lambda one: (-_held(one), one["name"]))
+        holders = holders_of(self._node)
         if holders:
             self.height += 6
-        for one in holders[:_NAMED]:
+        for one in holders[:NAMED]:
             self.height += _LINE
             amount = _amounts(one)
             self._parts.append(box(0, self.height - 9, 9, 9, self._colors[one["name"]], radius=2))
             room = self._width - 20 - 6.2 * len(amount)
             self._parts.append(text(15, self.height, fitting(one["name"], room, 12)))
             self._parts.append(text(self._width, self.height, amount, "soft small", "end"))
-        if len(holders) > _NAMED:
+        if len(holders) > NAMED:
             self.height += _LINE
-            self._parts.append(text(15, self.height, f"and {len(holders) - _NAMED} more", "soft small"))
+            self._parts.append(text(15, self.height, f"and {len(holders) - NAMED} more", "soft small"))
 
     def _label(self, left: str, right: str = "") -> None:
         self._parts.append(text(0, self.height + 10, left))
@@ -113,6 +116,21 @@ class Card:
     def _bar(self, height: float, total_bytes: int, parts: list[tuple[int, str, str]]) -> None:
         self._parts.append(bar(self.height, self._width, height, total_bytes, parts))
         self.height += height + (4 if self._compact else 8)
+
+
+def holders_of(node: NodeView) -> list[Mapping[str, Any]]:
+    """The containers of a node, those with the most memory there first."""
+    return sorted(node["containers"], key=lambda one: (-_held(one), one["name"]))
+
+
+def is_empty(node: NodeView) -> bool:
+    """Whether a node has neither memory nor CPUs, nor anybody there, such as those that a GPU's driver keeps
+    for its partitions. They have no card."""
+    return not (
+        node["cpus"]["all"]
+        or node["containers"]
+        or any(amounts["totalBytes"] for amounts in node["resources"].values())
+    )
 
 
 def _kind(node: NodeView) -> str:

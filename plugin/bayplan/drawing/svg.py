@@ -6,7 +6,8 @@ from typing import Final
 from bayplan.printable import printable
 
 _CHARACTER: Final = 0.58
-"""The width of a character of a sans-serif font, on average, in parts of its size."""
+"""The width of a character of a sans-serif font, on average, in parts of its size; bold ones are wider by a
+tenth."""
 
 
 def element(name: str, *children: str, **attributes: str | float) -> str:
@@ -55,6 +56,27 @@ def fitting(words: str, width: float, size: float) -> str:
     """
     most = max(2, int(width / (size * _CHARACTER)))
     return words if len(words) <= most else f"…{words[len(words) - most + 1 :]}"
+
+
+def text_width(words: str, size: float, *, bold: bool = False) -> float:
+    """How much room a line of text takes at most, for fonts that are usual."""
+    return len(words) * size * _CHARACTER * (1.1 if bold else 1)
+
+
+def folded(words: str, width: float, size: float, *, bold: bool = False) -> list[str]:
+    """*words* in lines that have room on *width*, between words.
+
+    >>> folded("Memory without CPUs", 90, 12)
+    ['Memory', 'without CPUs']
+    """
+    lines = [""]
+    for word in words.split(" "):
+        line = f"{lines[-1]} {word}".lstrip()
+        if lines[-1] and text_width(line, size, bold=bold) > width:
+            lines.append(word)
+        else:
+            lines[-1] = line
+    return lines
 
 
 def _value(value: str | float) -> str:

@@ -1,5 +1,6 @@
 """The picture: well-formed whatever the names are, complete, and within its width."""
 
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.drawing.machine_map import NARROWEST, WIDTH, machine_map
+from bayplan.drawing.node_card import holders_of
 from bayplan.drawing.socket_layout import Socket, rows_of
-from bayplan.drawing.style import COLORS, colors_of
+from bayplan.drawing.style import COLORS, NAMED, colors_of
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Node
+from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view
 from support.crowded import crowded
@@ -89,8 +93,13 @@ def test_nothing_lies_outside_of_the_picture(nodes: int, width: float) -> None:
 def test_real_machines_can_be_drawn(path: Path, tmp_path: Path) -> None:
     unpack(path.read_text(), tmp_path)
     snapshot = replace(make_snapshot(), machine=read_machine(tmp_path), ledger=Ledger())
-    names = [one for one in words(drawn(snapshot)) if one.startswith("Node ")]
-    assert sorted(names) == sorted(f"Node {node.id}" for node in snapshot.machine.nodes)
+    named = [
+        node
+        for one in words(drawn(snapshot))
+        if (found := re.match(r"Nodes? ([0-9,-]+)", one))
+        for node in NodeSet.parse(found[1])
+    ]
+    assert sorted(named) == [node.id for node in snapshot.machine.nodes]
 
 
 def columns(*counts: int, width: float = 1156, narrowest: float = 258) -> list[list[int]]:
@@ -113,7 +122,47 @@ def test_the_nodes_of_a_socket_stand_in_even_lines() -> None:
     assert columns(1, width=10) == [[1]]
 
 
-def test_neighbours_have_different_colors() -> None:
-    names = [f"default/web-0/{number}" for number in range(COLORS)]
-    assert len(set(colors_of(names).values())) == COLORS
-    assert colors_of([*names, *names]) == colors_of(names)
+def test_containers_of_one_card_have_different_colors() -> None:
+    names = [f"default/web-0/{number}" for number in range(3 * COLORS)]
+    assert len(set(colors_of([names[:COLORS]]).values())) == COLORS
+    cards = [names[first : first + 4] for first in range(len(names) - 4)]  # each beside three others
+    colors = colors_of(cards)
+    for card in cards:
+        assert len({colors[name] for name in card}) == 4, card
+    assert colors_of([*cards, *cards]) == colors
+
+
+@pytest.mark.parametrize(("nodes", "containers"), [(2, 9), (8, 30), (64, 150)])
+def test_no_card_names_two_containers_in_one_color(nodes: int, containers: int) -> None:
+    shown = nodes_view(crowded(nodes, containers))["nodes"]
+    colors = colors_of([one["name"] for one in holders_of(node)] for node in shown)
+    for node in shown:
+        named = [one["name"] for one in holders_of(node)][:NAMED]
+        assert len({colors[name] for name in named}) == len(named), node["id"]
+
+
+def test_nodes_that_have_nothing_are_named_in_a_line() -> None:
+    snapshot = crowded(4, 6)
+    machine = snapshot.machine
+    empty = tuple(
+        Node(number, CpuSet(), 0, {}, {other: 10 if other == number else 40 for other in range(36)})
+        for number in range(4, 36)
+    )
+    known = tuple(
+        replace(node, distances={**node.distances, **dict.fromkeys(range(4, 36), 40)})
+        for node in machine.nodes
+    )
+    picture = drawn(replace(snapshot, machine=replace(machine, nodes=(*known, *empty))))
+    assert [one for one in words(picture) if one.startswith("Node")] == [
+        *(f"Node {number}" for number in range(4)),
+        "Nodes 4-35: neither memory nor CPUs",
+    ]
+    assert "Memory without CPUs" in words(picture)
+    assert "from node 0 to node 35: 40" not in tips(picture)
+
+
+@pytest.mark.parametrize("width", [342.0, 740.0, WIDTH])
+@pytest.mark.parametrize("nodes", [2, 12, 13, 36, 64])
+def test_every_distance_is_there_as_a_number(nodes: int, width: float) -> None:
+    picture = drawn(crowded(nodes, 1), width)
+    assert {"10", "32"} <= set(words(picture)) or nodes == 2
