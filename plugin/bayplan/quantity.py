@@ -6,6 +6,7 @@ fraction of a byte is rounded up, as kubelet's ``Value()`` does.
 """
 
 import re
+from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
@@ -129,6 +130,32 @@ def format_bytes(amount_bytes: int) -> str:
     while value >= 1024 and unit < len(_BINARY_UNITS) - 1:  # noqa: PLR2004 - the step between binary units
         value, unit = value / 1024, unit + 1
     return f"{sign}{value:.2f}{_BINARY_UNITS[unit]}"
+
+
+def format_column(amounts_bytes: Iterable[int | None]) -> list[str]:
+    """Amounts as one column, all in the largest unit in which the largest is at least 1, so that they can be
+    compared at a glance: exact where all are, else with two decimals. What is not known is a dash.
+
+    >>> format_column([8 << 30, 240 << 20, None, 0])
+    ['8.00Gi', '0.23Gi', '-', '0']
+    >>> format_column([8 << 30, 3 << 30]), format_column([1 << 40, 4096])
+    (['8Gi', '3Gi'], ['1.00Ti', '<0.01Ti'])
+    """
+    amounts = list(amounts_bytes)
+    known = [amount for amount in amounts if amount is not None]
+    largest = max(map(abs, known), default=0)
+    unit = min((max(1, largest).bit_length() - 1) // 10, len(_BINARY_UNITS) - 1)
+    divisor, exact = 1 << 10 * unit, all(amount % (1 << 10 * unit) == 0 for amount in known)
+
+    def shown(amount: int | None) -> str:
+        if not amount:
+            return "-" if amount is None else "0"
+        if exact:
+            return f"{amount // divisor}{_BINARY_UNITS[unit]}"
+        number = f"{amount / divisor:.2f}"
+        return f"{'<0.01' if number in ('0.00', '-0.00') else number}{_BINARY_UNITS[unit]}"
+
+    return [shown(amount) for amount in amounts]
 
 
 def format_page_size(page_size_bytes: int) -> str:

@@ -6,15 +6,16 @@ from typing import Any, Final
 from bayplan.cli.client import ask
 from bayplan.cli.status import kept_for_pods
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.cli.texts import amount_to_type, amounts, optional_bytes
-from bayplan.quantity import MIB, format_bytes
-from bayplan.sets import CpuSet
+from bayplan.cli.texts import amounts, amounts_to_type
+from bayplan.quantity import MIB, counted, format_bytes, format_column
+from bayplan.sets import CpuSet, NodeSet
 
 VERB: Final = "nodes"
 HELP: Final = (
     "show every NUMA node: memory promised and really used, CPUs, distances and the containers there"
 )
 
+MEMORY: Final = "memory"
 _NODE: Final = Column("NODE", number=True)
 _MEMORY_COLUMNS: Final = (
     _NODE,
@@ -23,6 +24,8 @@ _MEMORY_COLUMNS: Final = (
     Column("RESERVED", number=True, rank=4),
     Column("PROMISED", number=True),
     Column("STILL FITS", number=True),
+)
+_LIVE_COLUMNS: Final = (
     Column("USED BY CONTAINERS", number=True),
     Column("HELD OUTSIDE", number=True, rank=2),
     Column("FREE NOW", number=True),
@@ -34,8 +37,9 @@ _CPU_COLUMNS: Final = (
     Column("SHARED CPUS"),
     Column("EXCLUSIVE CPUS"),
     Column("L3 CACHES", rank=3),
-    Column("DISTANCES", rank=2),
 )
+_AS_A_MATRIX: Final = 8
+_DISTANCE_COLUMNS: Final = (_NODE, Column("DISTANCES TO NODES"))
 _CPU_KIND_COLUMNS: Final = (_NODE, Column("ISOLATED CPUS"), Column("KINDS OF CORES"))
 _KIND_COLUMNS: Final = (
     _NODE,
@@ -60,28 +64,17 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 def blocks(answer: dict[str, Any]) -> list[Block]:
     """The answer to ``nodes`` for people."""
     nodes = answer["nodes"]
-    shown: list[Block] = [
-        Table(_MEMORY_COLUMNS, tuple(row for node in nodes for row in _memory_rows(node))),
-        Table(_CPU_COLUMNS, tuple(_cpu_row(node, nodes) for node in nodes)),
-    ]
-    if any(node["cpus"]["isolated"] or node["cpus"]["kinds"] for node in nodes):
-        shown.append(Table(_CPU_KIND_COLUMNS, tuple(_cpu_kind_row(node) for node in nodes)))
-    if any(_is_of_note(node["kind"]) for node in nodes):
-        shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes)))
-    containers = tuple(row for node in nodes for row in _container_rows(node))
-    if containers:
-        columns = (
-            _NODE,
-            Column("CONTAINER", least=24),
-            Column("PROMISED HERE"),
-            Column("USED HERE", number=True),
-            Column("EXCLUSIVE CPUS HERE", rank=1),
-            Column("DEVICES HERE", rank=2),
-        )
-        shown.append(Table(columns, containers))
-    else:
-        shown.append("No container is bound to a node.")
-    return [*shown, *kept_for_pods(answer)]
+    shown: list[Block] = _memory([node for node in nodes if _has_memory(node)])
+    with_cpus = [node for node in nodes if node["cpus"]["all"]]
+    shown.append(Table(_CPU_COLUMNS, tuple(_cpu_row(node) for node in with_cpus)))
+    shown += _nothing(nodes)
+    if any(node["cpus"]["isolated"] or node["cpus"]["kinds"] for node in with_cpus):
+        shown.append(Table(_CPU_KIND_COLUMNS, tuple(_cpu_kind_row(node) for node in with_cpus)))
+    if len(nodes) > 1:
+        shown.append(_distances([node for node in nodes if _has_memory(node) or node["cpus"]["all"]]))
+    if any(_is_of_note(node["kind"]) for node in nodes if _has_memory(node)):
+        shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes if _has_memory(node))))
+    return [*shown, *_containers(nodes), *kept_for_pods(answer)]
 
 
 def wide_blocks(answer: dict[str, Any]) -> list[Block]:
@@ -100,31 +93,62 @@ def names(answer: dict[str, Any]) -> list[str]:
     return [str(node["id"]) for node in answer["nodes"]]
 
 
-def _memory_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
-    """One row for memory, one for each size of huge pages that the node has any of."""
-    rows, live = [], node["live"]
-    for name, held in node["resources"].items():
-        first = name == "memory"
-        if not first and not held["totalBytes"]:
-            continue
-        seen: tuple[str, ...] = ("-",) * 4
-        if first and live is not None:
-            used_bytes = live["usedByOwnersBytes"] + live["movableBytes"]
-            rest = (live[f"{key}Bytes"] for key in ("heldOutside", "free", "outstanding"))
-            seen = (format_bytes(used_bytes), *map(format_bytes, rest))
-        rows.append(
-            (
-                str(node["id"]) if first else "",
-                name,
-                *(format_bytes(held[f"{key}Bytes"]) for key in ("total", "reserved", "booked")),
-                amount_to_type(held["safeBytes"]) if first else format_bytes(held["safeBytes"]),
-                *seen,
-            )
+def _has_memory(node: dict[str, Any]) -> bool:
+    return any(held["totalBytes"] for held in node["resources"].values())
+
+
+def _nothing(nodes: list[dict[str, Any]]) -> list[Block]:
+    """In a sentence, which nodes have no row above."""
+    sentences = []
+    for has_memory, has_cpus, what in (
+        (False, False, "neither memory nor CPUs"),
+        (False, True, "no memory"),
+        (True, False, "no CPUs"),
+    ):
+        found = NodeSet(
+            node["id"]
+            for node in nodes
+            if (_has_memory(node), bool(node["cpus"]["all"])) == (has_memory, has_cpus)
         )
-    return rows
+        if found:
+            sentences.append(f"{counted(len(found), 'node')} with {what}: {found}")
+    return ["\n".join(sentences)] if sentences else []
 
 
-def _cpu_row(node: dict[str, Any], nodes: list[dict[str, Any]]) -> tuple[str, ...]:
+def _memory(nodes: list[dict[str, Any]]) -> list[Block]:
+    """One row for memory, one for each size of huge pages that a node has any of. What is used is a column
+    only where it was measured."""
+    held = [
+        (node, name, amounts)
+        for node in nodes
+        for name, amounts in node["resources"].items()
+        if amounts["totalBytes"]
+    ]
+    measured = any(node["live"] for node in nodes)
+    columns = [
+        ["" if name != MEMORY and MEMORY in _held_of(node) else str(node["id"]) for node, name, _ in held],
+        [name for _, name, _ in held],
+        *(format_column(one[f"{key}Bytes"] for _, _, one in held) for key in ("total", "reserved", "booked")),
+        amounts_to_type([one["safeBytes"] for _, _, one in held]),
+    ]
+    if measured:
+        lives = [node["live"] if name == MEMORY else None for node, name, _ in held]
+        columns.append(
+            format_column(live and live["usedByOwnersBytes"] + live["movableBytes"] for live in lives)
+        )
+        columns += (
+            format_column(live and live[f"{key}Bytes"] for live in lives)
+            for key in ("heldOutside", "free", "outstanding")
+        )
+    headings = (*_MEMORY_COLUMNS, *(_LIVE_COLUMNS if measured else ()))
+    return [Table(headings, tuple(zip(*columns, strict=True)))]
+
+
+def _held_of(node: dict[str, Any]) -> set[str]:
+    return {name for name, amounts in node["resources"].items() if amounts["totalBytes"]}
+
+
+def _cpu_row(node: dict[str, Any]) -> tuple[str, ...]:
     cpus = node["cpus"]
     return (
         str(node["id"]),
@@ -132,8 +156,30 @@ def _cpu_row(node: dict[str, Any], nodes: list[dict[str, Any]]) -> tuple[str, ..
         cpus["shared"] or "-",
         _own(cpus["exclusive"], cpus["contested"]),
         " ".join(cpus["l3Caches"]) or "-",
-        " ".join(str(node["distances"].get(str(other["id"]), "-")) for other in nodes),
     )
+
+
+def _distances(nodes: list[dict[str, Any]]) -> Table:
+    """A matrix as long as it can be read; of more nodes, how far which are, the nearest first."""
+    if len(nodes) <= _AS_A_MATRIX:
+        columns = (_NODE, *(Column(f"TO {node['id']}", number=True) for node in nodes))
+        return Table(
+            columns,
+            tuple(
+                (str(node["id"]), *(str(node["distances"].get(str(other["id"]), "-")) for other in nodes))
+                for node in nodes
+            ),
+        )
+    rows = []
+    shown = {node["id"] for node in nodes}
+    for node in nodes:
+        by_distance: dict[int, list[int]] = {}
+        for other, distance in node["distances"].items():
+            if int(other) in shown:
+                by_distance.setdefault(distance, []).append(int(other))
+        far = "; ".join(f"{distance} to {NodeSet(ids)}" for distance, ids in sorted(by_distance.items()))
+        rows.append((str(node["id"]), far))
+    return Table(_DISTANCE_COLUMNS, tuple(rows))
 
 
 def _cpu_kind_row(node: dict[str, Any]) -> tuple[str, ...]:
@@ -186,18 +232,21 @@ def _reservations(nodes: list[dict[str, Any]]) -> Table:
         Column("HELD OUTSIDE OF CONTAINERS", number=True),
         Column("MEASURED AT"),
     )
-    return Table(columns, tuple(_reservation_row(node) for node in nodes if node["memTotalBytes"]))
-
-
-def _reservation_row(node: dict[str, Any]) -> tuple[str, ...]:
-    known = node["reservation"]
-    return (
-        str(node["id"]),
-        format_bytes(node["resources"]["memory"]["reservedBytes"]),
-        known["source"],
-        format_bytes(known["configuredBytes"]),
-        optional_bytes(known["heldOutsideBytes"]),
-        known["measuredAt"] or "-",
+    kept = [node for node in nodes if node["memTotalBytes"]]
+    known = [node["reservation"] for node in kept]
+    return Table(
+        columns,
+        tuple(
+            zip(
+                [str(node["id"]) for node in kept],
+                format_column(node["resources"][MEMORY]["reservedBytes"] for node in kept),
+                [one["source"] for one in known],
+                format_column(one["configuredBytes"] for one in known),
+                format_column(one["heldOutsideBytes"] for one in known),
+                [one["measuredAt"] or "-" for one in known],
+                strict=True,
+            )
+        ),
     )
 
 
@@ -213,25 +262,46 @@ def _live(nodes: list[dict[str, Any]]) -> Table:
         Column("HELD OUTSIDE", number=True),
         Column("SEEN AT"),
     )
-    return Table(
-        columns,
-        tuple(
-            (str(node["id"]), *(format_bytes(live[f"{key}Bytes"]) for key in keys), live["measuredAt"])
-            for node in nodes
-            if (live := node["live"]) is not None
-        ),
+    seen = [(node["id"], node["live"]) for node in nodes if node["live"] is not None]
+    measured = (format_column(live[f"{key}Bytes"] for _, live in seen) for key in keys)
+    ids, times = [str(number) for number, _ in seen], [live["measuredAt"] for _, live in seen]
+    return Table(columns, tuple(zip(ids, *measured, times, strict=True)))
+
+
+def _containers(nodes: list[dict[str, Any]]) -> list[Block]:
+    """What containers have on nodes. Those that may use a node and have nothing there are counted."""
+    there, without = [], set()
+    for node in nodes:
+        for one in node["containers"]:
+            if any(one["bookedBytes"].values()) or one["heldBytes"] or one["exclusiveCpus"] or one["devices"]:
+                there.append((node, one))
+            else:
+                without.add(one["id"])
+    if not there and not without:
+        return ["No container is bound to a node."]
+    without -= {one["id"] for _, one in there}
+    columns = (
+        _NODE,
+        Column("CONTAINER", least=24),
+        Column("PROMISED HERE"),
+        Column("USED HERE", number=True),
+        Column("EXCLUSIVE CPUS HERE", rank=1),
+        Column("DEVICES HERE", rank=2),
     )
-
-
-def _container_rows(node: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
+    used = format_column(one["heldBytes"] for _, one in there)
+    rows = tuple(
         (
             str(node["id"]),
             one["name"],
             amounts(one["bookedBytes"]),
-            optional_bytes(one["heldBytes"]),
+            used_here,
             _own(*_apart(one["exclusiveCpus"], node["cpus"]["contested"])),
             ", ".join(one["devices"]) or "-",
         )
-        for one in node["containers"]
-    ]
+        for (node, one), used_here in zip(there, used, strict=True)
+    )
+    shown: list[Block] = [Table(columns, rows)] if rows else []
+    if without:
+        are = f"{counted(len(without), 'container')} {'is' if len(without) == 1 else 'are'}"
+        shown.append(f"{are} bound to nodes and {'has' if len(without) == 1 else 'have'} nothing on them.")
+    return shown

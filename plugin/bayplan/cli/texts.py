@@ -1,8 +1,8 @@
 """Words for values that several verbs show: durations, amounts, how long ago."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from bayplan.quantity import MIB, format_bytes, format_page_size
+from bayplan.quantity import GIB, MIB, format_bytes, format_page_size
 
 
 def duration(seconds: int) -> str:
@@ -38,6 +38,17 @@ def amounts(by_resource: Mapping[str, int], nothing: str = "-") -> str:
 def optional_bytes(amount: int | None) -> str:
     """An amount that may not be known."""
     return "-" if amount is None else format_bytes(amount)
+
+
+def amounts_to_type(amounts_bytes: Sequence[int]) -> list[str]:
+    """What can be asked for of each amount, as one column: all whole Gi, or all whole Mi, never rounded up.
+
+    >>> amounts_to_type([28 << 30, 0]), amounts_to_type([28 << 30, (1 << 30) - 1])
+    (['28Gi', '0'], ['28672Mi', '1023Mi'])
+    """
+    whole = [amount - amount % MIB for amount in amounts_bytes]
+    unit_bytes, unit = (GIB, "Gi") if all(amount % GIB == 0 for amount in whole) else (MIB, "Mi")
+    return [f"{amount // unit_bytes}{unit}" if amount else "0" for amount in whole]
 
 
 def amount_to_type(amount_bytes: int) -> str:

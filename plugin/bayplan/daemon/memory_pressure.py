@@ -140,6 +140,7 @@ class PressureWatch:
             logger.info("nodes are watched as far as this kernel allows", extra={"problem": problem})
         with ticking(self.is_look_due, pause_s) as due:
             self._look_now = due
+            due.set()  # What is asked of a daemon that has just started has numbers, too.
             while True:
                 await due.wait()
                 due.clear()

@@ -20,7 +20,7 @@ def distances(nodes: Sequence[Mapping[str, Any]], width: float) -> tuple[float, 
     if len(nodes) < 2:  # noqa: PLR2004 - it takes two for a distance
         return 0.0, ""
     cell = min(_LARGEST_CELL, (width - _LABELS) / len(nodes))
-    known = [value for node in nodes for value in node["distances"].values()]
+    known: list[int] = [value for node in nodes for value in node["distances"].values()]
     nearest, farthest = min(known), max(known)
     longest = max(len(str(number)) for number in (*known, *(node["id"] for node in nodes)))
     font = next((name for name, size in _SIZES if text_width("0" * longest, size) + 3 <= cell), None)

@@ -43,9 +43,8 @@ def machine_map(nodes: Sequence[NodeView], width: float = WIDTH, *, embedded: bo
     has the style and the space around it."""
     width, margin = max(NARROWEST, width), 0.0 if embedded else _MARGIN
     inner, y = width - 2 * margin, margin
-    shown, empty = [], []
-    for node in nodes:
-        (empty if is_empty(node) else shown).append(node)
+    shown = [node for node in nodes if not is_empty(node)]
+    empty = [node for node in nodes if is_empty(node)]
     colors = colors_of([one["name"] for one in holders_of(node)] for node in shown)
     compact = len(shown) > _FULL_CARDS
     drawn: list[str] = []
