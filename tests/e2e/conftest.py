@@ -94,9 +94,13 @@ def crio_node(crio_machine: CrioNode) -> CrioNode:
     return crio_machine
 
 
-def _wanted(item: pytest.Item) -> Wanted | None:
+def _machine(item: pytest.Item) -> str:
+    """The name of the machine that a scenario wants; what has one of its own is known by its file."""
+    if "crio_machine" in getattr(item, "fixturenames", ()):
+        return "crio-systemd"
     callspec = getattr(item, "callspec", None)
-    return callspec.params.get("node") if callspec is not None else None
+    wanted = callspec.params.get("node") if callspec is not None else None
+    return str(wanted or item.path.stem)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -110,7 +114,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if HERE not in item.path.parents:
         return
     item.add_marker(pytest.mark.e2e)
-    item.add_marker(pytest.mark.xdist_group(str(_wanted(item) or item.path.stem)))
+    item.add_marker(pytest.mark.xdist_group(_machine(item)))
     if item.get_closest_marker("timeout") is None:
         # Building and booting have limits of their own, and the worker has the machine.
         item.add_marker(pytest.mark.timeout(SCENARIO_LIMIT_S, method="signal", func_only=True))
@@ -123,7 +127,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     long."""
     ours = [item for item in items if HERE in item.path.parents]
     others = [item for item in items if HERE not in item.path.parents]
-    wanted = {item: str(_wanted(item) or item.path.stem) for item in ours}
+    wanted = {item: _machine(item) for item in ours}
     count = Counter(wanted.values())
     work = {name: number * (3 if "systemd" in name else 1) for name, number in count.items()}
     items[:] = sorted(ours, key=lambda item: (-work[wanted[item]], wanted[item])) + others

@@ -19,6 +19,7 @@ from testbed.acceleration import acceleration
 from testbed.cache import cache_root, missing_steps
 from testbed.containerd import DEFAULT_VERSIONS
 from testbed.errors import MissingError, TestBedError
+from testbed.gobuild import crio
 from testbed.kubernetes import api_server, controller_manager, kubelet, scheduler
 from testbed.progress import Step
 from testbed.supplies import disks, missing
@@ -34,7 +35,7 @@ class Purpose(NamedTuple):
 
 PURPOSES = {
     "run": Purpose(("2.1",)),
-    "e2e": Purpose(DEFAULT_VERSIONS, systemd=True),
+    "e2e": Purpose(DEFAULT_VERSIONS, systemd=True, programs=(crio,)),
     "cluster": Purpose(("2.3",), programs=(api_server, controller_manager, scheduler, kubelet)),
 }
 LOGS_KEPT = 20

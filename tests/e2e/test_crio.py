@@ -2,7 +2,6 @@
 hook and the wrapper, with both cgroup drivers; and what later undoes it."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from testbed.crio import HANDLERS, RUNTIMES, WRAPPER_HANDLER, CrioNode, in_slice
 from testbed.forms import HOOKS_DIR, WRAPPER
 from testbed.kernel import Placement, parse_ids
 from testbed.pods import GUARANTEED_OOM_SCORE_ADJ, MIB, Pod, best_effort, guaranteed
-from testbed.short_lives import Short, await_nothing_held, live_shortly
 from testbed.topology import TWO_NODES
 
 # Emulated, a decision takes ten times as long.
@@ -69,38 +67,6 @@ def test_nobody_else_runs_on_the_cpus_of_an_owner_with_nri(node: CrioNode) -> No
         assert not running_there, "\n".join(map(str, running_there))
         node.crictl.remove_sandbox(*(one.sandbox_id for one in running))
         node.bayplan.await_known([])
-
-
-@pytest.mark.parametrize("nri", [True, False], ids=["nri", "hook"])
-def test_nothing_is_held_by_the_dead(node: CrioNode, nri: bool) -> None:
-    if not nri:
-        node.forms.install()
-    node.crio.start(nri=nri)
-    node.bayplan.start(*PATIENT)
-    if nri:
-        node.bayplan.await_synchronized()
-    lives = node.crictl.launch(whole_cpu("lives"))
-    pods = [in_slice(guaranteed(f"short-{runtime}", 1, "50Mi")) for runtime in RUNTIMES]
-    sandboxes = [
-        node.crictl.run_sandbox(pod, handler=runtime) for pod, runtime in zip(pods, RUNTIMES, strict=True)
-    ]
-
-    def burst(*shorts: Short, first: int) -> None:
-        """In both sandboxes at once."""
-        with ThreadPoolExecutor(len(pods)) as workers:
-            begun = [
-                workers.submit(live_shortly, node, pod, sandbox_id, shorts, first=first)
-                for pod, sandbox_id in zip(pods, sandboxes, strict=True)
-            ]
-        for one in begun:
-            one.result()
-
-    burst(Short.EXITS, Short.FAILS, Short.STOPPED_FIRST, first=0)
-    node.bayplan.kill()
-    burst(Short.EXITS, first=3)
-    node.bayplan.start_again()
-    burst(Short.NOT_STARTED, Short.FAILS, first=4)
-    await_nothing_held(node, lives.container_id)
 
 
 def test_the_hook_places_what_no_nri_decides_about(node: CrioNode) -> None:

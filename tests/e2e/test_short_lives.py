@@ -1,8 +1,10 @@
 """Containers that exit at once, that fail to start, that are killed while they are created, the daemon killed
-meanwhile: afterwards nothing is held, although nobody removes what is left of them. CRI-O's is in
-test_crio.py."""
+meanwhile: afterwards nothing is held, although nobody removes what is left of them."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from testbed.crio import RUNTIMES, CrioNode, in_slice, whole_cpu
 from testbed.node import Node
 from testbed.pods import guaranteed
 from testbed.scenario import on
@@ -28,3 +30,37 @@ def test_nothing_is_held_by_the_dead(node: Node, rounds: int) -> None:
         live_shortly(node, pod, sandbox_id, BURST[3:], first=10 * number + 4)
         await_nothing_held(node, lives.container_id)
         assert len(node.crictl.containers()) > 1
+
+
+@pytest.mark.parametrize("nri", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["nri", "hook"])
+def test_nothing_is_held_by_the_dead_of_crio(crio_node: CrioNode, nri: bool) -> None:
+    """In a sandbox of each OCI runtime at once."""
+    node = crio_node
+    if not nri:
+        node.forms.install()
+    node.crio.start(nri=nri)
+    # Emulated, a decision takes ten times as long.
+    node.bayplan.start("--oci-deadline", "20s")
+    if nri:
+        node.bayplan.await_synchronized()
+    lives = node.crictl.launch(whole_cpu("lives"))
+    pods = [in_slice(guaranteed(f"short-{runtime}", 1, "50Mi")) for runtime in RUNTIMES]
+    sandboxes = [
+        node.crictl.run_sandbox(pod, handler=runtime) for pod, runtime in zip(pods, RUNTIMES, strict=True)
+    ]
+
+    def burst(*shorts: Short, first: int) -> None:
+        with ThreadPoolExecutor(len(pods)) as workers:
+            begun = [
+                workers.submit(live_shortly, node, pod, sandbox_id, shorts, first=first)
+                for pod, sandbox_id in zip(pods, sandboxes, strict=True)
+            ]
+        for one in begun:
+            one.result()
+
+    burst(Short.EXITS, Short.FAILS, Short.STOPPED_FIRST, first=0)
+    node.bayplan.kill()
+    burst(Short.EXITS, first=3)
+    node.bayplan.start_again()
+    burst(Short.NOT_STARTED, Short.FAILS, first=4)
+    await_nothing_held(node, lives.container_id)

@@ -6,16 +6,19 @@ from a container's start until before its end is reported.
 
 import json
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from heapq import heapify, heappop, heappush
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.control.ended_containers import EndedContainers
+from bayplan.control.ended_containers import ASK_AFTER_S, EndedContainers, ListContainers
 from bayplan.control.starts import Starts
 from bayplan.errors import UnavailableError
 from bayplan.host.occupancy import Occupancy
@@ -70,7 +73,7 @@ PID: Final = 4242
 class One:
     """A container: what is sent of it, and whether it has a process."""
 
-    def __init__(self, node: OciNode, name: str) -> None:
+    def __init__(self, node: OciNode, name: str, attempt: int = 0) -> None:
         self.pod = make_pod(name, qos=GUARANTEED)
         self.spec = make_container(
             self.pod,
@@ -79,6 +82,8 @@ class One:
             cpu_quota_us=100_000,
             oom_score_adj=-997,
         )
+        if attempt:
+            self.spec.id += f"-{attempt}"
         self.id = self.spec.id
         self.spec.linux.cgroups_path = f"/kubepods/pod{name}/{self.id}"
         self.alive = False
@@ -101,16 +106,19 @@ class One:
 class Daemon:
     """A daemon that serves a runtime."""
 
-    def __init__(self, around: Controlled, node: OciNode) -> None:
+    def __init__(
+        self, around: Controlled, node: OciNode, clock_s: Callable[[], float], listed: ListContainers
+    ) -> None:
         self.controller = around.controller
         occupancy = Occupancy(node.hierarchy, 16)
         self.look = EndedContainers(
             around.controller,
             occupancy,
             here,
-            _silent,
+            listed,
             partial(failed_creations, node.root),
             Starts(None).forget,
+            clock_s,
         ).release_ended
 
     @property
@@ -126,12 +134,18 @@ def _silent(runtime: str) -> dict[str, bool]:
 
 
 @asynccontextmanager
-async def running(runtime: FakeRuntime, node: OciNode, directory: Path) -> AsyncIterator[Daemon]:
+async def running(
+    runtime: FakeRuntime,
+    node: OciNode,
+    directory: Path,
+    clock_s: Callable[[], float] = time.monotonic,
+    listed: ListContainers = _silent,
+) -> AsyncIterator[Daemon]:
     async with controlled(directory / "state", PlacementPolicy(), None, MACHINE) as around:
         around.kernel = node.hierarchy
         async with serving(around.controller, UnixSocket(str(directory / "nri.sock"))):
             await runtime.synchronized()
-            yield Daemon(around, node)
+            yield Daemon(around, node, clock_s, listed)
 
 
 ORDERS: Final = [
@@ -393,4 +407,119 @@ async def test_any_order(tmp_path: Path, seed: int) -> None:
             await daemon.look()
             order.check(daemon)
         await runtime.abandoned()
+    await runtime.stop()
+
+
+class CrashLoops:
+    """Pods whose containers end soon and are created again, at kubelet's pace: 10 s later, then twice as
+    long up to 5 min. Each attempt is reported in an order that the runtime was seen to use; some ends are
+    not reported at all. Of each pod the last container that has ended stays until the next one has."""
+
+    def __init__(self, seed: str, runtime: FakeRuntime, node: OciNode, orders: list[list[str]]) -> None:
+        self._choice, self._runtime, self._node, self._orders = random.Random(seed), runtime, node, orders
+        self.ended_s = dict[str, float]()
+        self.placed = 0
+        self.daemon: Daemon | None = None
+        self.now_s = self._looked_s = 0.0
+
+    async def pod(self, name: str) -> AsyncIterator[float]:
+        """Go on with one of them; after how many seconds the next step is due."""
+        ended = list[One]()
+        for attempt in count(1):
+            one = One(self._node, name, attempt)
+            unreported = self._choice.random() < 0.1
+            for text in self._choice.choice(self._orders):
+                event = self._happen(one, text)
+                if not (unreported and event in ENDS):
+                    await self._runtime.say(event, one.pod, one.spec)
+                if event is Event.CREATE_CONTAINER and self.daemon is not None:
+                    entry = self.daemon.controller.ledger.entries[one.id]
+                    assert len(entry.decision.placement.exclusive_cpus) == 1
+                    self.placed += 1
+                yield self._choice.expovariate(2)
+            self._end(one)
+            ended.append(one)
+            if len(ended) > 1:
+                oldest = ended.pop(0)
+                await self._runtime.say(Event.REMOVE_CONTAINER, oldest.pod, oldest.spec)
+            yield min(10 * 2 ** (attempt - 1), 300)
+
+    async def look_until(self, due_s: float) -> None:
+        """What the daemon does every 10 s. Who holds something has not ended, or just now."""
+        while self._looked_s + ASK_AFTER_S <= due_s:
+            self._looked_s += ASK_AFTER_S
+            self.now_s = self._looked_s
+            if self.daemon is not None:
+                await self.daemon.look()
+                for container_id in self.daemon.held & self.ended_s.keys():
+                    assert self.now_s - self.ended_s[container_id] <= 2 * ASK_AFTER_S
+        self.now_s = due_s
+
+    def listed(self, _: str) -> dict[str, bool]:
+        """What the runtime lists over CRI."""
+        return dict.fromkeys(self.ended_s, False) | dict.fromkeys(self._runtime.containers, True)
+
+    async def end_all(self) -> None:
+        """Nothing is created any more; what still runs ends, and that is reported."""
+        for one in list(self._runtime.containers.values()):
+            await self._runtime.stop_container(one.id)
+
+    def _happen(self, one: One, text: str) -> Event:
+        name, _, state = text.partition(" ")
+        event = Event[name]
+        if event is Event.START_CONTAINER:
+            one.start()
+            self._runtime.pods[one.pod.id], self._runtime.containers[one.id] = one.pod, one.spec
+        elif event is Event.STOP_CONTAINER:
+            self._end(one)
+        one.spec.state = STATES.get(state, pb.CONTAINER_UNKNOWN)
+        one.spec.pid = PID + 1 if one.alive or state == "running" else 0
+        return event
+
+    def _end(self, one: One) -> None:
+        one.end()
+        self.ended_s.setdefault(one.id, self.now_s)
+        self._runtime.containers.pop(one.id, None)
+
+
+@pytest.mark.parametrize("hours", [2, pytest.param(48, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("name", FLAVORS)
+async def test_hours_of_crash_loops(tmp_path: Path, name: str, hours: int) -> None:
+    """Each container is given a CPU of its own: those before it hold none. The daemon is killed every hour,
+    and is away for up to two minutes."""
+    runtime, node, draw = FakeRuntime(FLAVORS[name]), OciNode(tmp_path / "root"), random.Random(name)
+    await runtime.listen(tmp_path / "nri.sock")
+    orders = [
+        list(takewhile(lambda text: "POD_SANDBOX" not in text and "REMOVE" not in text, order["events"]))
+        for recorded in RECORDED
+        if recorded["runtime"] == name
+        for order in recorded["orders"]
+    ]
+    loops = CrashLoops(name, runtime, node, orders)
+    due = [(draw.uniform(0, 30), number) for number in range(4)]
+    pods = [loops.pod(f"p{number}") for number in range(len(due))]
+    heapify(due)
+    for hour in range(hours):
+        async with AsyncExitStack() as stack:
+            loops.daemon = await stack.enter_async_context(
+                running(runtime, node, tmp_path, lambda: loops.now_s, loops.listed)
+            )
+            away_s = hour * 3600 + 3600 - draw.uniform(0, 120)
+            while due[0][0] < (hour + 1) * 3600:
+                due_s, number = heappop(due)
+                if due_s >= away_s and loops.daemon is not None:
+                    await stack.aclose()
+                    await runtime.abandoned()
+                    loops.daemon = None
+                await loops.look_until(due_s)
+                heappush(due, (due_s + await anext(pods[number]), number))
+    async with running(runtime, node, tmp_path, lambda: loops.now_s, loops.listed) as daemon:
+        for pod in pods:
+            await pod.aclose()
+        await loops.end_all()
+        loops.now_s += ASK_AFTER_S
+        await daemon.look()
+        assert not daemon.held
+        assert not daemon.controller.ledger.exclusive_cpus
+    assert loops.placed > 40 * hours
     await runtime.stop()

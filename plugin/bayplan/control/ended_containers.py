@@ -112,6 +112,7 @@ class EndedContainers:
             failing = one.container_id in failed
             report = Report.NOT_CREATED if failing else self._report(one, listed, now_s)
             if report is not None:
+                self._pause_s = ASK_AFTER_S
                 await self._release(one, report)
 
     def _held(self) -> Iterable[_Suspect]:
