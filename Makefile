@@ -25,8 +25,9 @@ endif
 endif
 # Tests start a thousand programs in Python, which load quickly only what was compiled before.
 unexport PYTHONDONTWRITEBYTECODE
-# In how many processes tests run that share no machine; each takes the other's tests when it has none left.
-WORKERS ?= 2
+# In how many processes tests run; those without a virtual machine take the others' tests when they have none left. A
+# third of the time of each is spent waiting, so that it is one more than the CPUs that are expected.
+WORKERS ?= 3
 PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 # Tests that want the same virtual machine run in the same process.
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder

@@ -22,6 +22,8 @@ from testbed.topology import TWO_NODES  # noqa: E402 - found only once the path 
 ARTIFACTS = HERE / "artifacts"
 FAILED = pytest.StashKey[bool]()
 SCENARIO_LIMIT_S = 1200
+# How much longer than others the scenarios of a machine take: systemd is slow, and pages are moved slowly.
+WEIGHTS = {"two-nodes-systemd": 3, "two-nodes-systemd-2.4": 3, "crio-systemd": 4, "split-sockets-2.3": 4}
 # They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
 BY_NAME_ONLY = frozenset(
     f"test_{name}.py"
@@ -123,13 +125,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All scenarios that want the same machine run after each other, the machine with most work first: what
-    starts last decides for how long only one worker is busy. systemd makes a scenario some three times as
-    long."""
+    starts last decides for how long only one worker is busy."""
     ours = [item for item in items if HERE in item.path.parents]
     others = [item for item in items if HERE not in item.path.parents]
     wanted = {item: _machine(item) for item in ours}
     count = Counter(wanted.values())
-    work = {name: number * (3 if "systemd" in name else 1) for name, number in count.items()}
+    work = {name: number * WEIGHTS.get(name, 1) for name, number in count.items()}
     items[:] = sorted(ours, key=lambda item: (-work[wanted[item]], wanted[item])) + others
 
 

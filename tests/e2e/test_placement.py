@@ -96,6 +96,7 @@ def test_a_plain_crictl_user_is_served_like_kubelet(node: Node) -> None:
         assert entry["oomScoreAdj"] == node.view(pod).oom_score_adj
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.4")
 def test_limits_from_annotations_and_configuration(node: Node) -> None:
     node.bayplan.start(config='defaultMemoryLimit = { BestEffort = "150Mi" }\n')
@@ -123,6 +124,7 @@ def test_memory_qos(node: Node) -> None:
     assert 0 < low < high < 200 * MIB
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.4")
 def test_a_cpuset_of_somebody_else_is_left_alone(node: Node) -> None:
     node.bayplan.start()
@@ -192,6 +194,7 @@ def test_huge_pages_and_memory_come_from_one_node(node: Node) -> None:
     assert node.view(pods[0]).files["hugetlb.2MB.max"].strip() == str(64 * MIB)
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.3")
 def test_huge_pages_lie_evenly_on_as_many_nodes_as_are_asked_for(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")

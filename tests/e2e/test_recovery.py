@@ -151,6 +151,7 @@ def test_a_rollback_moves_nobody_and_keeps_what_the_later_version_wrote(node: No
     assert node.guest.run("python3", "-c", read).stdout.strip() == "(2,)"
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES)
 def test_an_emptied_state_directory_is_rebuilt_from_the_containers(node: Node) -> None:
     """Containers of all classes run; one ends, another is resized, and the runtime is restarted as well,
@@ -212,6 +213,7 @@ def test_a_cgroup_changed_behind_our_back_is_repaired(node: Node) -> None:
     assert node.view(pod).cpus_allowed == view.cpus_allowed
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.4")
 def test_changed_settings_are_taken_over_on_sighup_and_wrong_ones_are_not(node: Node) -> None:
     node.bayplan.start(config='topologyManagerPolicy = "best-effort"\n')

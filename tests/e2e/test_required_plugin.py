@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 from testbed.node import Node
 from testbed.pods import best_effort, guaranteed
 from testbed.scenario import on
@@ -19,6 +20,7 @@ def documented_settings() -> str:
     return found[1]
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.4")
 def test_nothing_is_created_without_a_plugin_that_is_required(node: Node) -> None:
     """A daemon that was never there, then one that dies, and comes back. What runs is left alone."""

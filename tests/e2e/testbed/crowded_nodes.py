@@ -63,15 +63,17 @@ def web(node: Node, number: int) -> Running:
     return node.launch(pod.touching("220Mi"))
 
 
-def crowded(node: Node) -> tuple[dict[int, Running], list[Running]]:
-    """Two owners, by their nodes, 1 and 2, and three others within their claims, whose pages lie there."""
-    owners = {place: owner(node, place, 300) for place in (1, 2)}
-    others = [web(node, number) for number in (1, 2)]
-    others.append(node.launch(best_effort("batch").touching("40Mi")))
-    for running in (*owners.values(), *others):
+def crowded(node: Node, places: Sequence[int] = (1, 2)) -> tuple[dict[int, Running], list[Running]]:
+    """An owner on each of these nodes, by its node, and others within their claims whose pages lie there:
+    one on each, and a small one on node 2."""
+    owners = {place: owner(node, place, 300) for place in places}
+    others = [(web(node, place), place) for place in places]
+    if 2 in places:
+        others.append((node.launch(best_effort("batch").touching("40Mi")), 2))
+    for running in (*owners.values(), *(other for other, _ in others)):
         node.crictl.await_log(running, "touched")
-    put(node, list(zip(others, (1, 2, 2), strict=True)))
-    return owners, others
+    put(node, others)
+    return owners, [other for other, _ in others]
 
 
 def grow(node: Node, running: Running, amount_mib: int) -> None:
