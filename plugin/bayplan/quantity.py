@@ -6,7 +6,7 @@ fraction of a byte is rounded up, as kubelet's ``Value()`` does.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
@@ -199,3 +199,33 @@ def parse_page_size(text: str) -> int:
     if match is None:
         raise ParseError("huge page size", text, "a size such as 2MB, 1GB or 2Mi")
     return int(match[1]) << (10 * " KMGT".index(match[2] or " "))
+
+
+def duration(seconds: int) -> str:
+    """A duration in its two largest units: 3d 4h, 2h 5m, 1m 7s.
+
+    >>> duration(7), duration(7500), duration(273_600)
+    ('7s', '2h 5m', '3d 4h')
+    """
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        amount, seconds = divmod(seconds, length)
+        if amount:
+            parts.append(f"{amount}{unit}")
+    return " ".join(parts[:2]) or "0s"
+
+
+def amounts(by_resource: Mapping[str, int], nothing: str = "-") -> str:
+    """Amounts of memory and huge pages, those of memory without a name.
+
+    >>> amounts({"memory": 1 << 30, "hugepages-2Mi": 4 << 20}), amounts({})
+    ('1Gi, 4Mi hugepages-2Mi', '-')
+    """
+    return (
+        ", ".join(
+            format_bytes(amount) + ("" if name == "memory" else f" {name}")
+            for name, amount in by_resource.items()
+            if amount
+        )
+        or nothing
+    )

@@ -119,7 +119,7 @@ async def test_names_of_others_stay_names(tmp_path: Path) -> None:
         await page.wait_for(IS_LIVE)
         assert f"default/{HOSTILE}/{HOSTILE}" in await texts(page, "#containers td.name span")
         assert HOSTILE in (await texts(page, "#refused td.why span"))[0]
-        assert HOSTILE in await texts(page, "#attention li")
+        assert HOSTILE in await texts(page, "#attention li span")
         assert await page.value("document.title") == "bayplan"
         assert await page.value("document.images.length") == 0
         assert await page.value("document.scripts.length") == 1

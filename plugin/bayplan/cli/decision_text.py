@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.cli.texts import amounts
-from bayplan.quantity import counted, format_bytes
+from bayplan.quantity import amounts, counted, format_bytes
 
 _BESIDE: Final = (Column(""), Column(""))
 """A label, and the lines beside it."""

@@ -6,8 +6,8 @@ from typing import Any, Final
 from bayplan.cli.client import ask
 from bayplan.cli.status import kept_for_pods
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.cli.texts import amounts, amounts_to_type
-from bayplan.quantity import MIB, counted, format_bytes, format_column
+from bayplan.cli.texts import amounts_to_type
+from bayplan.quantity import MIB, amounts, counted, format_bytes, format_column
 from bayplan.sets import CpuSet, NodeSet
 
 VERB: Final = "nodes"

@@ -4,17 +4,19 @@ import argparse
 from typing import Any, Final
 
 from bayplan.admin_protocol import REFUSED_SINCE_S
-from bayplan.cli.attention import how_often, why
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.quantity import duration
+from bayplan.views.attention import why
 
 VERB: Final = "refused"
 HELP: Final = "list the containers that were refused lately: when, how often and why"
 
 _COLUMNS: Final = (
-    Column("LAST", rank=1),
+    Column("AT", rank=1),
     Column("CONTAINER", least=24),
-    Column("HOW OFTEN"),
+    Column("TIMES", number=True),
+    Column("LAST TIME"),
     Column("WHY", least=36),
 )
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -55,7 +57,8 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         (
             one["lastAt"],
             one["name"],
-            how_often(one) + (", placed since" if one["placedSince"] else ""),
+            str(one["times"]),
+            f"{duration(one['secondsAgo'])} ago" + (", placed since" if one["placedSince"] else ""),
             why(one["reasons"]),
         )
         for one in view["refusals"]

@@ -5,12 +5,12 @@ import argparse
 from typing import Any, Final
 
 from bayplan.admin_protocol import REPORTED_SINCE_S
-from bayplan.cli.attention import why
 from bayplan.cli.client import ask
 from bayplan.cli.refused import add_since
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import optional_bytes
 from bayplan.quantity import counted, format_bytes
+from bayplan.views.attention import why
 
 VERB: Final = "report"
 HELP: Final = "say what each container got, who was refused and who was moved; in shadow mode: would have"

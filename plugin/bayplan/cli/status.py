@@ -5,15 +5,15 @@ import argparse
 from itertools import groupby
 from typing import Any, Final
 
-from bayplan.cli.attention import attention, why
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Row, Table
-from bayplan.cli.texts import amounts, duration
-from bayplan.quantity import counted, format_bytes
+from bayplan.quantity import amounts, counted, duration, format_bytes
+from bayplan.views.attention import DIFFERS, attention, cpus_text, nodes_text, why
 
 VERB: Final = "status"
 HELP: Final = "show what needs attention, then every container by namespace: where it is and what it has"
 
+_ATTENTION: Final = (Column("NEEDS ATTENTION"), Column("CONTAINER", least=24), Column("WHAT"))
 _COLUMNS: Final = (
     Column("CONTAINER", least=24),
     Column("OUTCOME", rank=2),
@@ -87,8 +87,15 @@ def kept_for_pods(answer: dict[str, Any]) -> list[Block]:
     )
 
 
+def attention_blocks(status: dict[str, Any]) -> list[Block]:
+    """What needs attention as a table; nothing where all is well."""
+    rows = attention(status)
+    shown: list[Block] = [Table(_ATTENTION, tuple(rows))] if rows else []
+    return [*shown, DIFFERS] if status["drift"] else shown
+
+
 def _above(status: dict[str, Any]) -> list[Block]:
-    return [_summary(status), *attention(status)]
+    return [_summary(status), *attention_blocks(status)]
 
 
 def _below(status: dict[str, Any]) -> list[Block]:
@@ -129,8 +136,8 @@ def _row(container: dict[str, Any]) -> tuple[str, ...]:
     return (
         container["name"].partition("/")[2],
         container["outcome"],
-        _nodes(container),
-        _cpus(container, listed=False),
+        nodes_text(container),
+        cpus_text(container),
         _memory(container),
         container["qosClass"] + (" (inferred)" if container["qosInferred"] else ""),
     )
@@ -139,7 +146,7 @@ def _row(container: dict[str, Any]) -> tuple[str, ...]:
 def _wide_row(container: dict[str, Any]) -> tuple[str, ...]:
     name, outcome, nodes, _, memory, qos = _row(container)
     return (
-        *(name, outcome, nodes, _cpus(container, listed=True), memory, qos),
+        *(name, outcome, nodes, cpus_text(container, listed=True), memory, qos),
         *(_score(container), container["id"], why(container["reasons"])),
     )
 
@@ -156,26 +163,6 @@ def _score(container: dict[str, Any]) -> str:
     return str(score) if wanted in (None, score) else f"{score} (not {wanted})"
 
 
-def _nodes(container: dict[str, Any]) -> str:
-    nodes = container["mems"]
-    if nodes is None:
-        return "any"
-    return f"{nodes} (set by others)" if container["memsPinnedByOthers"] else str(nodes)
-
-
-def _cpus(container: dict[str, Any], *, listed: bool) -> str:
-    """The shared CPUs are the same for all, so that they are only *listed* where there is room for it."""
-    if container["cpusPinnedByOthers"]:
-        return f"{container['cpus']} (set by others)"
-    if container["cpus"] is None:
-        return "as in its spec"
-    if container["cpusExclusive"]:
-        others = len(container["cpusAlsoOf"])
-        whose = f"with {counted(others, 'other')}" if others else "alone"
-        return f"{container['cpus']} {whose}"
-    return f"{container['cpus'] or 'none'} shared" if listed else "shared"
-
-
 def _memory(container: dict[str, Any]) -> str:
     """The request (an interval where it is not known exactly, as it is for ordinary containers), the limit if
     it is another, huge pages."""
@@ -183,7 +170,8 @@ def _memory(container: dict[str, Any]) -> str:
     low, high, limit = memory["requestUsualLowBytes"], memory["requestHighBytes"], memory["limitBytes"]
     parts = []
     if high:
-        parts.append(format_bytes(low) if low == high else f"{format_bytes(low)}..{format_bytes(high)}")
+        ends = dict.fromkeys((format_bytes(low), format_bytes(high)))  # Both may read the same.
+        parts.append("..".join(ends))
     if limit is not None and not low == high == limit:
         parts.append(f"limit {format_bytes(limit)}")
     pages = amounts(container["hugepagesBytes"], "")

@@ -1,38 +1,8 @@
-"""Words for values that several verbs show: durations, amounts, how long ago."""
+"""Words for values that several verbs show: amounts that may be typed, or are not known."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bayplan.quantity import GIB, MIB, format_bytes, format_page_size
-
-
-def duration(seconds: int) -> str:
-    """A duration in its two largest units: 3d 4h, 2h 5m, 1m 7s.
-
-    >>> duration(7), duration(7500), duration(273_600)
-    ('7s', '2h 5m', '3d 4h')
-    """
-    parts = []
-    for unit, length in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
-        amount, seconds = divmod(seconds, length)
-        if amount:
-            parts.append(f"{amount}{unit}")
-    return " ".join(parts[:2]) or "0s"
-
-
-def amounts(by_resource: Mapping[str, int], nothing: str = "-") -> str:
-    """Amounts of memory and huge pages, those of memory without a name.
-
-    >>> amounts({"memory": 1 << 30, "hugepages-2Mi": 4 << 20}), amounts({})
-    ('1Gi, 4Mi hugepages-2Mi', '-')
-    """
-    return (
-        ", ".join(
-            format_bytes(amount) + ("" if name == "memory" else f" {name}")
-            for name, amount in by_resource.items()
-            if amount
-        )
-        or nothing
-    )
 
 
 def optional_bytes(amount: int | None) -> str:

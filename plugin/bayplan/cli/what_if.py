@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.cli.attention import why
 from bayplan.cli.client import ask
 from bayplan.cli.decision_text import decision_blocks
 from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes, numbered
@@ -16,6 +15,7 @@ from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amount_to_type
 from bayplan.errors import ConfigError, Problem
 from bayplan.quantity import counted
+from bayplan.views.attention import why
 
 VERB: Final = "what-if"
 HELP: Final = "say what would become of a pod if it came now; nothing is changed"

@@ -173,7 +173,7 @@ def _told(request: Request) -> Iterator[str]:
 def memory_text(memory: Interval) -> str:
     """A memory request with its source, as an interval where it is not known exactly."""
     low, high = format_bytes(memory.likely_low_bytes), format_bytes(memory.high_bytes)
-    amount = high if memory.exact else f"{low} to {high}"
+    amount = high if memory.exact or low == high else f"{low} to {high}"
     if memory.likely_low_bytes != memory.low_bytes:
         amount += " (less only if it is a sidecar or its pod has requests of its own)"
     return f"{amount}, {_HOW_KNOWN.get(memory.source, f'known from {memory.source}')}"

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.cli import nodes, status
-from bayplan.cli.attention import MOST_OF_A_KIND, attention
 from bayplan.cli.main import main
 from bayplan.cli.render import Output, rendered
 from bayplan.cli.table_layout import Block, Table, table_lines
@@ -29,6 +28,7 @@ from bayplan.model.machine import Node
 from bayplan.model.request import derive_request
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.attention import MOST_OF_A_KIND
 from bayplan.views.snapshot import Unmanaged
 from bayplan.views.status import nodes_view, status_view
 from support.crowded import crowded, crowded_machine
@@ -71,14 +71,14 @@ def test_attention_comes_first_then_the_pods_by_namespace(daemon: "Daemon", caps
     said = asked(daemon, capsys, "status")
     above, below = tables(status.blocks(said))
     assert [(row["NEEDS ATTENTION"], row["CONTAINER"]) for row in rows(above)] == [
+        ("problem", "-"),
         ("refused", "shop/web-0/main"),
-        ("degraded", "default/job/worker"),
         ("differs", "default/web-0/nginx"),
         ("unmanaged", "kube-system/agent/agent"),
-        ("problem", "-"),
+        ("degraded", "default/job/worker"),
     ]
-    assert rows(above)[0]["WHAT"].startswith("3 times")
-    assert rows(above)[0]["WHAT"].endswith("there is no room")
+    assert rows(above)[1]["WHAT"].startswith("3 times")
+    assert rows(above)[1]["WHAT"].endswith("there is no room")
     assert [row.partition(":")[0] for row in below.rows if isinstance(row, str)] == [
         "namespace default",
         "namespace kube-system",
@@ -103,7 +103,7 @@ def test_wide_has_the_reasons_the_scores_and_the_ids(daemon: "Daemon", capsys: C
     assert (nginx["OOM"], nginx["ID"]) == ("0 (not -997)", "aaa")
     assert nginx["WHY"] == GUARANTEED.explanation()
     assert ("differs", "default/web-0/nginx") in [
-        (row["NEEDS ATTENTION"], row["CONTAINER"]) for row in rows(tables(attention(said))[0])
+        (row["NEEDS ATTENTION"], row["CONTAINER"]) for row in rows(tables(status.attention_blocks(said))[0])
     ]
 
 
@@ -112,7 +112,7 @@ def test_what_was_not_promised_is_named_with_its_amount(daemon: "Daemon", capsys
     daemon.snapshot = make_snapshot(ledger=Ledger.of([Entry(short)]))
     (row,) = [
         one
-        for one in rows(tables(attention(asked(daemon, capsys, "status")))[0])
+        for one in rows(tables(status.attention_blocks(asked(daemon, capsys, "status")))[0])
         if one["CONTAINER"] == short.request.name
     ]
     assert row["NEEDS ATTENTION"] == "not promised"
@@ -136,7 +136,7 @@ def test_many_of_a_kind_are_counted_and_the_command_for_all_is_named(
     daemon.snapshot = make_snapshot(unmanaged=many)
     unmanaged = [
         row
-        for row in rows(tables(attention(asked(daemon, capsys, "status")))[0])
+        for row in rows(tables(status.attention_blocks(asked(daemon, capsys, "status")))[0])
         if row["NEEDS ATTENTION"] == "unmanaged"
     ]
     assert len(unmanaged) == MOST_OF_A_KIND + 1
@@ -283,7 +283,7 @@ def test_nodes_show_what_is_promised_beside_what_is_used(daemon: "Daemon", capsy
         "L3 CACHES": "0-3",
     }
     assert rows(distances)[0] == {"NODE": "0", "TO 0": "10", "TO 1": "21"}
-    assert [row["CONTAINER"] for row in rows(residents)] == ["default/web-0/nginx", "kube-system/agent/agent"]
+    assert [row["CONTAINER"] for row in rows(residents)] == ["default/web-0/nginx"]
     assert status_view(daemon.snapshot)["containers"][1]["name"] == rows(residents)[0]["CONTAINER"]
 
 

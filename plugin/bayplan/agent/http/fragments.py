@@ -4,16 +4,17 @@ Pure functions of the views. Every text of others is escaped by `plain`, here an
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.svg import plain
 from bayplan.quantity import US_PER_S, format_bytes
+from bayplan.views import attention as words
 from bayplan.views.decision_view import decision_view
 from bayplan.views.status import timestamp
 
-View = Mapping[str, Any]
+View = dict[str, Any]
 
 MOST_ROWS: Final = 500
 _US_PER_HOUR: Final = 3600 * US_PER_S
@@ -23,13 +24,13 @@ _MEMORY: Final = "memory"
 def node_line(status: View, *, following: bool) -> str:
     """What runs here, in one line."""
     daemon, runtime = status["daemon"], status["runtime"]
-    words = [f"baypland {daemon['version']}", f"engine {daemon['engine']}"]
-    words.append(f"policy {status['policy']['topologyManagerPolicy']}")
+    parts = [f"baypland {daemon['version']}", f"engine {daemon['engine']}"]
+    parts.append(f"policy {status['policy']['topologyManagerPolicy']}")
     connected = runtime["connected"]
-    words.append(f"{runtime['name']} {runtime['version']}" if connected else "no runtime connected")
+    parts.append(f"{runtime['name']} {runtime['version']}" if connected else "no runtime connected")
     if not following:
-        words.append("baypland does not answer: this is what it said last")
-    return plain(", ".join(words))
+        parts.append("baypland does not answer: this is what it said last")
+    return plain(", ".join(parts))
 
 
 def summary(status: View, nodes: Sequence[View], *, following: bool) -> str:
@@ -41,7 +42,7 @@ def summary(status: View, nodes: Sequence[View], *, following: bool) -> str:
     exclusive = sum(1 for one in status["containers"] if one["cpusExclusive"])
     facts = [
         (f"{format_bytes(promised)} of {format_bytes(allocatable)}", "memory promised", ""),
-        (str(len(status["containers"])), "containers", ""),
+        (str(len(status["containers"])), "containers" if len(status["containers"]) != 1 else "container", ""),
         (str(exclusive), "with CPUs of their own", ""),
         (str(outcomes["degraded"]), "not as well as asked", "fair" if outcomes["degraded"] else ""),
         (str(refused), "refused since the start", "fair" if refused else ""),
@@ -59,15 +60,14 @@ def summary(status: View, nodes: Sequence[View], *, following: bool) -> str:
 
 def attention(status: View) -> str:
     """What is not as it should be; nothing where all is."""
-    lines = [
-        *status["problems"],
-        *(f"{one['name']} is not as decided: {one['difference']}" for one in status["drift"]),
-        *(f"{one['name']} was created without bayplan" for one in status["unmanaged"]),
-    ]
+    lines = words.attention(status)
     if not lines:
         return ""
-    items = "".join(f"<li>{plain(line)}</li>" for line in lines[:MOST_ROWS])
-    return f'<h2>Needs attention</h2><ul class="list">{items}{_more(lines)}</ul>'
+    items = "".join(
+        f"<li><b>{plain(kind if name == '-' else f'{kind}: {name}')}</b> <span>{plain(what)}</span></li>"
+        for kind, name, what in lines
+    )
+    return f'<h2>Needs attention</h2><ul class="list">{items}</ul>'
 
 
 def refused(refusals: Iterable[Refused], now_us: int) -> str:
@@ -100,19 +100,15 @@ def containers(status: View, nodes: Sequence[View]) -> str:
 
 def _row(one: View, held_bytes: int) -> tuple[tuple[str, str], ...]:
     promised_bytes = sum(row.get(_MEMORY, 0) for row in one["bookedBytes"].values())
-    whose = f" (with {len(one['cpusAlsoOf'])} more)" if one["cpusAlsoOf"] else ""
-    cpus = f"{one['cpus']}{whose}" if one["cpusExclusive"] else "shared"
-    if one["cpusPinnedByOthers"]:
-        cpus = f"{one['cpus']} (set by others)"
     return (
         ("name", one["name"]),
         ("", one["qosClass"]),
         (one["outcome"], one["outcome"]),
-        ("number", "any" if one["mems"] is None else one["mems"]),
-        ("number", "as in its spec" if one["cpus"] is None else cpus),
+        ("number", words.nodes_text(one)),
+        ("number", words.cpus_text(one)),
         ("number", format_bytes(promised_bytes) if promised_bytes else "-"),
         ("number", format_bytes(held_bytes) if held_bytes else "-"),
-        ("why", "; ".join(reason["text"] for reason in one["reasons"]) or "-"),
+        ("why", words.why(one["reasons"])),
     )
 
 
@@ -123,8 +119,8 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> s
     )
     lines = [
         "".join(
-            f'<td class="{class_}" data-label="{name}"><span>{plain(words)}</span></td>'
-            for name, (class_, words) in zip(names, row, strict=True)
+            f'<td class="{class_}" data-label="{name}"><span>{plain(cell)}</span></td>'
+            for name, (class_, cell) in zip(names, row, strict=True)
         )
         for row in rows
     ]

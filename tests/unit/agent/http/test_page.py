@@ -3,15 +3,20 @@ makes of it is shown in tests/interop."""
 
 import asyncio
 import contextlib
+import html
 import json
 import re
 from collections.abc import AsyncIterator
 
+from bayplan.agent.http import fragments
 from bayplan.agent.http.exchange import PageRequest
 from bayplan.agent.http.page import MOST_STREAMS, Page
 from bayplan.agent.mirror import Mirror
+from bayplan.views.attention import attention, cpus_text
+from bayplan.views.status import nodes_view, status_view
 from support.crowded import crowded
 from support.mirrors import mirror_of, show
+from support.snapshots import make_snapshot
 
 HOSTILE = "</script><script>alert(1)</script>\"'&{{map}}"
 
@@ -89,3 +94,15 @@ async def test_only_so_many_are_followed_and_who_leaves_makes_room() -> None:
         assert (refused.status, refused.chunks) == (503, None)
     async with following(page) as chunks:
         await anext(chunks)
+
+
+def test_page_and_status_say_the_same_of_every_container() -> None:
+    snapshot = make_snapshot()
+    view, shown = status_view(snapshot), nodes_view(snapshot)["nodes"]
+    page = html.unescape(fragments.attention(view))
+    for kind, name, what in attention(view):
+        assert f"<b>{kind if name == '-' else f'{kind}: {name}'}</b> <span>{what}</span>" in page
+    found = html.unescape(fragments.containers(view, shown))
+    cells = re.findall(r'data-label="CPUs"[^>]*><span>(.*?)</span>', found)
+    assert cells == [cpus_text(one) for one in view["containers"]]
+    assert "7 (set by others)" in cells

@@ -1,26 +1,25 @@
-"""What an operator should look at first: one table of everything that is not as it should be, and why.
+"""What people read of containers, in `status` and on the page alike: where a container is, which CPUs it
+has, and what an operator should look at first.
 
-Made of the answers to ``status`` and ``refused``. Here is what each kind of trouble is called, and what the
-daemon's own words do not say: what follows from it.
+Made of the answers to ``status`` and ``refused``, by pure functions that load nothing else of the daemon.
+Here is what each kind of trouble is called, and what the daemon's own words do not say: what follows from it.
 """
 
 from collections.abc import Iterator
 from typing import Any, Final
 
-from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.cli.texts import amounts, duration
+from bayplan.quantity import amounts, counted, duration
 
 MOST_OF_A_KIND: Final = 10
 """So many containers of one kind are listed; the rest is counted."""
 
-_COLUMNS: Final = (Column("NEEDS ATTENTION"), Column("CONTAINER", least=24), Column("WHAT"))
 _EVERYTHING: Final = {
     "refused": "bayplan refused",
     "degraded": "bayplan status --outcome degraded",
 }
 """The command that lists all of a kind."""
 
-_DRIFT: Final = (
+DIFFERS: Final = (
     "differs: the kernel has other CPUs or nodes than were decided; they are set again. A container that is "
     'to keep others is created with them, or with the annotation bayplan.dev/opt-out: "true".'
 )
@@ -29,23 +28,46 @@ _UNMANAGED: Final = "was created while bayplan was not asked; it is kept off the
 Row = tuple[str, str, str]
 
 
-def attention(status: dict[str, Any]) -> list[Block]:
-    """The table; nothing where all is well."""
+def attention(status: dict[str, Any]) -> list[Row]:
+    """What needs attention: its kind, the container, and what it is. What concerns the whole node is
+    first."""
     rows: list[Row] = []
     for kind, found in (
+        ("problem", [("problem", "-", one) for one in status["problems"]]),
         ("refused", list(_refused(status.get("refusals", ())))),
         ("not promised", list(_short(status["containers"]))),
-        ("degraded", list(_degraded(status["containers"]))),
         ("differs", list(_differing(status))),
         ("unmanaged", [("unmanaged", one["name"], _UNMANAGED) for one in status["unmanaged"]]),
-        ("problem", [("problem", "-", one) for one in status["problems"]]),
+        ("degraded", list(_degraded(status["containers"]))),
     ):
-        rows += found[:MOST_OF_A_KIND]
-        if len(found) > MOST_OF_A_KIND:
+        most = len(found) if kind == "problem" else MOST_OF_A_KIND
+        rows += found[:most]
+        if len(found) > most:
             all_of_them = _EVERYTHING.get(kind, "bayplan status -o json")
-            rows.append((kind, f"and {len(found) - MOST_OF_A_KIND} more", f"{all_of_them} lists all"))
-    shown: list[Block] = [Table(_COLUMNS, tuple(rows))] if rows else []
-    return [*shown, _DRIFT] if status["drift"] else shown
+            rows.append((kind, f"and {len(found) - most} more", f"{all_of_them} lists all"))
+    return rows
+
+
+def nodes_text(container: dict[str, Any]) -> str:
+    """The nodes of a container, and that somebody else set them if so."""
+    nodes = container["mems"]
+    if nodes is None:
+        return "any"
+    return f"{nodes} (set by others)" if container["memsPinnedByOthers"] else str(nodes)
+
+
+def cpus_text(container: dict[str, Any], *, listed: bool = False) -> str:
+    """The CPUs of a container and whose they are. The shared ones are the same for all, so that they are only
+    *listed* where there is room for it."""
+    if container["cpusPinnedByOthers"]:
+        return f"{container['cpus']} (set by others)"
+    if container["cpus"] is None:
+        return "as in its spec"
+    if container["cpusExclusive"]:
+        others = len(container["cpusAlsoOf"])
+        whose = f"with {counted(others, 'other')}" if others else "alone"
+        return f"{container['cpus']} {whose}"
+    return f"{container['cpus'] or 'none'} shared" if listed else "shared"
 
 
 def why(reasons: list[dict[str, str]]) -> str:
@@ -88,7 +110,7 @@ def _why(container: dict[str, Any]) -> str:
 def _differing(status: dict[str, Any]) -> Iterator[Row]:
     for one in status["drift"]:
         yield "differs", one["name"], one["difference"]
-    for one in () if status["shadow"] else status["containers"]:
+    for one in () if status.get("shadow") else status["containers"]:
         score, wanted = one["oomScoreAdj"], one["oomScoreAdjWanted"]
         if None not in (score, wanted) and score != wanted:
             yield "differs", one["name"], f"the kernel has the oom_score_adj {score}, {wanted} was set"
