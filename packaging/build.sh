@@ -64,6 +64,8 @@ if [ "$what" = deb ]; then
 	mv "$scratch/own/bayplan" "$build/lib"
 	find "$build/lib" -type f -exec chmod 644 {} +
 	mv "$scratch/own/share" "$build/share"
+	# Debian's zsh reads what packages bring from here.
+	mv "$build/share/zsh/site-functions" "$build/share/zsh/vendor-completions"
 	# The package's units run /usr/bin; these would run another installation.
 	rm -r "$build/share/bayplan/packaging/systemd"
 	cp "$scratch"/dist/*.cdx.json "$build/sbom.cdx.json"

@@ -98,6 +98,9 @@ def test_the_schema_of_kubernetes_refuses_what_it_does_not_know() -> None:
         ("daemon.nriDirectory=/var/run/nri", "/daemon/nriDirectory"),
         ("daemon.maxUnavailable=0", "/daemon/maxUnavailable"),
         ("config.topologyManagerPolic=restricted", "/config"),
+        ("config.engine=foo", "/config/engine"),
+        ("daemon.stateDirectory=/", "/daemon/stateDirectory"),
+        ("agent.port=80", "/agent/port"),
         ("config.stateDirectory=/elsewhere", "/config"),
         ("agent.clusterTasks={topology,nodes}", "/agent/clusterTasks/1"),
         ("agent.http.exposed=true", "/agent/http/tokenSecret"),
@@ -108,6 +111,15 @@ def test_wrong_values_are_named(assignment: str, said: str) -> None:
     finished = helm("template", "bayplan", CHART, IMAGE, *sets(assignment))
     assert finished.returncode != 0
     assert said in finished.stderr
+
+
+@pytest.mark.parametrize("release", ["bayplan.v1", "1bayplan"])
+def test_a_release_is_called_as_its_service_may_be(release: str) -> None:
+    exposed = sets("agent.http.exposed=true", "agent.http.tokenSecret=a", "agent.http.tlsSecret=b")
+    finished = helm("template", release, CHART, IMAGE, *exposed)
+    assert finished.returncode != 0
+    assert release in finished.stderr
+    assert helm("template", release, CHART, IMAGE).returncode == 0
 
 
 def test_the_image_has_to_be_named() -> None:

@@ -17,6 +17,7 @@ from bayplan.agent.command_line import ClusterTask, build_parser
 from bayplan.config import flags
 from bayplan.config.keys import KEYS
 from bayplan.config.load import load_settings
+from bayplan.config.values import InvalidValueError
 from support.chart_manifests import CHART, MANIFESTS, PROJECT, chart_files, with_heading
 
 Object = dict[str, Any]
@@ -153,6 +154,43 @@ def test_the_schema_knows_every_key_that_is_not_the_chart_s() -> None:
         name for name in KEYS if name not in OF_THE_CHART
     ]
     assert KEYS.keys() >= OF_THE_CHART
+
+
+def test_the_schema_has_the_choices_of_every_key_that_has_some() -> None:
+    """What the daemon would refuse on the node, Helm refuses before."""
+    known = json.loads((CHART / "values.schema.json").read_text())["properties"]["config"]["properties"]
+    with_choices = set()
+    for name, schema in known.items():
+        with pytest.raises(InvalidValueError) as refused:
+            KEYS[name].read(name, ["no", "such", 1])
+        words = refused.value.problems[0].expected.split(" or ")
+        if len(words) > 1 and all(word.isalpha() for word in "".join(words).replace("-", "").split()):
+            if not accepted(name, words):
+                continue
+            with_choices.add(name)
+            assert [word for word in schema.get("enum", ()) if word is not False] == words or (
+                words == ["true", "false"] and schema == {"type": "boolean"}
+            ), name
+        assert all(accepted(name, [word]) for word in schema.get("enum", ()))
+    assert with_choices > {"engine", "topologyManagerPolicy", "shadow"}
+
+
+def accepted(name: str, values: list[Any]) -> bool:
+    try:
+        for value in values:
+            KEYS[name].read(name, {"true": True, "false": False}.get(value, value))
+    except InvalidValueError:
+        return False
+    return True
+
+
+def test_the_node_can_take_what_the_schema_lets_through() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    path = schema["definitions"]["hostPath"]["pattern"]
+    assert all(re.search(path, one) for one in ("/var/lib/bayplan", "/run/nri", "/data/x.y/"))
+    assert not any(re.search(path, one) for one in ("/", "//", "/var", "var/lib", "/var/../etc", ""))
+    # The agent is not root, and has no capability.
+    assert schema["properties"]["agent"]["properties"]["port"]["minimum"] == 1024
 
 
 @pytest.mark.parametrize(

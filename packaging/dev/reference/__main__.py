@@ -29,9 +29,9 @@ from reference.pictures import pictures
 _CONTAINERS: Final = shtab.cmd("bayplan status -o name 2>/dev/null")
 _NAMESPACES: Final = shtab.cmd("bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u")
 _COMPLETIONS: Final = {
-    "bash": "packaging/completions/bayplan.bash",
-    "zsh": "packaging/completions/_bayplan",
-    "fish": "packaging/completions/bayplan.fish",
+    "bash": "packaging/completions/{}.bash",
+    "zsh": "packaging/completions/_{}",
+    "fish": "packaging/completions/{}.fish",
 }
 
 _DAEMON_STATUSES: Final = {
@@ -80,8 +80,24 @@ def reference() -> dict[str, str]:
 
 
 def completions() -> dict[str, str]:
-    """The file of each shell, by its path in the source tree."""
-    parser = build_parser()
+    """The files of each command, by their paths in the source tree."""
+    parsers = {
+        "bayplan": build_parser(),
+        "baypland": flags.build_parser(),
+        "bayplan-agent": agent.build_parser(),
+        "kubectl-bayplan": kubectl_bayplan.build_parser(),
+    }
+    for name, parser in parsers.items():
+        parser.prog = name  # kubectl's plugins are called by two words, and completed by one.
+        _complete_values(parser)
+    return {
+        path.format(name): shtab.complete(parser, shell)
+        for name, parser in parsers.items()
+        for shell, path in _COMPLETIONS.items()
+    }
+
+
+def _complete_values(parser: argparse.ArgumentParser) -> None:
     for action in _actions(parser):
         if action.type is Path or action.metavar in ("FILE", "PATH", "DIR"):
             _complete_with(action, shtab.FILE)
@@ -89,7 +105,6 @@ def completions() -> dict[str, str]:
             _complete_with(action, _CONTAINERS)
         elif action.dest == "namespace":
             _complete_with(action, _NAMESPACES)
-    return {path: shtab.complete(parser, shell) for shell, path in _COMPLETIONS.items()}
 
 
 def _complete_with(action: argparse.Action, words: object) -> None:

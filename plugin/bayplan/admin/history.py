@@ -124,7 +124,7 @@ def _evicted(record: EvictionRecord) -> dict[str, Any]:
 def _moved(record: PageMoveRecord) -> dict[str, Any]:
     return {
         "at": timestamp(record.at_us),
-        "event": "pages moved",
+        "event": "pages moved" if record.is_done else "pages not moved",
         "id": record.container_id,
         "name": record.name,
         "text": str(record),

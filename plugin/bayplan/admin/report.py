@@ -101,4 +101,6 @@ def _page_move(record: PageMoveRecord) -> View:
         "toNode": record.target,
         "wantedBytes": record.wanted_bytes,
         "movedBytes": record.moved_bytes,
+        "done": record.is_done,
+        "obstacle": record.obstacle or None,
     }

@@ -59,7 +59,7 @@ def blocks(view: dict[str, Any]) -> list[Block]:
             (
                 *(one["at"], one["name"], str(one["fromNode"]), str(one["toNode"])),
                 format_bytes(one["wantedBytes" if view["shadow"] else "movedBytes"]),
-                "promised memory",
+                "promised memory" if one["done"] or view["shadow"] else f"not all: {one['obstacle']}",
             )
             for one in view["pageMoves"]
         ),
@@ -73,15 +73,21 @@ def blocks(view: dict[str, Any]) -> list[Block]:
 
 
 def _summary(view: dict[str, Any]) -> str:
-    def did(count: int, what: str) -> str:
+    def did(count: int, what: str, plural: str = "") -> str:
         verb = "would have been" if view["shadow"] else "was" if count == 1 else "were"
-        return f"{counted(count, what)} {verb}"
+        return f"{counted(count, what, plural)} {verb}"
 
-    outcomes, moves = view["outcomes"], len(view["moves"]) + len(view["pageMoves"])
+    outcomes, pages = view["outcomes"], view["pageMoves"]
+    # A container that was given other nodes had memory moved only if it had any on those that it left.
+    moved = [one for one in view["moves"] if one["bytes"]]
+    done = [one for one in pages if one["done"] or view["shadow"]]
+    failed = len(pages) - len(done)
+    pieces = did(len(moved) + len(done), "piece of others' memory", "pieces of others' memory")
+    not_moved = f", {failed} could not be moved as far as was wanted" if failed else ""
     return (
         f"Since {view['since']}: {did(outcomes['placed'], 'container')} placed as asked, "
         f"{outcomes['degraded']} less well, {outcomes['refused']} refused; "
-        f"{did(moves, 'piece')} of others' memory moved; "
+        f"{pieces} moved{not_moved}; "
         f"{did(len(view['evictions']), 'container')} evicted."
     )
 

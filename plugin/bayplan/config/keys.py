@@ -329,7 +329,7 @@ REWRITING: Final = (
     ),
     Key(
         "placementFiles", "placement_files", "placement-files", "WHO",
-        one_of({who.value: who for who in PlacementFiles}), syntax.text, "asked",
+        off_or_one_of({who.value: who for who in PlacementFiles}), syntax.text, "asked",
         "which containers get a read-only file that says what they were given: asked for those that ask by "
         "annotation, all, or off",
     ),

@@ -334,7 +334,7 @@ class PressureWatch:
         self._controller.recorder.pages_moved(found)
         for one in found:
             self._controller.counters["relieved_bytes"] += one.moved_bytes
-            self._controller.counters["relief_failed" if one.obstacle else "relief_done"] += 1
+            self._controller.counters["relief_done" if one.is_done else "relief_failed"] += 1
             logger.info(
                 "pages moved to keep promises",
                 extra={

@@ -22,6 +22,11 @@ class PageMoveRecord(Struct, frozen=True):
     at_risk: NodeSet
     obstacle: str = ""
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all was moved: what counters, report and history count as a move; the rest has failed."""
+        return not self.obstacle
+
     def __str__(self) -> str:
         text = f"{format_bytes(self.moved_bytes)} moved from node {self.source} to node {self.target}"
         text += (

@@ -1,14 +1,17 @@
 """`bayplan report` says the same of what was decided lately in shadow mode and without it, in other words."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from bayplan.admin.report import reporting
+from bayplan.admin.history import _moved
+from bayplan.admin.report import _page_move, reporting
 from bayplan.cli.report import blocks
 from bayplan.cli.table_layout import Table
 from bayplan.control.shadow_handler import answering
@@ -85,4 +88,32 @@ def test_who_got_what(
         ("refused", "-", "-"),
     ]
     assert isinstance(moves, Table)
+    assert (said["pageMoves"][0]["done"], said["pageMoves"][0]["obstacle"]) == (True, None)
     assert moves.rows[0][1:5] == ("default/b/other", "0", "1", moved)
+
+
+def test_report_history_and_counters_call_the_same_moves_done() -> None:
+    whole = PageMoveRecord(NOW_US, "other", "default/b/other", 0, 1, MIB, MIB, 5, NodeSet([0]))
+    nothing = replace(whole, moved_bytes=0, obstacle="node 1 is full")
+    some = replace(whole, moved_bytes=4096, obstacle="node 1 is full")
+    assert [one.is_done for one in (whole, nothing, some)] == [True, False, False]
+    views = [_page_move(one) for one in (whole, nothing, some)]
+    assert [one["done"] for one in views] == [True, False, False]
+    assert [_moved(one)["event"] for one in (whole, nothing, some)] == [
+        "pages moved",
+        "pages not moved",
+        "pages not moved",
+    ]
+    view = {
+        "since": "now",
+        "shadow": False,
+        "outcomes": dict.fromkeys(("placed", "degraded", "refused"), 0),
+        "containers": [],
+        "moves": [],
+        "pageMoves": views,
+        "evictions": [],
+    }
+    summary, table = blocks(view)
+    assert isinstance(table, Table)
+    assert len(table.rows) == 3
+    assert re.search(r"\b1 piece\b.*\b2 could not\b", str(summary))

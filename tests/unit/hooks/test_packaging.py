@@ -313,3 +313,20 @@ def test_the_wheel_brings_all_of_it() -> None:
     assert len(needed) > 4
     for source in needed:
         assert any(source == one or source.startswith(f"{one}/") for one in shared), source
+
+
+def test_help_says_what_the_forms_are() -> None:
+    shown = subprocess.run(["sh", INSTALLER, "--help"], capture_output=True, text=True, check=True)
+    assert all(form in shown.stdout for form in FORMS)
+    assert shown.stderr == ""
+
+
+def test_crio_is_to_restart_only_where_something_of_it_changed(tmp_path: Path) -> None:
+    def said(*words: str) -> str:
+        command = ["sh", INSTALLER, "--root", str(tmp_path), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    assert "CRI-O" not in said("--remove", *FORMS)
+    assert "restart crio" in said("crio-wrapper")
+    assert "restart crio" in said("--remove", *FORMS)
+    assert said("--remove", *FORMS) == ""

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.agent import command_line as agent
+from bayplan.cli import kubectl_bayplan
 from bayplan.cli.main import EXIT_STATUSES, OUTPUTS, VERBS, build_parser
+from bayplan.config import flags
 from bayplan.config.keys import KEYS
 from reference.__main__ import reference
 from reference.man_pages import command_of, every_option
@@ -20,11 +23,20 @@ def test_what_is_in_the_tree_is_what_the_parsers_say(path: str) -> None:
     assert (TREE / path).read_text() == FILES[path], "run `make reference`"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if not path.endswith((".8", "kubectl-bayplan.1"))])
+PARSERS = {
+    "bayplan": build_parser,
+    "baypland": flags.build_parser,
+    "bayplan-agent": agent.build_parser,
+    "kubectl-bayplan": kubectl_bayplan.build_parser,
+}
+
+
+@pytest.mark.parametrize("path", FILES)
 def test_every_verb_and_every_flag_is_there(path: str) -> None:
+    command = Path(path).stem.removeprefix("_")
     text = FILES[path].replace("\\-", "-")
-    assert all(verb in text for verb in VERBS)
-    for option in every_option(command_of(build_parser())):
+    assert command != "bayplan" or all(verb in text for verb in VERBS)
+    for option in every_option(command_of(PARSERS[command]())):
         for flag in option.flags:
             in_fish = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
             assert (in_fish if path.endswith(".fish") else flag) in text
@@ -78,6 +90,23 @@ def test_bash_completes_verbs_flags_and_values(tmp_path: Path) -> None:
     assert completed("simulate", "--topology", f"{tmp_path}/m") == [f"{tmp_path}/machine.toml"]
     assert completed("log-level", "de") == ["debug"]
     assert completed("status", "--watch", "2", "--outc") == ["--outcome"]
+
+
+@pytest.mark.parametrize("command", ["baypland", "bayplan-agent", "kubectl-bayplan"])
+def test_every_command_has_completions_of_each_shell(command: str) -> None:
+    known = tomllib.loads((TREE / "pyproject.toml").read_text())
+    installed = known["tool"]["hatch"]["build"]["targets"]["wheel"]["shared-data"]
+    for source, target, names in (
+        (
+            f"{command}.bash",
+            f"bash-completion/completions/{command}",
+            f"complete -o bashdefault -F _shtab_{command.replace('-', '_')} {command}",
+        ),
+        (f"_{command}", f"zsh/site-functions/_{command}", f"#compdef {command}"),
+        (f"{command}.fish", f"fish/vendor_completions.d/{command}.fish", f"complete -c {command}"),
+    ):
+        assert names in (TREE / "packaging/completions" / source).read_text(), source
+        assert installed[f"packaging/completions/{source}"] == f"share/{target}"
 
 
 def test_bash_asks_the_daemon_for_names() -> None:
