@@ -497,4 +497,6 @@ def _oci_request_settings(settings: Settings) -> OciRequestSettings:
 
 
 def _return_bounds(settings: Settings) -> Bounds:
-    return Bounds(settings.return_deadline_ms / 1000, settings.return_most_bytes)
+    return Bounds(
+        settings.return_deadline_ms / 1000, settings.return_most_bytes, settings.page_move_rate_bytes
+    )

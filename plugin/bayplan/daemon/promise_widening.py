@@ -43,7 +43,10 @@ class PromiseWidening:
         if live is None or engine.name != _ENGINE:
             self._keep_there(frozenset())
             return False
-        self._keep_there(await self._in_thread(partial(must_stay, ledger, live, goal_bytes(machine))))
+        staying = await self._in_thread(partial(must_stay, ledger, live, goal_bytes(machine)))
+        # Nobody goes back while pages are moved off a node that is short of what was promised: that comes
+        # first, and what goes back meanwhile may be what has to leave next.
+        self._keep_there(frozenset(ledger.entries) if live.plan.moves else staying)
         if not live.plan.unmet_bytes:
             return False
         found = await self._in_thread(partial(widenings, machine, policy, ledger, live))

@@ -41,10 +41,12 @@ _NEVER: Final = Event()
 
 
 class Bounds(NamedTuple):
-    """For one container: after so many seconds no step begins, and so many bytes are moved at most."""
+    """For one container: after so many seconds no step begins, and so many bytes are moved at most, not more
+    than ``rate_bytes`` in a second. What is waited for the sake of the rate does not count as time."""
 
     deadline_s: float
     most_bytes: int
+    rate_bytes: int = sys.maxsize
 
 
 class Evacuation(Struct, frozen=True):
@@ -100,13 +102,19 @@ def evacuate(
     def held() -> _Held:
         return _held(cgroup, leave, huge_pages=huge_pages)
 
-    def in_time() -> bool:
+    wait = pause or stop.wait
+    until_s = clock_s() + bounds.deadline_s
+
+    def in_time(moved_bytes: int = 0) -> bool:
+        nonlocal until_s
+        if moved_bytes:
+            paced_s = moved_bytes / bounds.rate_bytes
+            wait(paced_s)
+            until_s += paced_s
         return clock_s() < until_s and not stop.is_set()
 
-    pause = pause or stop.wait
     in_pieces = partial(move_in_pieces, go_on=in_time, root=cgroup.root)
     migrate = migrate or (migrate_pages if huge_pages else in_pieces)
-    until_s = clock_s() + bounds.deadline_s
     before = now = held()
     if before.total_bytes > bounds.most_bytes:
         most = format_bytes(bounds.most_bytes)
@@ -118,7 +126,7 @@ def evacuate(
         problem = _one_pass(cgroup, leave, stay, migrate, in_time)
         last, now = now, held()
         if not now.is_rest and now.total_bytes >= last.total_bytes:
-            pause(SETTLING_S)
+            wait(SETTLING_S)
             now = held()
             stuck = now.total_bytes >= last.total_bytes
     moved_bytes = max(0, before.total_bytes - now.total_bytes)
@@ -130,10 +138,11 @@ def evacuate(
 
 
 def move_in_pieces(
-    pid: int, leave: NodeSet, stay: NodeSet, go_on: Callable[[], bool], root: Path = Path("/")
+    pid: int, leave: NodeSet, stay: NodeSet, go_on: Callable[[int], bool], root: Path = Path("/")
 ) -> int:
     """Move what process *pid* has on *leave* to *stay*, each time to the node there with most free memory,
-    for as long as *go_on* says; how many bytes were moved.
+    for as long as *go_on* says, which is given what was moved since it was asked last; how many bytes were
+    moved.
 
     Raises:
         AbsentError: the process is gone.
@@ -142,9 +151,9 @@ def move_in_pieces(
     pace, moved_bytes, obstacle = Pace(), 0, ""
     turn_bytes = TURN_BYTES if len(stay) > 1 else sys.maxsize
     for source in leave:
-        while go_on():
+        while go_on(0):
             target = _most_room(stay, root)
-            found = move_pages(pid, source, target, turn_bytes, pace, lambda _: go_on(), root)
+            found = move_pages(pid, source, target, turn_bytes, pace, go_on, root)
             moved_bytes, obstacle = moved_bytes + found.moved_bytes, found.obstacle or obstacle
             if found.exhausted or not found.moved_bytes:
                 break

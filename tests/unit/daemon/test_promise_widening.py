@@ -182,3 +182,29 @@ async def test_nobody_goes_back_where_somebody_would_have_to_leave_for_it(tmp_pa
         assert it.narrowing.staying == {"db"}
         assert not await it.narrowing.use_freed_memory()
         assert it.nodes == "0-1"
+
+
+async def test_nobody_goes_back_while_pages_are_moved_off_a_node_that_is_short(tmp_path: Path) -> None:
+    """Not even somebody who does not want that node."""
+    async with around(tmp_path) as it:
+        it.taken(700 * MIB)
+        await it.look()
+        assert it.nodes == "0-1"
+        it.taken(0)
+        owner = pod("late", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "1"})
+        late = container("late", owner, memory_bytes=300 * MIB, milli_cpus=500)
+        late = replace(late, cgroups_path=f"{owner.cgroup_parent}/late")
+        await it.one.controller.create_container(owner, late)
+        other = pod("batch", QosClass.BEST_EFFORT)
+        path = f"{other.cgroup_parent}/batch"
+        batch = replace(container("batch", other, oom_score_adj=1000), cgroups_path=path)
+        await it.one.controller.create_container(other, batch)
+        it.live.hold(path, {1: 800 * MIB})
+        it.now_s[0] += 5
+        await it.watch.look()
+        assert it.narrowing.staying == {"db", "late", "batch"}
+        assert not await it.narrowing.use_freed_memory()
+        # Once they are moved it goes back.
+        await it.look(8)
+        assert await it.narrowing.use_freed_memory()
+        assert it.nodes == "0"

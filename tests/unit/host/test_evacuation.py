@@ -239,23 +239,38 @@ def holder():
 
 
 def test_pages_of_a_process_move_in_pieces_and_are_what_they_were(holder):
-    assert move_in_pieces(holder.pid, HOME, HOME, lambda: True) >= 16 * MIB
+    assert move_in_pieces(holder.pid, HOME, HOME, lambda _: True) >= 16 * MIB
     assert holder.communicate()[0] == "True\n"
 
 
 def test_a_process_with_much_memory_is_left_in_the_middle(holder):
     asked = []
 
-    def go_on():
+    def go_on(_):
         asked.append(1)
         return len(asked) < 3
 
     assert 0 < move_in_pieces(holder.pid, HOME, HOME, go_on) <= MOST_PAGES * 4096
 
 
+def test_no_more_is_moved_in_a_second_than_asked_and_waiting_for_that_is_no_lost_time(node, pages, holder):
+    root = node.detect().root
+    (root / "proc").mkdir(exist_ok=True)
+    (root / "proc" / str(holder.pid)).symlink_to(f"/proc/{holder.pid}")
+    node.add(SCOPE, cgroup__procs=str(holder.pid))
+    pages.hold({"inactive_anon": {0: 20 * MIB}})
+    clock, bounds = Clock(), Bounds(1.0, GIB, 2 * MIB)
+    with ContainerCgroup.find(node.detect(), CGROUPS_PATH) as cgroup:
+        found = evacuate(cgroup, HOME, HOME, bounds, clock_s=clock, pause=clock.pause)
+    paced_s = sum(pause for pause in clock.pauses if pause != SETTLING_S)
+    # The last call is not waited for.
+    assert paced_s >= (16 * MIB - MOST_PAGES * 4096) / (2 * MIB)
+    assert "within" not in found.obstacle
+
+
 def test_what_cannot_be_moved_is_said(holder):
     with pytest.raises(HostError, match="its pages cannot be moved"):
-        move_in_pieces(holder.pid, HOME, NodeSet([1000]), lambda: True)
+        move_in_pieces(holder.pid, HOME, NodeSet([1000]), lambda _: True)
 
 
 def test_of_several_nodes_the_one_with_most_room_is_taken(tmp_path, holder):
@@ -270,7 +285,7 @@ def test_of_several_nodes_the_one_with_most_room_is_taken(tmp_path, holder):
             rows = {"MemTotal": 999, "MemFree": free, "Active(file)": 0, "Inactive(file)": 0}
             text = "".join(f"Node {node} {name}: {amount} kB\n" for name, amount in rows.items())
             (directory / "meminfo").write_text(text)
-        return move_in_pieces(holder.pid, HOME, NodeSet(free_kib), lambda: True, tmp_path)
+        return move_in_pieces(holder.pid, HOME, NodeSet(free_kib), lambda _: True, tmp_path)
 
     assert moved_with({0: 300, 1000: 200}) >= 16 * MIB
     with pytest.raises(HostError, match="its pages cannot be moved"):
