@@ -6,7 +6,6 @@ from typing import Any, Final
 from bayplan.engines.kubelet.cpu.errors import SmtAlignmentError
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
 from bayplan.engines.kubelet.cpu.pods import pod_exclusive_cpus
-from bayplan.engines.kubelet.cpu.reconcile import Running, UpdateNeed, reconcile_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
 from bayplan.engines.kubelet.topology.hints import ProviderHints
@@ -14,6 +13,7 @@ from bayplan.kubelet.manager_options import STATIC, CpuOptions, unavailable_cpu_
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
+from conformance.cpu_reconciliation import Running, UpdateNeed, reconcile_cpus
 from conformance.sections import Case, Folder, Section, expect, expect_error
 from conformance.sections.cpu import assignments, error_of, named_topology
 from conformance.sections.pods import container, gates, pod

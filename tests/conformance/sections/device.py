@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bayplan.engines.kubelet.devices.manager import Device, DeviceManager, Devices, DeviceState
 from bayplan.engines.kubelet.topology.hints import ProviderHints
 from bayplan.sets import NodeSet
+from conformance.device_manager import Device, DeviceManager, Devices, DeviceState
 from conformance.sections import Case, Folder, Section, expect
 from conformance.sections.pods import gates, pod
 from conformance.sections.topology import hint, hint_set

@@ -17,7 +17,6 @@ from bayplan.kubelet.qos.cgroup_values import (
     runtime_page_size,
     swap_behavior,
 )
-from bayplan.kubelet.qos.cgroup_weights import reported_milli, weight_linear, weight_quadratic
 from bayplan.kubelet.qos.classes import (
     CONFIG_MIRROR,
     container_oom_score_adj,
@@ -31,6 +30,7 @@ from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
 from bayplan.model.qos import quota_from_milli, shares_from_milli
 from bayplan.model.resources import MEMORY_HIGH
 from bayplan.quantity import parse_bytes, parse_page_size
+from conformance.cgroup_weights import reported_milli, weight_linear, weight_quadratic
 from conformance.sections import Case, Folder, Section, expect
 from conformance.sections.pods import RULES, amounts, gates, pod, rules_of_case
 

@@ -18,17 +18,17 @@ from bayplan.kubelet.qos.cgroup_values import (
     runtime_page_size,
     swap_behavior,
 )
-from bayplan.kubelet.qos.cgroup_weights import (
-    MAX_WEIGHT,
-    reported_milli,
-    weight_linear,
-    weight_quadratic,
-)
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import NEWEST, rules_of
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
 from bayplan.model.qos import MAX_SHARES, quota_from_milli, shares_from_milli
 from bayplan.model.resources import milli_from_quota
+from conformance.cgroup_weights import (
+    MAX_WEIGHT,
+    reported_milli,
+    weight_linear,
+    weight_quadratic,
+)
 
 GATES = FeatureGates()
 NODE = NodeSettings(64 << 30, allocatable_bytes=60 << 30)

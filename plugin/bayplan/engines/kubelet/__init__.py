@@ -13,7 +13,7 @@ here                in kubelet (pkg/kubelet)
 topology/           cm/topologymanager: hints, merge (policy*.go), scopes (scope_*.go)
 cpu/                cm/cpumanager: static policy (policy_static.go), cpu_assignment.go, checkpoint
 memory/             cm/memorymanager: Static policy (policy_static.go), state, checkpoint
-devices/            cm/devicemanager; ``attached``: devices that were chosen already
+attached_devices    cm/devicemanager: its hints, for devices that were chosen already
 checkpoint_text     the text of both checkpoint files and their checksum (checkpointmanager)
 managers            cm/container_manager: all managers on one state
 ==================  ================================================================================
@@ -45,5 +45,4 @@ Where the code differs from kubelet's on purpose
   Each of these places says so in its module: ``memory/manager``, ``memory/state`` (releases),
   ``memory/restore``, ``cpu/assignment``, ``cpu/distribution``. The table is in ``docs/kubelet-engine.md``,
   "Where the answers differ".
-* Devices that kubelet picks at random among equals are taken in a fixed order (``devices/manager``).
 """

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from bayplan.engines.kubelet.attached_devices import AttachedDevices
 from bayplan.engines.kubelet.booking import memory_need
-from bayplan.engines.kubelet.devices.attached import AttachedDevices
 from bayplan.engines.kubelet.kept_for_pods import REST_OF_POD, kept_for_pods
 from bayplan.engines.kubelet.ledger_state import placement_of
 from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers

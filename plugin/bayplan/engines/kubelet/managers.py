@@ -1,4 +1,5 @@
-"""kubelet's four managers together: their options, and what they do with a pod on one immutable state.
+"""kubelet's managers together: their options, and what they do with a pod on one immutable state. Devices are
+chosen already when a runtime asks, so that there is none of kubelet's Device Manager, only its hints.
 
 Nothing is decided here; the managers decide. What a refused pod got before it was refused stays in the
 returned state, as in kubelet, until `KubeletManagers.without_pod` takes it back.
@@ -10,11 +11,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bayplan.engines.interface import reserved_cpus
+from bayplan.engines.kubelet.attached_devices import AttachedDevices
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.devices.attached import AttachedDevices
-from bayplan.engines.kubelet.devices.manager import DeviceManager, DeviceState
 from bayplan.engines.kubelet.memory.manager import MemoryManager
 from bayplan.engines.kubelet.memory.state import MemoryState, Nodes, empty_nodes
 from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
@@ -34,23 +34,19 @@ class ManagersState(Struct, frozen=True):
 
     cpus: CpuState = field(default=CpuState())
     memory: MemoryManager = field(default=NO_MEMORY_MANAGER)
-    devices: DeviceState = field(default=DeviceState())
 
 
 class KubeletManagers(Struct, frozen=True):
     """The managers of one machine. ``cpus`` None is the CPU Manager's policy none; the Memory Manager is part
-    of the state, because it is a value that contains its state; ``devices`` None are no devices to choose
-    from, and ``attached`` are those that the container in question has already."""
+    of the state, because it is a value that contains its state; ``attached`` are the devices that the
+    container in question has already."""
 
     topology: TopologyManager
     cpus: StaticCpuPolicy | None = None
-    devices: DeviceManager | None = None
     attached: AttachedDevices | None = None
 
     def providers(self) -> Iterator[Provider[ManagersState]]:
         """The managers in the order in which kubelet asks them."""
-        if self.devices is not None:
-            yield _Devices(self.devices)
         if self.attached is not None:
             yield self.attached
         if self.cpus is not None:
@@ -68,10 +64,10 @@ class KubeletManagers(Struct, frozen=True):
 
     def without_container(self, state: ManagersState, pod_uid: str, container: str) -> ManagersState:
         """The state after a container is gone for good."""
-        return ManagersState(
+        return replace(
+            state,
             cpus=state.cpus if self.cpus is None else self.cpus.remove(state.cpus, pod_uid, container),
             memory=state.memory.without(pod_uid, container),
-            devices=state.devices.without(pod_uid, container),
         )
 
     def without_pod(self, state: ManagersState, pod: PodSpec) -> ManagersState:
@@ -149,27 +145,3 @@ class _Memory:
 
     def allocate_pod(self, state: ManagersState, pod: PodSpec, hint: Hint) -> ManagersState:
         return replace(state, memory=state.memory.allocate_pod(pod, hint))
-
-
-class _Devices:
-    """The Device Manager as a provider."""
-
-    def __init__(self, manager: DeviceManager) -> None:
-        self._manager = manager
-
-    def hints(self, state: ManagersState, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
-        return self._manager.hints(state.devices, pod, container)
-
-    def pod_hints(self, state: ManagersState, pod: PodSpec) -> ProviderHints:
-        return self._manager.pod_hints(state.devices, pod)
-
-    def allocate(
-        self, state: ManagersState, pod: PodSpec, container: ContainerSpec, hint: Hint
-    ) -> ManagersState:
-        return replace(state, devices=self._manager.allocate(state.devices, pod, container, hint.nodes))
-
-    def allocate_pod(self, state: ManagersState, pod: PodSpec, hint: Hint) -> ManagersState:
-        """Devices are given to containers one by one, whatever the pod has as a whole."""
-        for container in pod.all_containers:
-            state = self.allocate(state, pod, container, hint)
-        return state

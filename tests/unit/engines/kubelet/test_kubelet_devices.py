@@ -4,8 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.kubelet.devices.attached import AttachedDevices
-from bayplan.engines.kubelet.devices.manager import Device, DeviceManager, DeviceState
+from bayplan.engines.kubelet.attached_devices import AttachedDevices
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.topology.hints import HintSet
 from bayplan.kubelet.manager_options import ManagerOptions
@@ -18,6 +17,7 @@ from bayplan.model.request import derive_request
 from bayplan.model.resources import Resources
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
+from conformance.device_manager import Device, DeviceManager, DeviceState
 from support.machines import container, machine, pod
 
 FOUR = machine(4, memory_bytes=GIB)

@@ -11,8 +11,6 @@ from msgspec.structs import replace
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.devices.manager import Device, DeviceManager
-from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
 from bayplan.engines.kubelet.memory.restore import start
 from bayplan.engines.kubelet.topology.manager import TopologyManager
 from bayplan.engines.kubelet.topology.refusals import HINT, REFUSED, ROOM, reasons
@@ -21,6 +19,7 @@ from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
+from conformance.device_manager import Device, DeviceManager, ManagersWithDevices, StateWithDevices
 from conformance.sections import Folder, MismatchError
 from conformance.sections.sequences import SECTIONS
 from conformance.vectors import run
@@ -212,9 +211,11 @@ def engine(policy, scope=TopologyScope.CONTAINER):
     hardware = machine()
     cpus = StaticCpuPolicy.reserving(CpuTopology.of_machine(hardware), CpuOptions(), 2)
     gpus = {f"gpu{node}": Device(NodeSet([node])) for node in range(NODES)}
-    together = KubeletManagers(TopologyManager.of(hardware, policy, scope), cpus, DeviceManager({GPU: gpus}))
+    together = ManagersWithDevices(
+        TopologyManager.of(hardware, policy, scope), cpus, devices=DeviceManager({GPU: gpus})
+    )
     memory = start(MemoryManagerPolicy.STATIC, hardware, RESERVED, FeatureGates())
-    return together, ManagersState(cpus.start(CpuState()), memory)
+    return together, StateWithDevices(cpus.start(CpuState()), memory)
 
 
 def container(name, cpus, gib, gpus=0):

@@ -135,8 +135,6 @@ def _needs(
             free = {node: each.free_bytes(name) for node, each in nodes.items()}
             allocatable = {node: each.allocatable_bytes(name) for node, each in nodes.items()}
             yield Demand(free, needed), Demand(allocatable, needed)
-    if kubelet.devices is not None:
-        yield from kubelet.devices.needs(state.devices, pod, container)
 
 
 def _cpu_need(

@@ -15,13 +15,13 @@ from bayplan.engines.kubelet.cpu.errors import (
     SmtAlignmentError,
 )
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.reconcile import Reconciled, Running, UpdateNeed, reconcile_cpus
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
 from bayplan.engines.kubelet.topology.hints import HintSet
 from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.sets import CpuSet, NodeSet
+from conformance.cpu_reconciliation import Reconciled, Running, UpdateNeed, reconcile_cpus
 
 GIB = 1 << 30
 

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.devices.manager import (
+from bayplan.engines.kubelet.topology.hints import Hint
+from bayplan.kubelet.pod import ContainerSpec, PodSpec
+from bayplan.sets import NodeSet
+from conformance.device_manager import (
     Device,
     DeviceManager,
     DeviceRequestChangedError,
@@ -15,14 +18,11 @@ from bayplan.engines.kubelet.devices.manager import (
     DeviceShortageError,
     DeviceState,
 )
-from bayplan.engines.kubelet.topology.hints import Hint
-from bayplan.kubelet.pod import ContainerSpec, PodSpec
-from bayplan.sets import NodeSet
 from conformance.sections import Folder
 from conformance.sections.device import SECTIONS
 from conformance.vectors import run
 
-VECTORS = Folder(Path(__file__).parents[4] / "data" / "vectors")
+VECTORS = Folder(Path(__file__).parents[2] / "data" / "vectors")
 GPU = "example.com/gpu"
 
 

@@ -11,7 +11,9 @@ from typing import ClassVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.topology.hints import Demand, HintSet, OfSize, ProviderHints, Region
+from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
+from bayplan.engines.kubelet.topology.hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
+from bayplan.engines.kubelet.topology.manager import Provider
 from bayplan.engines.kubelet.topology.merge import narrowest_size
 from bayplan.errors import BayplanError
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
@@ -211,19 +213,6 @@ class DeviceManager(Struct, frozen=True):
         healthy = (device for device, known in self.devices[resource].items() if known.healthy)
         return Devices(healthy) - state.in_use(resource)
 
-    def needs(
-        self, state: DeviceState, pod: PodSpec, container: ContainerSpec | None
-    ) -> Iterator[tuple[Demand, Demand]]:
-        """What the container (None: the pod) asks for of devices whose place is known: out of the available
-        ones, and out of all there are."""
-        asked = self.pod_requested(pod) if container is None else self.requested(container)
-        for resource, count in asked.items():
-            known = self.devices[resource]
-            if any(device.nodes for device in known.values()):
-                left = state.reusable.get(pod.uid, {}).get(resource, Devices())
-                usable = (known[name] for name in self.available(state, resource) | left)
-                yield _attached(usable, count), _attached(known.values(), count)
-
     def _reusable(self, state: DeviceState, pod_uid: str, resource: str) -> Iterable[str]:
         return sorted(state.reusable.get(pod_uid, {}).get(resource, Devices()))
 
@@ -301,3 +290,55 @@ def _attached(devices: Iterable[Device], count: int) -> Demand:
         elif nodes:
             shared[nodes] = shared.get(nodes, 0) + 1
     return Demand(amounts, count, tuple(shared.items()))
+
+
+class StateWithDevices(ManagersState, frozen=True):
+    """What all managers have given away, the Device Manager among them."""
+
+    devices: DeviceState = field(default=DeviceState())
+
+
+class ManagersWithDevices(KubeletManagers, frozen=True):
+    """All four managers; kubelet asks the Device Manager first. The states are `StateWithDevices`."""
+
+    devices: DeviceManager = field(default_factory=lambda: DeviceManager({}))
+
+    def providers(self) -> Iterator[Provider[ManagersState]]:
+        """The managers in the order in which kubelet asks them."""
+        yield _Devices(self.devices)
+        yield from super().providers()
+
+    def without_container(self, state: ManagersState, pod_uid: str, container: str) -> ManagersState:
+        """The state after a container is gone for good."""
+        left = _with_devices(super().without_container(state, pod_uid, container))
+        return replace(left, devices=left.devices.without(pod_uid, container))
+
+
+class _Devices:
+    """The Device Manager as a provider."""
+
+    def __init__(self, manager: DeviceManager) -> None:
+        self._manager = manager
+
+    def hints(self, state: ManagersState, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
+        return self._manager.hints(_with_devices(state).devices, pod, container)
+
+    def pod_hints(self, state: ManagersState, pod: PodSpec) -> ProviderHints:
+        return self._manager.pod_hints(_with_devices(state).devices, pod)
+
+    def allocate(
+        self, state: ManagersState, pod: PodSpec, container: ContainerSpec, hint: Hint
+    ) -> ManagersState:
+        before = _with_devices(state)
+        return replace(before, devices=self._manager.allocate(before.devices, pod, container, hint.nodes))
+
+    def allocate_pod(self, state: ManagersState, pod: PodSpec, hint: Hint) -> ManagersState:
+        """Devices are given to containers one by one, whatever the pod has as a whole."""
+        for container in pod.all_containers:
+            state = self.allocate(state, pod, container, hint)
+        return state
+
+
+def _with_devices(state: ManagersState) -> StateWithDevices:
+    assert isinstance(state, StateWithDevices)
+    return state

@@ -1,1 +1,0 @@
-"""kubelet's Device Manager."""
