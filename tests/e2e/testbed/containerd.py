@@ -64,6 +64,8 @@ VERSIONS: dict[str, Callable[[], Path] | None] = {
     "2.2": lambda: gobuild.containerd_from_source("v2.2.9"),
     "2.3": lambda: gobuild.containerd_from_source("v2.3.7"),
     "2.4": lambda: gobuild.containerd_from_source("v2.4.2"),
+    # No release has this NRI yet.
+    "2.4-nri": lambda: gobuild.containerd_from_source("v2.4.2", "github.com/containerd/nri v0.12.5"),
 }
 # Where a scenario names none; the first is that of `make test`. Nodes should have one of the first two;
 # 2.1 and 1.7 have had their last release, but nodes still have them.

@@ -65,13 +65,19 @@ def _go_version(go: str) -> tuple[int, ...]:
     return tuple(int(part or 0) for part in found.groups()) if found else (0,)
 
 
-def containerd_from_source(version: str) -> Path:
-    """A directory with bin/containerd, bin/containerd-shim-runc-v2 and bin/ctr of that tag."""
+def containerd_from_source(version: str, beside: str = "") -> Path:
+    """A directory with bin/containerd, bin/containerd-shim-runc-v2 and bin/ctr of that tag; *beside* is a
+    module that it is to have in no older version ("MODULE VERSION")."""
     module = "github.com/containerd/containerd/v2"
     commands = ("containerd", "containerd-shim-runc-v2", "ctr")
     step = Step(f"containerd {version}, compiled", 75)
     return _from_module(
-        "containerd-go", module, version, tuple(f"{module}/cmd/{name}" for name in commands), step
+        "containerd-go",
+        module,
+        version,
+        tuple(f"{module}/cmd/{name}" for name in commands),
+        step,
+        beside=beside,
     )
 
 
