@@ -17,7 +17,7 @@ from testbed.topology import TWO_NODES
 
 VERSION = "2.4-nri"
 """With NRI 0.12.5, which honours a plugin's failure_policy."""
-PODS = int(os.environ.get("PODS", "10"))
+PODS = int(os.environ.get("PODS", "6"))
 """In each state of the daemon."""
 AT_ONCE = 4
 STATES = ("stopped", "killed", "hanging")
@@ -67,7 +67,7 @@ def name(one: Running) -> str:
 @on(TWO_NODES, VERSION)
 def test_with_refuse_none_starts_unplaced_and_none_is_stuck_afterwards(node: Node) -> None:
     node.containerd.end()
-    node.containerd.start(settings=documented_settings())
+    node.containerd.start(settings=documented_settings(), plugin_timeout_s=3)
     try:
         node.bayplan.start(config='whenDown = "refuse"\n')
         node.bayplan.await_synchronized()

@@ -69,6 +69,8 @@ VERSIONS: dict[str, Callable[[], Path] | None] = {
 }
 # Where a scenario names none; the first is that of `make test`. Nodes should have one of the first two;
 # 2.1 and 1.7 have had their last release, but nodes still have them.
+PLUGIN_TIMEOUT_S = 20
+"""What NRI waits for an answer: its own 2 s a busy machine may take."""
 DEFAULT_VERSIONS = tuple(os.environ.get("CONTAINERD_VERSIONS", "2.3 2.4 2.1 1.7").split())
 
 
@@ -105,14 +107,23 @@ class Containerd:
         self.guest = guest
         self.version = version
 
-    def start(self, *, nri: bool = True, settings: str = "", handlers: Sequence[Handler] = ()) -> None:
+    def start(
+        self,
+        *,
+        nri: bool = True,
+        settings: str = "",
+        handlers: Sequence[Handler] = (),
+        plugin_timeout_s: int = PLUGIN_TIMEOUT_S,
+    ) -> None:
         """Start it and wait until it serves. `settings`: more TOML.
 
         Only a 2.x takes `handlers`, beside the one called runc that pods get without a word.
         """
         for handler in handlers:
             settings += self._handler_table(handler)
-        self.guest.write(CONFIG, config_text(self._known_version(), nri=nri) + settings)
+        self.guest.write(
+            CONFIG, config_text(self._known_version(), nri=nri, plugin_timeout_s=plugin_timeout_s) + settings
+        )
         self._launch()
 
     def import_images(self) -> None:
@@ -168,13 +179,14 @@ class Containerd:
         Crictl(self.guest).await_serving(limit_s=LIMIT_S)
 
 
-def config_text(version: str, *, nri: bool = True) -> str:
+def config_text(version: str, *, nri: bool = True, plugin_timeout_s: int = PLUGIN_TIMEOUT_S) -> str:
     """The configuration file: cgroupfs driver, our sandbox image, huge page limits, NRI as asked."""
     disabled = ", ".join(f'"{name}"' for name in UNUSED_PLUGINS)
-    return _v2_config(disabled, nri=nri) if version.startswith("1.") else _v3_config(disabled, nri=nri)
+    table = _nri_table(plugin_timeout_s, nri=nri)
+    return _v2_config(disabled, table) if version.startswith("1.") else _v3_config(disabled, table)
 
 
-def _nri_table(*, nri: bool) -> str:
+def _nri_table(plugin_timeout_s: int, *, nri: bool) -> str:
     """NRI's table. By default a plugin that containerd launches has 5 s, of which emulation takes most, and
     2 s for an answer, which a busy machine may take.
     """
@@ -184,11 +196,11 @@ def _nri_table(*, nri: bool) -> str:
   disable_connections = false
   socket_path = "{NRI_SOCKET}"
   plugin_registration_timeout = "60s"
-  plugin_request_timeout = "20s"
+  plugin_request_timeout = "{plugin_timeout_s}s"
 """
 
 
-def _v2_config(disabled: str, *, nri: bool) -> str:
+def _v2_config(disabled: str, nri_table: str) -> str:
     return f"""version = 2
 disabled_plugins = [{disabled}]
 [plugins."io.containerd.grpc.v1.cri"]
@@ -200,10 +212,10 @@ disabled_plugins = [{disabled}]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
       SystemdCgroup = false
-{_nri_table(nri=nri)}"""
+{nri_table}"""
 
 
-def _v3_config(disabled: str, *, nri: bool) -> str:
+def _v3_config(disabled: str, nri_table: str) -> str:
     return f"""version = 3
 disabled_plugins = [{disabled}]
 [plugins."io.containerd.cri.v1.images".pinned_images]
@@ -216,4 +228,4 @@ disabled_plugins = [{disabled}]
   runtime_type = "io.containerd.runc.v2"
   [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
     SystemdCgroup = false
-{_nri_table(nri=nri)}"""
+{nri_table}"""
