@@ -69,9 +69,9 @@ VERSIONS: dict[str, Callable[[], Path] | None] = {
 }
 # Where a scenario names none; the first is that of `make test`. Nodes should have one of the first two;
 # 2.1 and 1.7 have had their last release, but nodes still have them.
+DEFAULT_VERSIONS = tuple(os.environ.get("CONTAINERD_VERSIONS", "2.3 2.4 2.1 1.7").split())
 PLUGIN_TIMEOUT_S = 20
 """What NRI waits for an answer: its own 2 s a busy machine may take."""
-DEFAULT_VERSIONS = tuple(os.environ.get("CONTAINERD_VERSIONS", "2.3 2.4 2.1 1.7").split())
 
 
 def version_disks(*versions: str) -> dict[str, Path]:
@@ -187,9 +187,7 @@ def config_text(version: str, *, nri: bool = True, plugin_timeout_s: int = PLUGI
 
 
 def _nri_table(plugin_timeout_s: int, *, nri: bool) -> str:
-    """NRI's table. By default a plugin that containerd launches has 5 s, of which emulation takes most, and
-    2 s for an answer, which a busy machine may take.
-    """
+    """NRI's table. By default a plugin that containerd launches has 5 s, of which emulation takes most."""
     return f"""
 [plugins."io.containerd.nri.v1.nri"]
   disable = {str(not nri).lower()}
