@@ -8,7 +8,7 @@ whole. Fields are added with a default, never renamed; an unknown field is passe
 import enum
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -77,14 +77,37 @@ class EvictionAnswer(Struct, frozen=True, tag="EvictionAnswer", tag_field="kind"
     problem: str = ""
 
 
+QUESTIONS: Final = ("explain", "report", "what-if")
+"""What the admin socket is asked and changes nothing, of which an agent may ask, too."""
+
+
+class Asked(Struct, frozen=True, tag="Asked", tag_field="kind"):
+    """The agent, to a daemon whose `Welcome` says that it answers: one of `QUESTIONS`, with the fields of a
+    request at the admin socket. *number* is the agent's, and that of the answer."""
+
+    number: int
+    verb: str
+    request: dict[str, Any] = {}
+
+
+class Answered(Struct, frozen=True, tag="Answered", tag_field="kind"):
+    """The daemon: the answer to an `Asked`, as the admin socket gives it; or the *problem*, in a sentence."""
+
+    number: int
+    view: dict[str, Any] = {}
+    problem: str = ""
+
+
 class Welcome(Struct, frozen=True, tag="Welcome", tag_field="kind"):
     """The daemon's first message. *resumed*: what follows are the changes since the agent's position; else it
-    is everything that holds, and what the agent had before is void. *epoch* is drawn at the daemon's start.
+    is everything that holds, and what the agent had before is void. *epoch* is drawn at the daemon's start. ``answers`` are
+    the questions that it can be asked.
     """
 
     epoch: str
     resumed: bool
     version: str = __version__
+    answers: tuple[str, ...] = ()
 
 
 class Change(Struct, frozen=True, tag="Change", tag_field="kind"):
@@ -162,9 +185,19 @@ class Failed(Struct, frozen=True, tag="Failed", tag_field="kind"):
     message: str
 
 
-FromAgent: TypeAlias = Subscribe | PodKnown | PodGone | EvictionAnswer
+FromAgent: TypeAlias = Subscribe | PodKnown | PodGone | EvictionAnswer | Asked
 FromDaemon: TypeAlias = (
-    Welcome | Change | Refused | Evicted | UpToDate | Observed | PodWanted | Unusable | EvictPod | Failed
+    Welcome
+    | Change
+    | Refused
+    | Evicted
+    | UpToDate
+    | Observed
+    | PodWanted
+    | Unusable
+    | EvictPod
+    | Failed
+    | Answered
 )
 
 

@@ -32,7 +32,7 @@ from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from bayplan.views.snapshot import Snapshot
 from support.flavors import CONTAINERD_2_3
-from support.mirrors import show
+from support.mirrors import nobody, show
 from support.plugin_calls import OperationError
 from support.runtime import FakeRuntime
 from support.workloads import GUARANTEED, make_container, make_pod
@@ -189,7 +189,7 @@ def with_pages(mirror: Mirror) -> Snapshot:
 
 async def test_every_query_of_the_board_returns_data(tmp_path: Path) -> None:
     runtime, shown = FakeRuntime(CONTAINERD_2_3), Mirror()
-    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), shown)
+    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), shown, nobody)
     await port.start()
     try:
         async with (

@@ -25,7 +25,7 @@ from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view
 from support.browser import Browser, Page
 from support.crowded import crowded
-from support.mirrors import mirror_of, show
+from support.mirrors import mirror_of, nobody, show
 from support.snapshots import make_snapshot
 
 pytestmark = pytest.mark.interop
@@ -49,7 +49,7 @@ async def browser(directory: Path) -> AsyncIterator[Browser]:
 
 @contextlib.asynccontextmanager
 async def serving(mirror: Mirror) -> AsyncIterator[str]:
-    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror)
+    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror, nobody)
     await port.start()
     try:
         host, number = port.server.address
@@ -144,7 +144,7 @@ async def test_it_follows_what_happens(tmp_path: Path) -> None:
 
 
 async def test_an_agent_that_is_gone_is_noticed_and_found_again(tmp_path: Path) -> None:
-    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror_of(crowded(2, 4)))
+    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror_of(crowded(2, 4)), nobody)
     await port.start()
     async with browser(tmp_path) as chromium:
         host, number = port.server.address
@@ -152,7 +152,7 @@ async def test_an_agent_that_is_gone_is_noticed_and_found_again(tmp_path: Path) 
         await page.wait_for(IS_LIVE)
         await port.close()
         await page.wait_for("document.getElementById('live').className === 'off'")
-        again = HttpPort(Address("127.0.0.1", number), AgentSettings(), mirror_of(crowded(2, 5)))
+        again = HttpPort(Address("127.0.0.1", number), AgentSettings(), mirror_of(crowded(2, 5)), nobody)
         await again.start()
         await page.wait_for(IS_LIVE)
         assert len(await texts(page, "#containers td.name")) == 5

@@ -1,5 +1,7 @@
 """An agent's mirror that knows a given state, from the messages that a daemon sends."""
 
+from typing import Any
+
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
     Change,
@@ -10,6 +12,7 @@ from bayplan.agent_protocol import (
     decode_from_daemon,
     encode,
 )
+from bayplan.errors import UnavailableError
 from bayplan.views.snapshot import Snapshot
 
 
@@ -37,3 +40,8 @@ def show(mirror: Mirror, snapshot: Snapshot) -> None:
     )
     for message in messages:
         mirror.take(decode_from_daemon(encode(message)))
+
+
+async def nobody(_: str, /, **__: object) -> dict[str, Any]:
+    """Stands for a daemon that is not there to be asked."""
+    raise UnavailableError("baypland", "does not answer")

@@ -9,17 +9,19 @@ was decided here, and what it answers counts only for that.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 from bayplan.admin.rate import Allowance
-from bayplan.admin_protocol import API_VERSION
+from bayplan.admin_protocol import API_VERSION, printable_answer
 from bayplan.agent_protocol import (
     MAX_AGENT_MESSAGE_BYTES,
     MAX_DAEMON_MESSAGE_BYTES,
+    Answered,
+    Asked,
     Change,
     EvictionAnswer,
     EvictPod,
@@ -43,7 +45,8 @@ from bayplan.control.transactions import Basis
 from bayplan.errors import BayplanError, ParseError
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
 from bayplan.model.pod_facts import PodFacts
-from bayplan.printable import printable
+from bayplan.printable import printable, printable_lines
+from bayplan.views.decision_view import View
 from bayplan.views.snapshot import Observation
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,14 @@ Answer: TypeAlias = asyncio.Future[EvictionAnswer | None]
 _ENTRIES_AT_ONCE: Final = 50
 """In one message of what holds: a tenth of a millisecond of the loop that a runtime waits for."""
 _MAX_NOTES: Final = 1000
+MOST_QUESTIONS: Final = 4
+"""Of one agent at a time. A what-if of many pods takes a second of a thread."""
+
+Answering: TypeAlias = Callable[[Mapping[str, object]], Awaitable[View]]
+"""Answers one of `bayplan.agent_protocol.QUESTIONS`, given the fields of a request; raises BayplanError."""
+
+
+Note: TypeAlias = PodWanted | Unusable | EvictPod | Answered
 
 
 class PodReceiver(Protocol):
@@ -87,7 +98,8 @@ class AgentServer(SocketServer):
     """Serves the agent socket at *path*, to members of *group* too, from `start` to `close`.
 
     *basis* and *observe* give what holds at the moment; *changes* has what became different. ``kubelet_said``
-    is called with kubelet's version whenever an agent says another one than before.
+    is called with kubelet's version whenever an agent says another one than before; ``questions`` are
+    those that an agent may ask.
     """
 
     def __init__(
@@ -107,6 +119,7 @@ class AgentServer(SocketServer):
         self._observe = observe
         self._pods = pods
         self._client_timeout_s = client_timeout_s
+        self.questions: Mapping[str, Answering] = {}
         self.kubelet_said: Callable[[str], object] = lambda _: None
         self._kubelet_version = ""
         self._agents: set[_Agent] = set()
@@ -196,6 +209,8 @@ class AgentServer(SocketServer):
                     self._pods.forget(uid)
                 case EvictionAnswer() as answer:
                     agent.answered(answer)
+                case Asked() as asked:
+                    agent.ask(asked, self.questions)
                 case Subscribe():
                     raise _EndedError("Subscribe may be sent only once")
             await asyncio.sleep(max(messages.wait_s(1, now_s()), volume.wait_s(len(line), now_s())))
@@ -204,7 +219,7 @@ class AgentServer(SocketServer):
         """Send what the client lacks, then all that follows."""
         changes, loop = self._changes, asyncio.get_running_loop()
         resumed = since.epoch == changes.epoch and changes.since(since.position) is not None
-        await self._send(writer, encode(Welcome(changes.epoch, resumed)))
+        await self._send(writer, encode(Welcome(changes.epoch, resumed, answers=tuple(self.questions))))
         position = since.position
         if not resumed:
             position = changes.position
@@ -259,11 +274,37 @@ class _Agent:
     def __init__(self, evicts: bool) -> None:
         self.evicts = evicts
         self.due = asyncio.Event()
-        self.notes: deque[PodWanted | Unusable | EvictPod] = deque(maxlen=_MAX_NOTES)
+        self.notes: deque[Note] = deque(maxlen=_MAX_NOTES)
         self.answers: dict[str, Answer] = {}
+        self._asked: set[asyncio.Task[None]] = set()
         self.observed_s = float("-inf")
 
-    def say(self, note: PodWanted | Unusable | EvictPod) -> None:
+    def ask(self, asked: Asked, questions: Mapping[str, Answering]) -> None:
+        """Have the question answered, beside all else."""
+        if len(self._asked) >= MOST_QUESTIONS:
+            self.say(Answered(asked.number, problem=f"{MOST_QUESTIONS} questions are being answered already"))
+            return
+        task = asyncio.create_task(self._answer(asked, questions))
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+
+    async def _answer(self, asked: Asked, questions: Mapping[str, Answering]) -> None:
+        answering = questions.get(asked.verb)
+        if answering is None:
+            expected = ", ".join(questions)
+            self.say(
+                Answered(asked.number, problem=f"verb: found {asked.verb!r}, expected one of {expected}")
+            )
+            return
+        try:
+            self.say(Answered(asked.number, printable_answer(await answering(asked.request))))
+        except BayplanError as error:
+            self.say(Answered(asked.number, problem=printable_lines(str(error))))
+        except Exception:
+            logger.exception("a question of an agent failed")
+            self.say(Answered(asked.number, problem="it failed inside the daemon; its log says why"))
+
+    def say(self, note: Note) -> None:
         self.notes.append(note)
         self.due.set()
 
@@ -274,6 +315,8 @@ class _Agent:
             waiting.set_result(answer)
 
     def left(self) -> None:
+        for task in self._asked:
+            task.cancel()
         for waiting in self.answers.values():
             if not waiting.done():
                 waiting.set_result(None)

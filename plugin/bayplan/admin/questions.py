@@ -27,7 +27,7 @@ from bayplan.placement.ledger_check import Fault
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable
 from bayplan.quantity import US_PER_S
-from bayplan.simulate.manifest import GeneratedNames, describes_pods, plan_manifest
+from bayplan.simulate.manifest import GeneratedNames, describes_pods, plan_manifest, sizes_manifest
 from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.views.decision_view import View, decision_view
 from bayplan.views.node_room import node_rooms
@@ -163,11 +163,29 @@ def rehearsing(engine: Callable[[], Engine], ability: Callable[[], MemoryPolicyA
 
     async def what_if(snapshot: Snapshot, request: Mapping[str, object]) -> View:
         manifests = request.get("pods")
+        if manifests is None and isinstance(sizes := request.get("sizes"), dict):
+            manifests = [_of_sizes(sizes)]
         if not isinstance(manifests, list) or not manifests:
             raise ConfigError("what-if", (Problem("pods", repr(manifests), "a list of pod manifests"),))
         return await asyncio.to_thread(what_if_view, snapshot, engine(), ability(), manifests)
 
     return what_if
+
+
+def _of_sizes(sizes: Mapping[str, object]) -> dict[str, Any]:
+    """The manifest of a pod from texts: its name and what it asks for; what is empty is not asked for."""
+    known = {"name", "memory", "cpus"}
+    problems = [
+        Problem(
+            f"sizes.{key}", repr(value), "a text" if key in known else f"one of {', '.join(sorted(known))}"
+        )
+        for key, value in sizes.items()
+        if key not in known or not isinstance(value, str)
+    ]
+    if problems:
+        raise ConfigError("what-if", tuple(problems))
+    memory, cpus = (str(sizes.get(key) or "") or None for key in ("memory", "cpus"))
+    return sizes_manifest(str(sizes.get("name") or "pod"), memory=memory, cpus=cpus)
 
 
 def _is_unicode(text: str) -> bool:

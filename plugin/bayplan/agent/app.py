@@ -49,7 +49,7 @@ async def serve(settings: AgentSettings) -> None:
     kubelet = list(_kubelet_pods(settings, link))
     cluster = list(_cluster(settings, mirror, link, kubelet))
     async with AsyncExitStack() as serving:
-        for service in _services(settings, mirror):
+        for service in _services(settings, mirror, link):
             await serving.enter_async_context(_running(service))
         async with asyncio.TaskGroup() as parts:
             for part in (link, *kubelet, *cluster):
@@ -91,12 +91,12 @@ def _cluster(
         yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
 
 
-def _services(settings: AgentSettings, mirror: Mirror) -> Iterator[Service]:
+def _services(settings: AgentSettings, mirror: Mirror, link: DaemonLink) -> Iterator[Service]:
     if settings.pod_resources_socket is not None:
         kubelet = KubeletPodResources(settings.kubelet_pod_resources)
         yield PodResourcesService(settings.pod_resources_socket, lambda: mirror.snapshot, kubelet)
     if settings.listen is not None:
-        yield HttpPort(settings.listen, settings, mirror)
+        yield HttpPort(settings.listen, settings, mirror, link.ask)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -20,6 +20,8 @@ from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
     MAX_AGENT_MESSAGE_BYTES,
     MAX_DAEMON_MESSAGE_BYTES,
+    Answered,
+    Asked,
     EvictionAnswer,
     EvictPod,
     Failed,
@@ -29,6 +31,7 @@ from bayplan.agent_protocol import (
     Subscribe,
     Unusable,
     UpToDate,
+    Welcome,
     decode_from_daemon,
     encode,
 )
@@ -41,8 +44,15 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S: Final = 30.0
 """The daemon sends something every two seconds; after this time without it the connection is made anew."""
 
+ANSWER_TIMEOUT_S: Final = 10.0
+"""For the daemon to answer a question."""
+
 MOST_OF_PROBLEM: Final = 1000
 """Characters of what an API server says against an eviction."""
+
+
+class QuestionError(BayplanError):
+    """What the daemon says is wrong with a question."""
 
 
 class DaemonLink:
@@ -70,6 +80,10 @@ class DaemonLink:
         self._pods: dict[str, PodFacts] = {}
         self._unsaid: dict[str, PodKnown | PodGone] = {}
         self._answers: deque[EvictionAnswer] = deque()
+        self._number = 0
+        self._answerable: tuple[str, ...] = ()
+        self._unasked: deque[Asked] = deque()
+        self._waiting: dict[int, asyncio.Future[Answered]] = {}
         self._to_say = asyncio.Event()
         self._kubelet_version = ""
         self._kubelet_changed = asyncio.Event()
@@ -105,6 +119,32 @@ class DaemonLink:
         self._answers.append(replace(answer, problem=answer.problem[:MOST_OF_PROBLEM]))
         self._to_say.set()
 
+    async def ask(self, verb: str, **request: object) -> dict[str, Any]:
+        """The daemon's answer, as the admin socket gives it.
+
+        Raises:
+            UnavailableError: it is not there, cannot be asked that, or does not answer in time.
+            QuestionError: it says what is wrong with the question.
+        """
+        if verb not in self._answerable:
+            why = "is another version, which cannot be asked" if self._mirror.connected else "does not answer"
+            raise UnavailableError("baypland", why)
+        self._number += 1
+        number, answer = self._number, asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        self._unasked.append(Asked(number, verb, request))
+        self._to_say.set()
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                answered = await answer
+        except TimeoutError as error:
+            raise UnavailableError("baypland", f"no answer within {ANSWER_TIMEOUT_S:g} seconds") from error
+        finally:
+            del self._waiting[number]
+        if answered.problem:
+            raise QuestionError(answered.problem)
+        return answered.view
+
     def pod_named(self, namespace: str, name: str) -> PodFacts | None:
         """What is known of that pod."""
         return next(
@@ -125,6 +165,11 @@ class DaemonLink:
                     # To resume would be to read the same once more.
                     self._mirror.epoch = ""
             finally:
+                self._answerable = ()
+                self._unasked.clear()
+                for waiting in self._waiting.values():
+                    if not waiting.done():
+                        waiting.set_result(Answered(0, problem="baypland ended the connection"))
                 self._mirror.disconnected()
             await asyncio.sleep(self._backoff.next_s())
 
@@ -169,6 +214,10 @@ class DaemonLink:
                 raise UnavailableError(str(self._path), problem) from error
             self._mirror.take(message)
             match message:
+                case Welcome(answers=answers):
+                    self._answerable = answers
+                case Answered(number) if number in self._waiting and not self._waiting[number].done():
+                    self._waiting[number].set_result(message)
                 case UpToDate():
                     self._backoff.reset()
                     logger.info("following the daemon", extra={"position": self._mirror.position})
@@ -194,6 +243,9 @@ class DaemonLink:
             self._to_say.clear()
             while self._answers:
                 writer.write(encode(self._answers.popleft()))
+                await writer.drain()
+            while self._unasked:
+                writer.write(encode(self._unasked.popleft()))
                 await writer.drain()
             while self._unsaid:
                 uid = next(iter(self._unsaid))

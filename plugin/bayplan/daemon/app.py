@@ -76,13 +76,12 @@ async def _serve(settings: Settings, configuration: SettingsReader) -> int:
         await daemon.start(recorder)
         stack.callback(daemon.narrowing.stop)
         stack.callback(daemon.pressure.stop)
-        admin = AdminServer(
-            settings.admin_socket, daemon.snapshot, _log_level, questions=daemon.questions(recorder)
-        )
+        questions = daemon.questions(recorder)
+        admin = AdminServer(settings.admin_socket, daemon.snapshot, _log_level, questions=questions)
         await admin.start()
         stack.push_async_callback(admin.close)
         if settings.agent_socket is not None:
-            agents = daemon.agent_server(settings.agent_socket)
+            agents = daemon.agent_server(settings.agent_socket, questions)
             await agents.start()
             stack.push_async_callback(agents.close)
         if settings.oci_socket is not None:

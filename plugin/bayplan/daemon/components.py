@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -21,7 +21,7 @@ from bayplan.admin.questions import Question, checking, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
-from bayplan.agent_protocol import PodWanted, Unusable
+from bayplan.agent_protocol import QUESTIONS, PodWanted, Unusable
 from bayplan.config.eviction import observed_thresholds, remarks_here
 from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of
@@ -424,8 +424,8 @@ class Daemon:
             kubelet_known_by=self.settings.kubelet_known_by,
         )
 
-    def agent_server(self, path: Path) -> AgentServer:
-        """What serves the agent at *path*."""
+    def agent_server(self, path: Path, questions: Mapping[str, Question]) -> AgentServer:
+        """What serves the agent at *path*; of *questions* it may ask what changes nothing."""
         group = group_id(self.settings.agent_group)
         if group is None:
             logger.info(
@@ -434,11 +434,19 @@ class Daemon:
             )
         controller, pods = self.controller, self.controller.placements.kubelet_pods
         server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
+        server.questions = {verb: self._answering(questions[verb]) for verb in QUESTIONS}
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
         pods.not_used = lambda *found: server.say(Unusable(*found))
         server.kubelet_said = self._kubelet_versions.put_nowait
         self.eviction.pod_end.ask_agent = server.evict
         return server
+
+    def _answering(self, question: Question) -> Callable[[Mapping[str, object]], Awaitable[View]]:
+        async def answer(request: Mapping[str, object]) -> View:
+            snapshot = self.snapshot()
+            return {**await question(snapshot, request), "shadow": snapshot.shadow}
+
+        return answer
 
     def questions(self, recorder: Recorder) -> dict[str, Question]:
         """What the admin socket answers beside its views."""

@@ -16,9 +16,11 @@ from bayplan.views.status import timestamp
 
 View = dict[str, Any]
 
-MOST_ROWS: Final = 500
+MOST_ROWS: Final = 2000
 _US_PER_HOUR: Final = 3600 * US_PER_S
 _MEMORY: Final = "memory"
+_PRESSED: Final = ' role="button" tabindex="0"'
+"""Of names: they are pressed for the explanation."""
 
 
 def node_line(status: View, *, following: bool) -> str:
@@ -80,7 +82,7 @@ def refused(refusals: Iterable[Refused], now_us: int) -> str:
     for one in latest[:MOST_ROWS]:
         view = decision_view(one.decision)
         rows.append((("name", view["name"]), ("at", timestamp(one.at_us)), ("why", str(view["refusal"]))))
-    return head + _table(("container", "at", "why"), rows) + _more(latest)
+    return head + table(("container", "at", "why"), rows) + _more(latest)
 
 
 def containers(status: View, nodes: Sequence[View]) -> str:
@@ -95,7 +97,7 @@ def containers(status: View, nodes: Sequence[View]) -> str:
             held[one["id"]] += one["heldBytes"] or 0
     rows = [_row(one, held[one["id"]]) for one in all_of_them[:MOST_ROWS]]
     names = ("container", "class", "outcome", "nodes", "CPUs", "promised", "holds", "why")
-    return head + _table(names, rows) + _more(all_of_them)
+    return head + table(names, rows) + _more(all_of_them)
 
 
 def _row(one: View, held_bytes: int) -> tuple[tuple[str, str], ...]:
@@ -112,14 +114,14 @@ def _row(one: View, held_bytes: int) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
+def table(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
     """Cells are a class and a text; on narrow screens the names of the columns stand beside them."""
     head = "".join(
         f'<th class="{class_}">{name}</th>' for name, (class_, _) in zip(names, rows[0], strict=True)
     )
     lines = [
         "".join(
-            f'<td class="{class_}" data-label="{name}"><span>{plain(cell)}</span></td>'
+            f'<td class="{class_}" data-label="{name}"><span{_PRESSED if class_ == "name" else ""}>{plain(cell)}</span></td>'
             for name, (class_, cell) in zip(names, row, strict=True)
         )
         for row in rows

@@ -7,6 +7,7 @@ from typing import Final
 
 from bayplan.agent.command_line import Address, AgentSettings
 from bayplan.agent.http.access import BearerToken, Certificate, HostNames, is_loopback
+from bayplan.agent.http.answers import Answers, Asking
 from bayplan.agent.http.exchange import PageRequest, Response
 from bayplan.agent.http.health import Readiness, livez
 from bayplan.agent.http.metrics import MetricsPage
@@ -26,8 +27,8 @@ _HEALTH: Final = frozenset({"/livez", "/readyz"})
 class HttpPort:
     """Serves at *address*, as *settings* say, from `start` to `close`."""
 
-    def __init__(self, address: Address, settings: AgentSettings, mirror: Mirror) -> None:
-        """Raises ConfigError: the token or the certificate cannot be used."""
+    def __init__(self, address: Address, settings: AgentSettings, mirror: Mirror, ask: Asking) -> None:
+        """*ask* asks the daemon. Raises ConfigError: the token or the certificate cannot be used."""
         self._mirror = mirror
         self._token = None if settings.token_file is None else BearerToken(settings.token_file)
         self._certificate = (
@@ -38,13 +39,16 @@ class HttpPort:
         on_loopback = self._certificate is None and is_loopback(address.host)
         self._names = HostNames(settings.allowed_hosts) if on_loopback else None
         self._refreshing: asyncio.Task[None] | None = None
-        page = Page(mirror)
+        page, answers = Page(mirror), Answers(ask)
         self.server = HttpServer(
             address.host,
             address.port,
             {
                 "/": page,
                 "/events": page.events,
+                "/explain": answers.explain,
+                "/timeline": answers.timeline,
+                "/what-if": answers.what_if,
                 "/metrics": MetricsPage(mirror, settings.container_metrics),
                 "/livez": livez,
                 "/readyz": Readiness(self._why_not_ready),

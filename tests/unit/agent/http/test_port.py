@@ -23,7 +23,7 @@ from bayplan.views.metrics import METRICS
 from bayplan.views.metrics.metric import Facts
 from bayplan.views.metrics.text import metrics_text
 from support.http import get
-from support.mirrors import mirror_of
+from support.mirrors import mirror_of, nobody
 from support.snapshots import make_snapshot
 
 TLS = Path(__file__).parents[3] / "data" / "tls"
@@ -34,7 +34,7 @@ Where = tuple[str, int]
 
 @contextlib.asynccontextmanager
 async def serving(mirror: Mirror, **settings) -> AsyncIterator[Where]:
-    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(**settings), mirror)
+    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(**settings), mirror, nobody)
     await port.start()
     try:
         yield port.server.address
@@ -175,7 +175,7 @@ def test_a_token_that_is_none_is_refused_at_the_start(tmp_path: Path, content: b
     if content is not None:
         token.write_bytes(content)
     with pytest.raises(ConfigError, match=str(token)):
-        HttpPort(Address("127.0.0.1", 0), AgentSettings(token_file=token), Mirror())
+        HttpPort(Address("127.0.0.1", 0), AgentSettings(token_file=token), Mirror(), nobody)
 
 
 async def test_https_is_served_with_a_certificate_that_can_be_replaced(tmp_path: Path) -> None:
