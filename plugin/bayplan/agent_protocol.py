@@ -100,8 +100,8 @@ class Answered(Struct, frozen=True, tag="Answered", tag_field="kind"):
 
 class Welcome(Struct, frozen=True, tag="Welcome", tag_field="kind"):
     """The daemon's first message. *resumed*: what follows are the changes since the agent's position; else it
-    is everything that holds, and what the agent had before is void. *epoch* is drawn at the daemon's start. ``answers`` are
-    the questions that it can be asked.
+    is everything that holds, and what the agent had before is void. *epoch* is drawn at the daemon's start.
+    ``answers`` are the questions that it can be asked.
     """
 
     epoch: str

@@ -13,18 +13,25 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.agent.command_line import Address, AgentSettings
+from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.http.answers import Asking
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.machine_map import WIDTH, machine_map
+from bayplan.errors import PlacementError
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
-from bayplan.model.decision import Outcome, Placement, Reason
+from bayplan.model.decision import Outcome, Placement, QosClass, Reason
 from bayplan.model.ledger import Ledger
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view
+from support.agents import serving as agents_served
 from support.browser import Browser, Page
+from support.controllers import controlled
 from support.crowded import crowded
+from support.machines import container, pod
 from support.mirrors import mirror_of, nobody, show
 from support.snapshots import make_snapshot
 
@@ -35,6 +42,12 @@ HOSTILE = "<img src=x onerror=document.title='hit'><script>document.title='hit'<
 PHONE = (390, 844)
 DESK = (1280, 900)
 IS_LIVE = "document.getElementById('live').textContent === 'live'"
+PRESSED = """document.querySelector("{}").dispatchEvent(new MouseEvent("click", {{bubbles: true}}))"""
+TYPED = """(() => {{
+    const field = document.getElementById("{}");
+    field.value = "{}";
+    field.dispatchEvent(new Event("input"));
+}})()"""
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -48,8 +61,8 @@ async def browser(directory: Path) -> AsyncIterator[Browser]:
 
 
 @contextlib.asynccontextmanager
-async def serving(mirror: Mirror) -> AsyncIterator[str]:
-    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror, nobody)
+async def serving(mirror: Mirror, ask: Asking = nobody) -> AsyncIterator[str]:
+    port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror, ask)
     await port.start()
     try:
         host, number = port.server.address
@@ -224,3 +237,49 @@ async def test_no_text_of_a_picture_is_written_over_another(tmp_path: Path) -> N
                 await page.go(drawn.as_uri())
                 assert await page.value(OVERLAPS) == [], (name, width)
                 assert await page.value(OUTSIDE) == [], (name, width)
+
+
+async def test_containers_are_found_explained_and_tried_and_what_happened_is_seen(tmp_path: Path) -> None:
+    """Beside a daemon's controller with a real store, over the agent socket."""
+    owner, mirror = pod("g", QosClass.GUARANTEED), Mirror()
+    strict = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+    async with controlled(tmp_path / "state", strict) as one, agents_served(one, tmp_path / "a.sock"):
+        for name in ("web", "db"):
+            made = container(name, owner, memory_bytes=100 << 20, milli_cpus=1000)
+            await one.controller.create_container(owner, made)
+        with pytest.raises(PlacementError):
+            await one.controller.create_container(owner, container("large", owner, memory_bytes=900 << 30))
+        link = DaemonLink(tmp_path / "a.sock", mirror)
+        running = asyncio.create_task(link.run())
+        try:
+            async with serving(mirror, link.ask) as url, browser(tmp_path) as chromium:
+                for size in (DESK, PHONE):
+                    page = await chromium.open(url, *size)
+                    await page.wait_for(IS_LIVE)
+                    await page.wait_for("document.querySelectorAll('#containers td.name').length === 2")
+                    await page.wait_for("document.querySelectorAll('#happened rect[class]').length > 3")
+                    shown = "[...document.querySelectorAll('#containers tr:not(.head)')]"
+                    said = "document.querySelector('#happened small').textContent"
+                    seen = f"{shown}.filter(row => row.offsetParent !== null).length"
+                    await page.value(TYPED.format("words", "placed DB"))
+                    assert await page.value(seen) == 1
+                    await page.value(TYPED.format("words", ""))
+                    assert await page.value(seen) == 2
+                    await page.value("document.querySelector('#sizes [name=memory]').value = '10Mi'")
+                    await page.value("document.querySelector('#sizes [name=cpus]').value = '1'")
+                    await page.value("document.getElementById('sizes').requestSubmit()")
+                    await page.wait_for("document.querySelector('#tried h3') !== null")
+                    await page.value(PRESSED.format("[data-node='1']"))
+                    await page.wait_for(f"{said}.includes('node 1')")
+                    await page.screenshot(SCREENSHOTS / f"asked-{size[0]}.png")
+                    assert await page.value(OVERFLOW) == 0
+                    await page.value("document.querySelector('#containers td.name span').click()")
+                    await page.wait_for("document.querySelector('#why h3') !== null")
+                    assert await page.value("document.getElementById('explained').open")
+                    assert "db" in (await texts(page, "#why h3"))[0]
+                    await page.screenshot(SCREENSHOTS / f"explained-{size[0]}.png")
+                    assert await page.value(OVERFLOW) == 0
+                    assert page.complaints == []
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

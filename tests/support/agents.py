@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bayplan.admin.agent_server import AgentServer, PodReceiver, everything
+from bayplan.admin.agent_server import AgentServer, Answering, PodReceiver, everything
+from bayplan.admin.history import recorded_questions
+from bayplan.admin.questions import rehearsing
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
     MAX_DAEMON_MESSAGE_BYTES,
+    QUESTIONS,
     FromAgent,
     FromDaemon,
     Observed,
@@ -22,6 +25,7 @@ from bayplan.agent_protocol import (
 )
 from bayplan.control.changes import ChangeLog
 from bayplan.control.transactions import Basis
+from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.views.snapshot import Observation
 from support.controllers import Controlled
 from support.coroutines import PATIENCE_S
@@ -50,6 +54,15 @@ async def serving(
         pods or controller.placements.kubelet_pods,
         client_timeout_s,
     )
+    asked = {
+        **recorded_questions(controller.recorder),
+        "what-if": rehearsing(lambda: controller.basis.engine, MemoryPolicyAbility),
+    }
+
+    def answering(verb: str) -> Answering:
+        return lambda request: asked[verb](snapshot_of(controller, 0, ()), request)
+
+    server.questions = {verb: answering(verb) for verb in QUESTIONS}
     await server.start()
     try:
         yield server

@@ -119,7 +119,7 @@ class DaemonLink:
         self._answers.append(replace(answer, problem=answer.problem[:MOST_OF_PROBLEM]))
         self._to_say.set()
 
-    async def ask(self, verb: str, **request: object) -> dict[str, Any]:
+    async def ask(self, verb: str, /, **request: Any) -> dict[str, Any]:
         """The daemon's answer, as the admin socket gives it.
 
         Raises:
@@ -130,7 +130,8 @@ class DaemonLink:
             why = "is another version, which cannot be asked" if self._mirror.connected else "does not answer"
             raise UnavailableError("baypland", why)
         self._number += 1
-        number, answer = self._number, asyncio.get_running_loop().create_future()
+        number = self._number
+        answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         self._unasked.append(Asked(number, verb, request))
         self._to_say.set()

@@ -1,7 +1,6 @@
 """Events as a line in time: one row for each kind, the newest at the right."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Final, NamedTuple
 
 from bayplan.drawing.svg import box, element, plain, text
@@ -22,16 +21,19 @@ _S_PER_HOUR: Final = 3600
 
 
 class Event(NamedTuple):
-    """What happened *at* a moment (ISO 8601, UTC), of one of `KINDS`, and in words to whom and why."""
+    """What happened *at* a moment (text, and seconds since the epoch), of one of `KINDS`, and in words to
+    whom and why."""
 
     at: str
+    at_s: float
     what: str
     words: str
 
 
 def timeline(events: Sequence[Event], span_s: int) -> str:
-    """The *events*, in order, within *span_s* before the latest one, as SVG. Rows without any are left out."""
-    last_s = _seconds(events[-1].at)
+    """The *events*, in order, within *span_s* before the latest one, as SVG; without rows that would be
+    empty."""
+    last_s = events[-1].at_s
     rows = [(what, class_) for what, class_ in KINDS if any(event.what == what for event in events)]
     height = len(rows) * _ROW + 24
     drawn = []
@@ -45,7 +47,7 @@ def timeline(events: Sequence[Event], span_s: int) -> str:
         drawn.append(text(0, top + 14, what, "soft small"))
         for event in events:
             if event.what == what:
-                x = _x(_seconds(event.at), last_s, span_s)
+                x = _x(event.at_s, last_s, span_s)
                 drawn.append(box(x - 3, top + 3, 6, 14, class_, f"{event.at} {event.words}", 2))
     return element(
         "svg",
@@ -61,7 +63,3 @@ def timeline(events: Sequence[Event], span_s: int) -> str:
 def _x(moment_s: float, last_s: float, span_s: int) -> float:
     room = _WIDTH - _LABELS - 4
     return _LABELS + room * (1 - min(1.0, max(0.0, (last_s - moment_s) / span_s)))
-
-
-def _seconds(at: str) -> float:
-    return datetime.fromisoformat(at).timestamp()

@@ -14,6 +14,7 @@ from bayplan.admin.agent_server import MAX_AGENTS
 from bayplan.admin.rate import Allowance
 from bayplan.agent_protocol import (
     MAX_AGENT_MESSAGE_BYTES,
+    QUESTIONS,
     Change,
     Failed,
     FromDaemon,
@@ -89,11 +90,11 @@ async def test_who_comes_back_gets_what_it_missed_and_no_more(tmp_path: Path) ->
         await create(one, "b")
         async with connected(tmp_path / "a.sock", Subscribe(epoch=epoch, position=position)) as client:
             heard = await client.hear_until(is_up_to_date)
-            assert heard[0] == Welcome(epoch, resumed=True)
+            assert heard[0] == Welcome(epoch, resumed=True, answers=QUESTIONS)
             assert [each.entries[0].container_id for each in heard if isinstance(each, Change)] == ["b"]
         for wrong in (Subscribe(epoch="other", position=position), Subscribe(epoch=epoch, position=1 << 40)):
             async with connected(tmp_path / "a.sock", wrong) as client:
-                assert await client.hear() == Welcome(epoch, resumed=False)
+                assert await client.hear() == Welcome(epoch, resumed=False, answers=QUESTIONS)
 
 
 def test_the_log_keeps_no_more_than_its_bound() -> None:

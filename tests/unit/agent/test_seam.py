@@ -3,7 +3,9 @@ end."""
 
 import asyncio
 import contextlib
+import html
 import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.http.answers import Answers
+from bayplan.agent.http.exchange import PageRequest
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
     MAX_DAEMON_MESSAGE_BYTES,
@@ -24,14 +28,17 @@ from bayplan.agent_protocol import (
     encode,
 )
 from bayplan.backoff import Backoff
+from bayplan.errors import PlacementError, UnavailableError
 from bayplan.model.decision import QosClass
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import MIB
 from bayplan.views.status import nodes_view, status_view
 from support.agents import serving
 from support.controllers import Controlled, controlled
 from support.machines import container, pod
 
+STRICT = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 
 
@@ -215,3 +222,36 @@ async def test_a_pod_too_large_for_a_message_keeps_no_other_one_from_the_daemon(
             await asyncio.sleep(0)
         assert kept.get("large") is None
     assert [record.uid for record in caplog.records if hasattr(record, "uid")] == ["large"]
+
+
+async def test_the_page_has_answers_of_the_daemon(tmp_path: Path) -> None:
+    """Explanations, a line in time, and what-if, over the agent socket."""
+    async with controlled(tmp_path / "state", STRICT) as one, serving(one, tmp_path / "a.sock"):
+        await create(one, "a", "b")
+        with pytest.raises(PlacementError):
+            await one.controller.create_container(
+                GUARANTEED, container("large", GUARANTEED, memory_bytes=900 << 30, milli_cpus=1000)
+            )
+        async with following(tmp_path / "a.sock") as (link, mirror):
+            await knows(mirror, "a", "b")
+            pages = Answers(link.ask)
+            (entry,) = (each for each in one.controller.ledger.entries.values() if each.container_id == "a")
+            name = entry.decision.request.name
+            found = await pages.explain(PageRequest("/explain", query={"subject": name}))
+            assert f"<h3>{name}</h3>" in found.body.decode()
+            assert entry.decision.reasons[0].text in html.unescape(found.body.decode())
+            unknown = await pages.explain(PageRequest("/explain", query={"subject": "<nobody>"}))
+            assert "&lt;nobody&gt;" in unknown.body.decode()
+            line = (await pages.timeline(PageRequest("/timeline"))).body.decode()
+            assert "3 events" in line
+            assert {"placed", "refused"} <= set(re.findall(r'data-label="what"><span>([^<]*)', line))
+            wanted = {"name": "shop/web", "memory": "10Mi", "cpus": "1"}
+            trial = (await pages.what_if(PageRequest("/what-if", query=wanted))).body.decode()
+            assert "<h3>shop/web/main</h3>" in trial
+            wrong = (await pages.what_if(PageRequest("/what-if", query={"memory": "lots"}))).body.decode()
+            assert "lots" in wrong
+            assert set(one.controller.ledger.entries) == {"a", "b"}
+            with pytest.raises(UnavailableError):
+                await link.ask("release")
+    with pytest.raises(UnavailableError):
+        await link.ask("explain", subject="a")

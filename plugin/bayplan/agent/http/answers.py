@@ -1,11 +1,12 @@
-"""What the page asks the daemon for while somebody looks: why a container is where it is, what happened lately on
-a node, what would become of a pod.
+"""What the page asks the daemon for while somebody looks: why a container is where it is, what happened
+lately on a node, what would become of a pod.
 
-Each answers with a piece of HTML that the page puts in place. The daemon's answers are the admin socket's; every
-text of others is escaped by `plain`.
+Each answers with a piece of HTML that the page puts in place. The daemon's answers are the admin socket's;
+every text of others is escaped by `plain`.
 """
 
 from collections.abc import Awaitable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, Protocol
 
 from bayplan.agent.http.exchange import PageRequest, Response
@@ -28,7 +29,7 @@ View = Mapping[str, Any]
 class Asking(Protocol):
     """Asks the daemon."""
 
-    def __call__(self, verb: str, /, **request: object) -> Awaitable[dict[str, Any]]:
+    def __call__(self, verb: str, /, **request: Any) -> Awaitable[dict[str, Any]]:
         """The answer; raises BayplanError."""
 
 
@@ -111,18 +112,18 @@ def events_of(report: View) -> list[tuple[Event, NodeSet]]:
     found: list[tuple[Event, NodeSet]] = []
     for one in report["containers"]:
         nodes = NodeSet.parse(one["mems"]) if one["mems"] else everywhere
-        found.append((Event(one["at"], one["outcome"], f"{one['name']}: {why(one['reasons'])}"), nodes))
+        found.append((_event(one, one["outcome"], f"{one['name']}: {why(one['reasons'])}"), nodes))
     for one in report["moves"]:
         words = f"{one['name']} from {one['before']} to {one['after']} for {one['for']}"
-        found.append((Event(one["at"], "moved", words), _nodes(one["before"], one["after"])))
+        found.append((_event(one, "moved", words), _nodes(one["before"], one["after"])))
     for one in report["pageMoves"]:
-        words = f"{format_bytes(one['movedBytes'])} of {one['name']} from node {one['fromNode']} to {one['toNode']}"
+        words = f"{format_bytes(one['movedBytes'])} of {one['name']}"
+        words += f" from node {one['fromNode']} to {one['toNode']}"
         what = "moved" if one["done"] else "not moved"
         words += f"; {one['obstacle']}" if one["obstacle"] else ""
-        found.append((Event(one["at"], what, words), NodeSet([one["fromNode"], one["toNode"]])))
+        found.append((_event(one, what, words), NodeSet([one["fromNode"], one["toNode"]])))
     found += [
-        (Event(one["at"], "evicted", f"{one['name']}: {one['text']}"), everywhere)
-        for one in report["evictions"]
+        (_event(one, "evicted", f"{one['name']}: {one['text']}"), everywhere) for one in report["evictions"]
     ]
     return sorted(found, key=lambda pair: pair[0].at)
 
@@ -137,6 +138,10 @@ def happened(events: Sequence[Event], node: int | None) -> str:
         (("at", one.at), (one.what, one.what), ("why", one.words)) for one in events[: -MOST_EVENTS - 1 : -1]
     ]
     return head + timeline(events, SINCE_S) + table(("at", "what", "who"), rows)
+
+
+def _event(one: View, what: str, words: str) -> Event:
+    return Event(one["at"], datetime.fromisoformat(one["at"]).timestamp(), what, words)
 
 
 def _nodes(*texts: str) -> NodeSet:

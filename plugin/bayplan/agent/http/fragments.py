@@ -19,8 +19,6 @@ View = dict[str, Any]
 MOST_ROWS: Final = 2000
 _US_PER_HOUR: Final = 3600 * US_PER_S
 _MEMORY: Final = "memory"
-_PRESSED: Final = ' role="button" tabindex="0"'
-"""Of names: they are pressed for the explanation."""
 
 
 def node_line(status: View, *, following: bool) -> str:
@@ -121,13 +119,18 @@ def table(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> st
     )
     lines = [
         "".join(
-            f'<td class="{class_}" data-label="{name}"><span{_PRESSED if class_ == "name" else ""}>{plain(cell)}</span></td>'
+            f'<td class="{class_}" data-label="{name}"><span{_pressed(class_)}>{plain(cell)}</span></td>'
             for name, (class_, cell) in zip(names, row, strict=True)
         )
         for row in rows
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="table"><table><tr class="head">{head}</tr>{body}</table></div>'
+
+
+def _pressed(class_: str) -> str:
+    """Names are pressed for the explanation."""
+    return ' role="button" tabindex="0"' if class_ == "name" else ""
 
 
 def _more(listed: Sequence[object]) -> str:
