@@ -271,6 +271,9 @@ async def test_containers_are_found_explained_and_tried_and_what_happened_is_see
                     await page.wait_for("document.querySelector('#tried h3') !== null")
                     await page.value(PRESSED.format("[data-node='1']"))
                     await page.wait_for(f"{said}.includes('node 1')")
+                    assert await page.value(OVERLAPS) == []
+                    letters = "document.querySelector('#happened text').getBoundingClientRect().height"
+                    assert 9 < await page.value(letters) < 20
                     await page.screenshot(SCREENSHOTS / f"asked-{size[0]}.png")
                     assert await page.value(OVERFLOW) == 0
                     await page.value("document.querySelector('#containers td.name span').click()")

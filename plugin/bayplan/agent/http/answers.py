@@ -5,12 +5,13 @@ Each answers with a piece of HTML that the page puts in place. The daemon's answ
 every text of others is escaped by `plain`.
 """
 
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
 from bayplan.agent.http.exchange import PageRequest, Response
-from bayplan.agent.http.fragments import table
+from bayplan.agent.http.fragments import page_width, table
 from bayplan.drawing.svg import plain
 from bayplan.drawing.timeline import Event, timeline
 from bayplan.errors import BayplanError
@@ -56,7 +57,7 @@ class Answers:
             return _problem(error)
         only = int(node) if node.isascii() and node.isdigit() else None
         events = [event for event, nodes in events_of(view) if only is None or only in nodes]
-        return _html(happened(events, only))
+        return _html(happened(events, only, time.time(), page_width(request)))
 
     async def what_if(self, request: PageRequest) -> Response:
         """What would become of a pod of these sizes now."""
@@ -128,16 +129,16 @@ def events_of(report: View) -> list[tuple[Event, NodeSet]]:
     return sorted(found, key=lambda pair: pair[0].at)
 
 
-def happened(events: Sequence[Event], node: int | None) -> str:
+def happened(events: Sequence[Event], node: int | None, now_s: float, width: float) -> str:
     """The events as a line in time, and the latest as a list."""
-    where = "on all nodes" if node is None else f"on node {node}"
-    head = f"<h2>The last day <small>{where}, {counted(len(events), 'event')}</small></h2>"
+    where = "on all nodes; press one in the picture for its own" if node is None else f"on node {node}"
+    head = f"<h2>The last day <small>{counted(len(events), 'event')} {where}</small></h2>"
     if not events:
         return head + '<p class="none">Nothing.</p>'
     rows = [
         (("at", one.at), (one.what, one.what), ("why", one.words)) for one in events[: -MOST_EVENTS - 1 : -1]
     ]
-    return head + timeline(events, SINCE_S) + table(("at", "what", "who"), rows)
+    return head + timeline(events, SINCE_S, now_s, width) + table(("at", "what", "who"), rows)
 
 
 def _event(one: View, what: str, words: str) -> Event:

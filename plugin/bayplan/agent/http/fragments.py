@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from bayplan.agent.http.exchange import PageRequest
 from bayplan.agent_protocol import Refused
+from bayplan.drawing.machine_map import WIDTH
 from bayplan.drawing.svg import plain
 from bayplan.quantity import US_PER_S, format_bytes
 from bayplan.views import attention as words
@@ -17,8 +19,18 @@ from bayplan.views.status import timestamp
 View = dict[str, Any]
 
 MOST_ROWS: Final = 2000
+_WIDTHS: Final = (342.0, 420.0, 560.0, 740.0, 960.0, WIDTH)
+"""The browser's width is rounded down to one of these, so that there are few pictures."""
+
 _US_PER_HOUR: Final = 3600 * US_PER_S
 _MEMORY: Final = "memory"
+
+
+def page_width(request: PageRequest) -> float:
+    """How wide what is asked for will be shown."""
+    digits = request.query.get("width", "")
+    asked = int(digits) if digits.isascii() and digits.isdigit() else WIDTH
+    return max((one for one in _WIDTHS if one <= asked), default=_WIDTHS[0])
 
 
 def node_line(status: View, *, following: bool) -> str:
@@ -114,9 +126,8 @@ def _row(one: View, held_bytes: int) -> tuple[tuple[str, str], ...]:
 
 def table(names: Sequence[str], rows: Sequence[Sequence[tuple[str, str]]]) -> str:
     """Cells are a class and a text; on narrow screens the names of the columns stand beside them."""
-    head = "".join(
-        f'<th class="{class_}">{name}</th>' for name, (class_, _) in zip(names, rows[0], strict=True)
-    )
+    aligned = ["number" if class_ == "number" else "" for class_, _ in rows[0]]
+    head = "".join(f'<th class="{class_}">{name}</th>' for name, class_ in zip(names, aligned, strict=True))
     lines = [
         "".join(
             f'<td class="{class_}" data-label="{name}"><span{_pressed(class_)}>{plain(cell)}</span></td>'

@@ -27,9 +27,6 @@ from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view, spreads_of, status_view
 
 MOST_STREAMS: Final = 32
-_WIDTHS: Final = (342.0, 420.0, 560.0, 740.0, 960.0, WIDTH)
-"""The browser's width is rounded down to one of these, so that there are few pictures."""
-
 FRESH_S: Final = 1.0
 _HEARTBEAT_S: Final = 15.0
 
@@ -74,9 +71,7 @@ class Page:
         for."""
         if self._streams >= MOST_STREAMS:
             return text(503, f"{MOST_STREAMS} pages are followed already")
-        digits = request.query.get("width", "")
-        asked = int(digits) if digits.isascii() and digits.isdigit() else WIDTH
-        width = max((one for one in _WIDTHS if one <= asked), default=_WIDTHS[0])
+        width = fragments.page_width(request)
         return Response(content_type="text/event-stream", chunks=self._follow(width))
 
     async def _follow(self, width: float) -> AsyncGenerator[bytes, None]:

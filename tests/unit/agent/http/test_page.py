@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator
 
 from bayplan.agent.http import fragments
+from bayplan.agent.http.answers import SINCE_S, events_of, happened
 from bayplan.agent.http.exchange import PageRequest
 from bayplan.agent.http.page import MOST_STREAMS, Page
 from bayplan.agent.mirror import Mirror
@@ -106,3 +107,36 @@ def test_page_and_status_say_the_same_of_every_container() -> None:
     cells = re.findall(r'data-label="CPUs"[^>]*><span>(.*?)</span>', found)
     assert cells == [cpus_text(one) for one in view["containers"]]
     assert "7 (set by others)" in cells
+
+
+def test_what_happened_on_a_node_is_what_concerns_it() -> None:
+    at = "2026-01-01T00:00:00Z"
+    one = {"at": at, "name": "a/b/c", "outcome": "placed", "mems": "1", "reasons": []}
+    report = {
+        "containers": [one, {**one, "mems": None}, {**one, "outcome": "refused", "mems": None}],
+        "moves": [{"at": at, "name": "a/b/d", "before": "0", "after": "2-3", "for": "a/b/c", "bytes": 0}],
+        "pageMoves": [
+            {
+                "at": at,
+                "name": "x",
+                "fromNode": 2,
+                "toNode": 0,
+                "movedBytes": 0,
+                "done": False,
+                "obstacle": "full",
+            }
+        ],
+        "evictions": [{"at": at, "name": "a/b/e", "text": "evicted"}],
+    }
+    found = events_of(report)
+    on = {node: [event.what for event, nodes in found if node in nodes] for node in (0, 1, 3)}
+    anywhere = ["placed", "refused", "evicted"]
+    assert on[1] == ["placed", *anywhere]
+    assert sorted(on[0]) == sorted([*anywhere, "moved", "not moved"])
+    assert sorted(on[3]) == sorted([*anywhere, "moved"])
+    now_s = found[0][0].at_s + SINCE_S / 2
+    drawn = happened([event for event, _ in found], None, now_s, 340.0)
+    middle = [float(x) + 3 for x in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="6"', drawn)]
+    assert len(middle) == 6
+    assert all(abs(x - (70 + (340 - 74) / 2)) < 1 for x in middle)
+    assert happened([], 1, now_s, 340.0).endswith('<p class="none">Nothing.</p>')
