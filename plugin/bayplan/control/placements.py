@@ -331,7 +331,7 @@ class Placements:
     async def _with_file(self, basis: Basis, base: Ledger, decision: Decision) -> tuple[Decision, str]:
         """*decision* about a new container, which *base* does not have, and the directory of the file that
         says so; without one where it cannot be made."""
-        if not decision.request.placement_file:
+        if not decision.request.placement_file or shadow_mode.is_on():
             return decision, ""
         held = held_cpus(decision.placement)
         shared = base.shared_cpus(basis.machine, basis.policy.withheld_cpus, held)
