@@ -130,6 +130,17 @@ async def test_what_is_there_is_seen_and_nothing_is_at_risk(tmp_path: Path) -> N
         assert (it.events(), it.watch.problems()) == (0, ())
 
 
+async def test_what_the_nodes_hold_is_known_from_the_start(tmp_path: Path) -> None:
+    async with around(tmp_path, RELIEVE) as it:
+        following = asyncio.create_task(it.watch.follow(pause_s=30))
+        try:
+            async with asyncio.timeout(10):
+                while it.watch.latest is None:  # noqa: ASYNC110 - no event reports it
+                    await asyncio.sleep(0.01)
+        finally:
+            following.cancel()
+
+
 async def test_pages_that_took_what_was_promised_are_named_once(tmp_path: Path) -> None:
     async with around(tmp_path) as it:
         await it.watch.look()
