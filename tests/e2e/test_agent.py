@@ -1,4 +1,4 @@
-"""bayplan-agent beside kubelet v1.36.3 and the daemon: requests are exact, whoever dies or is away."""
+"""bayplan-agent beside kubelet and the daemon: requests are exact, whoever dies or is away."""
 
 import json
 import signal
@@ -10,7 +10,8 @@ import pytest
 from testbed.agent import GROUP, LOG, SERVICE, start_agent
 from testbed.bayplan import POLL_S
 from testbed.channel import LIMIT_S
-from testbed.kubelet import NODE_NAME, ROOT, Kubelet, kubelet_disk
+from testbed.kubelet import NODE_NAME, ROOT, Kubelet, kubelet_disks
+from testbed.kubernetes import KUBELET_VERSIONS
 from testbed.node import Node
 from testbed.oci import WORKLOAD_IMAGE
 from testbed.pods import MIB
@@ -67,7 +68,7 @@ EXACT = {"mixed/helper": 11 * MIB, "mixed/main": 133 * MIB, "whole/some": 47 * M
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Node]:
-    booted = Node(TWO_NODES, "2.3", more_disks={"kubelet": kubelet_disk()})
+    booted = Node(TWO_NODES, "2.3", more_disks=kubelet_disks(KUBELET_VERSIONS[0]))
     yield booted
     booted.shut_down()
 

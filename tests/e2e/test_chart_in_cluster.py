@@ -33,7 +33,8 @@ from testbed.cluster import (
 from testbed.disks import tree_disk
 from testbed.errors import CommandError
 from testbed.handed_out import ARCHIVE, IMAGE, image
-from testbed.kubelet import kubelet_disk
+from testbed.kubelet import kubelet_disks
+from testbed.kubernetes import KUBERNETES_VERSION
 from testbed.node import Node
 from testbed.pods import MIB
 from testbed.topology import CLUSTER_NODE
@@ -77,7 +78,7 @@ def plane() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def node(plane: ControlPlane) -> Iterator[Node]:
     """A node without bayplan, which has its image."""
-    disks = {"kubelet": kubelet_disk(), "image": tree_disk("container-image", image(VERSION))}
+    disks = {**kubelet_disks(KUBERNETES_VERSION), "image": tree_disk("container-image", image(VERSION))}
     node = Node(CLUSTER_NODE, "2.3", more_disks=disks)
     try:
         # As systemd has mounted them.

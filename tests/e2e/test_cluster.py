@@ -12,7 +12,8 @@ from testbed.agent import GROUP, LOG
 from testbed.bayplan import POLL_S
 from testbed.channel import LIMIT_S
 from testbed.cluster import PODS, await_object, await_published, is_ready, join, pod
-from testbed.kubelet import kubelet_disk
+from testbed.kubelet import kubelet_disks
+from testbed.kubernetes import KUBERNETES_VERSION
 from testbed.node import Node
 from testbed.pods import MIB
 from testbed.topology import CLUSTER_NODE
@@ -40,7 +41,7 @@ def plane() -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def joined(plane: ControlPlane) -> Iterator[Node]:
     """The node, joined once for all scenarios: that takes longer than any of them."""
-    node = Node(CLUSTER_NODE, "2.3", more_disks={"kubelet": kubelet_disk()})
+    node = Node(CLUSTER_NODE, "2.3", more_disks=kubelet_disks(KUBERNETES_VERSION))
     try:
         token = plane.make_service_account("bayplan-agent", agent_rules())
         join(node, plane, NAME, token, "--topology-manager-policy", "single-numa-node")

@@ -21,7 +21,8 @@ from testbed.cluster import (
     join,
     pod,
 )
-from testbed.kubelet import kubelet_disk
+from testbed.kubelet import kubelet_disks
+from testbed.kubernetes import KUBERNETES_VERSION
 from testbed.node import Node
 from testbed.topology import CLUSTER_NODE
 
@@ -182,7 +183,7 @@ def joined() -> Iterator[Cluster]:
         token = plane.make_service_account("bayplan-agent", agent_rules())
         nodes = {}
         for name in LOADS:
-            nodes[name] = node = Node(CLUSTER_NODE, "2.3", more_disks={"kubelet": kubelet_disk()})
+            nodes[name] = node = Node(CLUSTER_NODE, "2.3", more_disks=kubelet_disks(KUBERNETES_VERSION))
             running.callback(node.shut_down)
             join(node, plane, name, token, "--topology-manager-policy", "single-numa-node")
             # Of a kubelet that was not ready yet; a controller takes it away.

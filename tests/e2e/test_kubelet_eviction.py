@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from testbed.kubelet import Kubelet, kubelet_disk, pod_spec
+from testbed.kubelet import Kubelet, kubelet_disks, pod_spec
+from testbed.kubernetes import KUBELET_VERSIONS
 from testbed.node import Node
 from testbed.pods import MIB, cgroup_parent, size
 from testbed.topology import FOUR_NODES
@@ -63,7 +64,7 @@ PODS = (
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
-    booted = Node(FOUR_NODES, "2.3", more_disks={"kubelet": kubelet_disk()})
+    booted = Node(FOUR_NODES, "2.3", more_disks=kubelet_disks(KUBELET_VERSIONS[0]))
     booted.prepare()
     yield booted
     booted.shut_down()

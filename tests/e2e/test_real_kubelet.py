@@ -1,7 +1,9 @@
 """The same pods, in the same order, under the same policies: kubelet itself, then bayplan as kubelet.
 
 Compared are what kubelet's state files say at each admission, its reasons and messages, what the kernel shows
-of the containers at the end, and the state files of both. Then a node goes from one to the other and back.
+of the containers at the end, and the state files of both. Then a node goes from one to the other and back,
+and from a version of kubelet to the next one and back. The newest version runs every scenario, the other one
+those that depend on it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 from testbed.errors import CommandError
 from testbed.kernel import parse_ids
-from testbed.kubelet import CONFIG, Kubelet, Verdict, kubelet_disk, pod_spec
+from testbed.kubelet import CONFIG, Kubelet, Verdict, kubelet_disks, pod_spec
+from testbed.kubernetes import KUBELET_VERSIONS
 from testbed.node import Node
 from testbed.pods import PERIOD_US, Container, Pod, cgroup_parent, new_uid, size
 from testbed.topology import FOUR_NODES
@@ -36,6 +39,9 @@ MANAGERS: Mapping[str, object] = {
     "evictionHard": {"memory.available": "100Mi"},
     "reservedMemory": [{"numaNode": node, "limits": {"memory": "50Mi"}} for node in range(4)],
 }
+
+
+OFF: Mapping[str, object] = {"cpuManagerPolicy": "none", "memoryManagerPolicy": "None"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ def _limits(cpu: str, memory: str, hugepages: str = "") -> Limits:
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Node]:
-    booted = Node(FOUR_NODES, CONTAINERD, more_disks={"kubelet": kubelet_disk()})
+    booted = Node(FOUR_NODES, CONTAINERD, more_disks=kubelet_disks(*KUBELET_VERSIONS))
     yield booted
     booted.shut_down()
 
@@ -101,6 +107,10 @@ def node(machine: Node) -> Iterator[Node]:
         kubelet.stop()
 
 
+VERSIONS = pytest.mark.parametrize("version", KUBELET_VERSIONS)
+
+
+@VERSIONS
 @pytest.mark.parametrize(
     ("policies", "steps"),
     [
@@ -164,11 +174,11 @@ def node(machine: Node) -> Iterator[Node]:
     ],
 )
 def test_the_same_pods_get_the_same_places(
-    node: Node, policies: Mapping[str, object], steps: list[Asked]
+    node: Node, policies: Mapping[str, object], steps: list[Asked], version: str
 ) -> None:
-    theirs = by_kubelet(node, {**MANAGERS, **policies}, steps)
+    theirs = by_kubelet(Kubelet(node.guest, version), node, {**MANAGERS, **policies}, steps)
     node.prepare()
-    ours = by_bayplan(node, steps)
+    ours = by_bayplan(node, steps, version)
     assert ours.placed == theirs.placed
     assert set(theirs.messages) == set(ours.messages)
     for name, message in theirs.messages.items():
@@ -178,9 +188,9 @@ def test_the_same_pods_get_the_same_places(
     assert ours.booked == theirs.booked
 
 
-def by_kubelet(node: Node, config: Mapping[str, object], steps: list[Asked]) -> Outcome:
+def by_kubelet(kubelet: Kubelet, node: Node, config: Mapping[str, object], steps: list[Asked]) -> Outcome:
     """What kubelet does; afterwards it is stopped and its pods are left."""
-    kubelet, outcome = Kubelet(node.guest), Outcome()
+    outcome = Outcome()
     kubelet.start(config)
     alive: dict[str, tuple[str, Mapping[str, Place]]] = {}
     for step in steps:
@@ -210,10 +220,11 @@ def by_kubelet(node: Node, config: Mapping[str, object], steps: list[Asked]) -> 
     return outcome
 
 
-def by_bayplan(node: Node, steps: list[Asked]) -> Outcome:
+def by_bayplan(node: Node, steps: list[Asked], version: str) -> Outcome:
     """What bayplan does under kubelet's own file, when crictl asks for what kubelet would ask for."""
     outcome = Outcome()
-    node.bayplan.start("--engine=kubelet", f"--config={CONFIG}", "--measured-reservation=false")
+    flags = (f"--config={CONFIG}", f"--kubelet-version={version}", "--measured-reservation=false")
+    node.bayplan.start("--engine=kubelet", *flags)
     node.bayplan.await_synchronized()
     sandboxes: dict[str, tuple[Pod, str]] = {}
     containers: dict[tuple[str, str], str] = {}
@@ -346,11 +357,12 @@ def test_what_kubelets_own_managers_pin_is_best_left_alone_and_said_once(node: N
     assert said.count("pins containers itself") == 2
 
 
-def test_a_node_is_taken_over_and_given_back_and_no_running_container_moves(node: Node) -> None:
+@VERSIONS
+def test_a_node_is_taken_over_and_given_back_and_no_running_container_moves(node: Node, version: str) -> None:
     """kubelet's managers, then bayplan by their state files, then kubelet's managers by bayplan's."""
     static = {**MANAGERS, "topologyManagerPolicy": "restricted"}
-    off = {**static, "cpuManagerPolicy": "none", "memoryManagerPolicy": "None"}
-    kubelet = Kubelet(node.guest)
+    off = {**static, **OFF}
+    kubelet = Kubelet(node.guest, version)
     kubelet.start(static)
     pods = [asked("core", "2", "300Mi"), asked("shared", "500m", "400Mi"), asked("wide", "500m", "1200Mi")]
     uids = {pod.name: _placed(kubelet, pod) for pod in pods}
@@ -362,7 +374,7 @@ def test_a_node_is_taken_over_and_given_back_and_no_running_container_moves(node
     before, theirs = _kernel(node, cgroups), {one: kubelet.state(one) for one in ("cpu", "memory")}
     assert [len(before[key][0]) for key in wanted] == [1, 1, 2]
 
-    node.bayplan.start(f"--config={CONFIG}")
+    node.bayplan.start(f"--config={CONFIG}", f"--kubelet-version={version}")
     node.bayplan.await_synchronized()
     kubelet.stop()
     for command in SHOWN[:-1]:
@@ -396,6 +408,40 @@ def test_a_node_is_taken_over_and_given_back_and_no_running_container_moves(node
     kubelet.await_cpus(_cpus(cgroups, own, new))
     after = _kernel(node, cgroups)
     assert {key: mems for key, (mems, _) in after.items()} == {key: mems for key, (mems, _) in before.items()}
+
+
+@pytest.mark.parametrize("places", ["kubelet", "bayplan"])
+def test_kubelet_is_upgraded_and_taken_back_and_nothing_moves(node: Node, places: str) -> None:
+    """With running containers, whoever places them. What comes under each version is placed as before."""
+    newest, before_it = KUBELET_VERSIONS
+    managers = {**MANAGERS, "topologyManagerPolicy": "restricted", **({} if places == "kubelet" else OFF)}
+    kubelet = Kubelet(node.guest, before_it)
+    kubelet.start(managers)
+    node.bayplan.start(f"--config={CONFIG}")
+    node.bayplan.await_synchronized()
+    pods = [asked("core", "2", "300Mi"), asked("shared", "500m", "400Mi"), asked("wide", "500m", "1200Mi")]
+    uids = {pod.name: _placed(kubelet, pod) for pod in pods}
+    wanted = [(pod.name, "main") for pod in pods]
+    ids = kubelet.containers(wanted)
+    cgroups = {key: _cgroup(uids[key[0]], container_id) for key, container_id in ids.items()}
+    own = _kernel(node, cgroups)["core", "main"][1]
+    kubelet.await_cpus(_cpus(cgroups, own))
+    before = _kernel(node, cgroups)
+    assert [len(before[key][0]) for key in wanted] == [1, 1, 2]
+    for version in (newest, before_it):
+        kubelet.stop()
+        kubelet = Kubelet(node.guest, version)
+        kubelet.start_again()
+        name = f"under-{version.replace('.', '-')}"
+        uid = _placed(kubelet, asked(name, "1", "100Mi"))
+        (later,) = kubelet.containers([(name, "main")]).values()
+        ((_, new),) = _kernel(node, {(name, "main"): _cgroup(uid, later)}).values()
+        assert (len(new), new & own) == (1, frozenset())
+        kubelet.await_cpus(_cpus(cgroups, own, new))
+        kubelet.remove(name)
+        kubelet.await_cpus(_cpus(cgroups, own))
+        assert kubelet.containers(wanted) == ids
+        assert _kernel(node, cgroups) == before
 
 
 def _placed(kubelet: Kubelet, pod: Asked) -> str:

@@ -17,6 +17,7 @@ from testbed.channel import LIMIT_S
 from testbed.errors import GuestError
 from testbed.guest import Guest
 from testbed.kubelet import Kubelet
+from testbed.kubernetes import KUBERNETES_VERSION
 from testbed.node import Node
 from testbed.oci import WORKLOAD_IMAGE
 
@@ -83,7 +84,8 @@ def start_kubelet(guest: Guest, plane: ControlPlane, name: str) -> Kubelet:
     """Have kubelet register the guest as the node `name`."""
     guest.run("sh", "-c", NETWORK)
     guest.write(CNI_FILE, CNI)
-    kubelet = Kubelet(guest, name, plane.kubeconfig(f"{name}-kubelet", GUESTS_VIEW, token=name).read_text())
+    joining = plane.kubeconfig(f"{name}-kubelet", GUESTS_VIEW, token=name).read_text()
+    kubelet = Kubelet(guest, KUBERNETES_VERSION, name=name, kubeconfig=joining)
     kubelet.start({})
     return kubelet
 

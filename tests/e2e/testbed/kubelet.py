@@ -18,10 +18,11 @@ from testbed.crictl import CRICTL, RUNTIME_LIMIT, SOCKET
 from testbed.disks import tree_disk
 from testbed.errors import GuestError, TestBedError
 from testbed.guest import Guest
+from testbed.kubernetes import KUBELET_VERSIONS
 from testbed.oci import WORKLOAD_IMAGE
+from testbed.pods import new_uid
 
 SERVICE = "kubelet"
-PROGRAM = "/opt/kubelet/bin/kubelet"
 CONFIG = "/etc/kubernetes/kubelet.yaml"
 KUBECONFIG = "/etc/kubernetes/kubelet.kubeconfig"
 MANIFESTS = "/etc/kubernetes/manifests"
@@ -92,18 +93,26 @@ class Verdict:
     message: str = ""
 
 
-def kubelet_disk() -> Path:
-    """A disk with kubelet, for a Guest; it appears as /opt/kubelet."""
-    return tree_disk("kubelet", kubernetes.kubelet())
+def kubelet_disks(*versions: str) -> dict[str, Path]:
+    """Disks with kubelet of these versions, for a Guest."""
+    return {_name(version): tree_disk("kubelet", kubernetes.kubelet(version)) for version in versions}
+
+
+def _name(version: str) -> str:
+    """The name of the disk, which appears below /opt."""
+    return f"kubelet-{version}"
 
 
 class Kubelet:
-    """One kubelet in a guest with containerd. With the text of a `kubeconfig` it is the node `name` of that
-    cluster.
+    """One kubelet in a guest with containerd, of a version whose disk that has. With the text of a
+    `kubeconfig` it is the node `name` of that cluster.
     """
 
-    def __init__(self, guest: Guest, name: str = NODE_NAME, kubeconfig: str = "") -> None:
+    def __init__(
+        self, guest: Guest, version: str = KUBELET_VERSIONS[0], *, name: str = NODE_NAME, kubeconfig: str = ""
+    ) -> None:
         self.guest = guest
+        self.version = version
         self.name = name
         self._kubeconfig = kubeconfig
 
@@ -131,7 +140,7 @@ class Kubelet:
         words = (f"--config={CONFIG}", f"--hostname-override={self.name}", f"--root-dir={ROOT}", "--v=2")
         if self._kubeconfig:
             words = (*words, f"--kubeconfig={KUBECONFIG}")
-        self.guest.start(SERVICE, PROGRAM, *words, log=LOG)
+        self.guest.start(SERVICE, f"/opt/{_name(self.version)}/bin/kubelet", *words, log=LOG)
 
     def stop(self) -> None:
         """End it; its pods keep running."""
@@ -148,8 +157,10 @@ class Kubelet:
         return Verdict(pod["metadata"]["uid"], status.get("reason", ""), status.get("message", ""))
 
     def put(self, name: str, spec: Mapping[str, object]) -> None:
-        """Give it a pod, without waiting for anything."""
-        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}}
+        """Give it a pod, without waiting for anything. The uid is ours: kubelet's own for a pod of a file
+        differs from version to version."""
+        metadata = {"name": name, "namespace": "default", "uid": new_uid()}
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
         # A manifest that is half written is none.
         self.guest.write(f"/run/{name}.json", json.dumps({**manifest, "spec": spec}))
         self.guest.run("mv", f"/run/{name}.json", f"{MANIFESTS}/{name}.json")

@@ -22,6 +22,8 @@ from testbed.shell import build_command
 
 KUBERNETES = "k8s.io/kubernetes"
 KUBERNETES_VERSION = "v1.36.3"
+# Of kubelet itself, the newest one first: the rules of these two differ.
+KUBELET_VERSIONS = ("v1.37.2", KUBERNETES_VERSION)
 # The one whose client that API server has: what both have is compiled once.
 ETCD = "go.etcd.io/etcd/server/v3"
 ETCD_VERSION = "v3.6.8"
@@ -35,7 +37,7 @@ TOPOLOGY_API_VERSION = "v0.1.2"
 TOPOLOGY_CRD = "noderesourcetopologies.yaml"
 
 
-def kubelet(version: str = KUBERNETES_VERSION) -> Path:
+def kubelet(version: str) -> Path:
     """A directory with bin/kubelet of that tag."""
 
     def build(path: Path) -> None:
