@@ -82,8 +82,8 @@ class PlacementFiles:
         self._now_s = now_s
         self._started_s = now_s()
         self._due = asyncio.Event()
+        # Used in the thread only.
         self._written: dict[str, _Written] = {}
-        # Only in the thread.
 
     def sentences(self) -> list[str]:
         """The problems, for people."""
