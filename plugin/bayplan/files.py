@@ -6,6 +6,7 @@ read is an OSError that says so in its ``strerror``, so that callers name it lik
 be read.
 """
 
+import codecs
 import errno
 import os
 import stat
@@ -110,25 +111,30 @@ def read_text(path: str | Path, most_bytes: int = MAX_FILE_BYTES, errors: str = 
 
 def read_named(path: str | Path, most_bytes: int = MAX_FILE_BYTES) -> str:
     """The text of *path* as it was given on a command line: of the standard input for ``-``, which is read to
-    its end, else of that file.
+    its end, else of that file. UTF-16 with a byte order mark is read too: PowerShell writes that for ``>``.
 
     Raises:
         OSError, UnicodeDecodeError: as `read_text`.
     """
     if str(path) != STANDARD_INPUT:
-        return read_text(path, most_bytes)
+        return _decoded(read_file(path, most_bytes).content)
     if sys.stdin is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
     content = sys.stdin.buffer.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise _too_long(path, most_bytes)
-    return content.decode("utf-8-sig")
+    return _decoded(content)
+
+
+def _decoded(content: bytes) -> str:
+    marks = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+    return content.decode("utf-16" if content.startswith(marks) and content not in marks else "utf-8-sig")
 
 
 def unreadable(error: OSError | UnicodeDecodeError) -> str:
     """Why `read_text` could not read a file, in words for a `Problem`."""
     if isinstance(error, UnicodeDecodeError):
-        return f"byte {error.start} is not UTF-8"
+        return f"byte {error.start} is not {'UTF-16' if error.encoding.startswith('utf-16') else 'UTF-8'}"
     return error.strerror or str(error)
 
 

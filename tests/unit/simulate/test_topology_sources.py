@@ -110,6 +110,21 @@ def test_line_ends_do_not_matter(form, around, tmp_path):
     assert layout(read_topology(tmp_path / "m.txt")) == layout(PLAIN)
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_what_powershell_writes_is_read(form, encoding, tmp_path):
+    mark = "\ufeff" if encoding == "utf-16-be" else ""
+    (tmp_path / "m.txt").write_text(mark + FORMS[form](PLAIN), encoding=encoding)
+    assert layout(read_topology(tmp_path / "m.txt")) == layout(PLAIN)
+
+
+def test_a_utf_16_text_that_was_cut_off_is_named(tmp_path):
+    (tmp_path / "m.txt").write_bytes(numactl_text(PLAIN).encode("utf-16")[:-1])
+    with pytest.raises(ConfigError) as caught:
+        read_topology(tmp_path / "m.txt")
+    assert "is not UTF-16" in str(caught.value)
+
+
 def test_prompts_and_quotes_do_not_matter(tmp_path):
     quoted = "".join(f"> {line}\n" for line in numactl_text(PLAIN).splitlines())
     text = f"Hello,\n\n[root@n1 ~]# numactl -H\n{quoted}\n```\n$ lscpu -p\n{lscpu_text(PLAIN)}```\nthanks\n"
