@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from testbed.cache import cache_root, missing_steps
 from testbed.containerd import DEFAULT_VERSIONS
 from testbed.errors import MissingError, TestBedError
 from testbed.gobuild import crio
-from testbed.kubernetes import api_server, controller_manager, kubelet, scheduler
+from testbed.kubernetes import KUBERNETES_VERSION, api_server, controller_manager, kubelet, scheduler
 from testbed.progress import Step
 from testbed.supplies import disks, missing
 
@@ -36,7 +37,9 @@ class Purpose(NamedTuple):
 PURPOSES = {
     "run": Purpose(("2.1",)),
     "e2e": Purpose(DEFAULT_VERSIONS, systemd=True, programs=(crio,)),
-    "cluster": Purpose(("2.3",), programs=(api_server, controller_manager, scheduler, kubelet)),
+    "cluster": Purpose(
+        ("2.3",), programs=(api_server, controller_manager, scheduler, partial(kubelet, KUBERNETES_VERSION))
+    ),
 }
 LOGS_KEPT = 20
 # What is unpacked and copied meanwhile, and the compilers' own caches, beside what is kept.

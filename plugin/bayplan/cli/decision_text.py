@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.quantity import amounts, counted, format_bytes
+from bayplan.quantity import amounts, counted, format_column
 
 _BESIDE: Final = (Column(""), Column(""))
 """A label, and the lines beside it."""
@@ -47,17 +47,15 @@ def decision_blocks(decision: dict[str, Any]) -> list[Block]:
 
 def rooms(nodes: list[dict[str, Any]]) -> Table:
     """What each node has beside what was refused."""
+    free, promised = (
+        format_column([node["resources"]["memory"][f"{key}Bytes"] for node in nodes])
+        for key in ("free", "promised")
+    )
     return Table(
         _ROOMS,
         tuple(
-            (
-                str(node["id"]),
-                format_bytes(node["resources"]["memory"]["freeBytes"]),
-                format_bytes(node["resources"]["memory"]["promisedBytes"]),
-                str(node["freeCpus"]),
-                _short(node["short"]),
-            )
-            for node in nodes
+            (str(node["id"]), there, kept, str(node["freeCpus"]), _short(node["short"]))
+            for node, there, kept in zip(nodes, free, promised, strict=True)
         ),
     )
 

@@ -9,7 +9,7 @@ from bayplan.cli.client import ask
 from bayplan.cli.refused import add_since
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import optional_bytes
-from bayplan.quantity import counted, format_bytes
+from bayplan.quantity import counted, format_column
 from bayplan.views.attention import why
 
 VERB: Final = "report"
@@ -52,20 +52,23 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         shown.append(Table(_CONTAINERS, tuple(_row(one) for one in view["containers"])))
     moves = [
         *(
-            (one["at"], one["name"], one["before"], one["after"], format_bytes(one["bytes"]), one["for"])
+            (one["at"], one["name"], one["before"], one["after"], one["bytes"], one["for"])
             for one in view["moves"]
         ),
         *(
             (
                 *(one["at"], one["name"], str(one["fromNode"]), str(one["toNode"])),
-                format_bytes(one["wantedBytes" if view["shadow"] else "movedBytes"]),
+                one["wantedBytes" if view["shadow"] else "movedBytes"],
                 "promised memory" if one["done"] or view["shadow"] else f"not all: {one['obstacle']}",
             )
             for one in view["pageMoves"]
         ),
     ]
     if moves:
-        shown.append(Table(_MOVES, tuple(sorted(moves))))
+        moves.sort()
+        sizes = format_column([amount for *_, amount, _ in moves])
+        moved = tuple((*row[:4], size, row[5]) for row, size in zip(moves, sizes, strict=True))
+        shown.append(Table(_MOVES, moved))
     if view["evictions"]:
         rows = tuple((one["at"], one["name"], one["text"]) for one in view["evictions"])
         shown.append(Table(_EVICTIONS, rows))

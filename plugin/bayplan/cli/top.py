@@ -3,12 +3,12 @@ on."""
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.quantity import US_PER_S, format_bytes
+from bayplan.quantity import US_PER_S, format_column
 
 VERB: Final = "top"
 HELP: Final = "show live what nodes and containers use, beside what was promised to them"
@@ -92,31 +92,32 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people."""
+    sizes = _sizes(view["nodes"], ("promised", "used", "usedByContainers", "free", "reclaimable"))
     nodes = tuple(
-        (
-            str(one["id"]),
-            *(
-                format_bytes(one[f"{key}Bytes"])
-                for key in ("promised", "used", "usedByContainers", "free", "reclaimable")
-            ),
-            f"{one['missedPagesPerSecond']:g}",
-        )
-        for one in view["nodes"]
+        (str(one["id"]), *amounts, f"{one['missedPagesPerSecond']:g}")
+        for one, amounts in zip(view["nodes"], sizes, strict=True)
     )
+    sizes = _sizes(view["containers"], ("promised", "usedHere", "usedElsewhere"))
     containers = tuple(
         (
             one["name"],
             "any" if one["nodes"] is None else one["nodes"],
-            *(format_bytes(one[f"{key}Bytes"]) for key in ("promised", "usedHere", "usedElsewhere")),
+            *amounts,
             f"{one['pageFaultsPerSecond']:g}",
             f"{one['majorPageFaultsPerSecond']:g}",
             _percent(one["memoryStallPercent"]),
             _percent(one["cpuStallPercent"]),
         )
-        for one in view["containers"]
+        for one, amounts in zip(view["containers"], sizes, strict=True)
     )
     shown: list[Block] = [Table(_NODES, nodes)]
     return [*shown, Table(_CONTAINERS, containers) if containers else "No container runs."]
+
+
+def _sizes(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[tuple[str, ...]]:
+    """The amounts of each row, each column in one unit."""
+    columns = [format_column([row[f"{key}Bytes"] for row in rows]) for key in keys]
+    return list(zip(*columns, strict=True))
 
 
 def _percent(value: float | None) -> str:
