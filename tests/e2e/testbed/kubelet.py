@@ -157,8 +157,8 @@ class Kubelet:
         return Verdict(pod["metadata"]["uid"], status.get("reason", ""), status.get("message", ""))
 
     def put(self, name: str, spec: Mapping[str, object]) -> None:
-        """Give it a pod, without waiting for anything. The uid is ours: kubelet's own for a pod of a file
-        differs from version to version."""
+        """Give it a pod, without waiting for anything. The uid is ours: kubelet's own for a pod of a file is
+        a hash over all fields that its version has."""
         metadata = {"name": name, "namespace": "default", "uid": new_uid()}
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
         # A manifest that is half written is none.
