@@ -297,7 +297,9 @@ class _Agent:
             )
             return
         try:
-            self.say(Answered(asked.number, printable_answer(await answering(asked.request))))
+            answer = await answering(asked.request)
+            # As at the admin socket: tens of milliseconds, not in the loop that a runtime waits for.
+            self.say(Answered(asked.number, await asyncio.to_thread(printable_answer, answer)))
         except BayplanError as error:
             self.say(Answered(asked.number, problem=printable_lines(str(error))))
         except Exception:

@@ -13,6 +13,7 @@ from bayplan.admin_protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.agent_protocol import DEFAULT_GROUP
 from bayplan.agent_protocol import DEFAULT_SOCKET as DEFAULT_AGENT_SOCKET
 from bayplan.engines.interface import EXACT, KUBELET
+from bayplan.host.placement_files import DIRECTORY
 from bayplan.kubelet.eviction.thresholds import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSITION_NS,
@@ -112,7 +113,7 @@ class Settings(Struct, frozen=True):
     undecided_namespaces: frozenset[str] = frozenset({"kube-system"})
     outside_requests: OutsideRequests = OutsideRequests.LIMITS
     placement_files: PlacementFiles = PlacementFiles.ASKED
-    placement_directory: Path = Path("/run/bayplan-placements")
+    placement_directory: Path = DIRECTORY
     nri_socket: Path = Path("/var/run/nri/nri.sock")
     plugin_name: str = "bayplan"
     plugin_index: str = "90"

@@ -24,7 +24,7 @@ from bayplan.control.lives import Lives, has_had_process, phase_of
 from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Basis, Transaction
+from bayplan.control.transactions import Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.errors import HostError
 from bayplan.host import shadow_mode
@@ -141,13 +141,13 @@ class Placements:
                 self.lives.begin(container.id, Phase.REFUSED)
             self._refuse(decision)
         decision = self.by_live_memory(decision, ability)
-        over_nri = origin is None
-        decision = as_far_as_possible(machine, decision, container, origin.form if origin else None)
-        notes = exec_notes(decision, origin.form if origin else None)
+        over_nri, form = origin is None, origin.form if origin else None
+        decision = as_far_as_possible(machine, decision, container, form)
+        notes = exec_notes(decision, form)
         decision = replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
-        decision, source = await self._with_file(transaction.basis, base, decision)
-        settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
         shared = base.shared_cpus(machine, policy.withheld_cpus, held_cpus(decision.placement))
+        decision, source = await self._with_file(machine, shared, decision)
+        settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
         adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
         adjustment = replace(adjustment, placement_source=source)
         entry = Entry(
@@ -328,15 +328,13 @@ class Placements:
         """Whether the connected runtime carries out an adjustment of oom_score_adj."""
         return self.runtime is not None and self.runtime.capabilities.oom_score_adj
 
-    async def _with_file(self, basis: Basis, base: Ledger, decision: Decision) -> tuple[Decision, str]:
-        """*decision* about a new container, which *base* does not have, and the directory of the file that
-        says so; without one where it cannot be made."""
+    async def _with_file(self, machine: Machine, shared: CpuSet, decision: Decision) -> tuple[Decision, str]:
+        """*decision* about a new container, beside which the *shared* CPUs are left, and the directory of the
+        file that says so; without one where it cannot be made."""
         if not decision.request.placement_file or shadow_mode.is_on():
             return decision, ""
-        held = held_cpus(decision.placement)
-        shared = base.shared_cpus(basis.machine, basis.policy.withheld_cpus, held)
         try:
-            return decision, await self.prepare_file(basis.machine, shared, Entry(decision))
+            return decision, await self.prepare_file(machine, shared, Entry(decision))
         except HostError as error:
             return without_file(decision, f"its placement file cannot be made: {error}"), ""
 

@@ -18,7 +18,7 @@ from bayplan.host import shadow_mode
 
 FILE: Final = "placement.json"
 DIRECTORY: Final = Path("/run/bayplan-placements")
-"""Not below /run/bayplan, which systemd removes whenever the daemon stops."""
+"""Unless another one is configured. Not below /run/bayplan: systemd removes that when the daemon stops."""
 
 _FRESH: Final = f".{FILE}"
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
@@ -29,7 +29,7 @@ _MOST_BYTES: Final = 1 << 20
 class PlacementDirectory:
     """The directories of all containers, below *root*. All calls block."""
 
-    def __init__(self, root: Path = DIRECTORY) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
 
     def source(self, container_id: str) -> str:

@@ -5,7 +5,7 @@ None means "not given". Zero never does: the edges that read the wire turn a run
 """
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct, field
@@ -55,6 +55,11 @@ VARIABLES: Final = frozenset(
     {"DPDK_EAL_ARGS", "GOMAXPROCS", "JAVA_TOOL_OPTIONS", "OMP_NUM_THREADS", "OMP_PLACES"}
 )
 """All variables of the environment that are ever set."""
+
+
+def given_variables(environment: Iterable[str]) -> tuple[str, ...]:
+    """The names of those of VARIABLES that an *environment* of ``name=value`` has."""
+    return tuple(name for one in environment if (name := one.partition("=")[0]) in VARIABLES)
 
 
 class Pod(Struct, frozen=True):

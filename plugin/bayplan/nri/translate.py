@@ -17,7 +17,6 @@ from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.workload import (
     MOUNT_OPTIONS,
     PLACEMENT_MOUNT,
-    VARIABLES,
     Adjustment,
     Container,
     ContainerState,
@@ -25,6 +24,7 @@ from bayplan.model.workload import (
     Mount,
     Pod,
     Update,
+    given_variables,
 )
 from bayplan.nri.errors import EmptySetError
 from bayplan.nri.versions import Capabilities, Runtime, infer_nri_version, known_events
@@ -107,7 +107,7 @@ def container_from(message: pb.Container) -> Container:
         placement_source=next(
             (mount.source for mount in message.mounts if mount.destination == PLACEMENT_MOUNT), ""
         ),
-        given_environment=tuple(name for one in message.env if (name := one.partition("=")[0]) in VARIABLES),
+        given_environment=given_variables(message.env),
         cdi_devices=cdi_names((device.name for device in message.CDI_devices), message.annotations),
     )
 

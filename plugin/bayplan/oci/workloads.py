@@ -14,7 +14,7 @@ from bayplan.errors import ParseError
 from bayplan.model.decision import MEMORY_POLICY_FLAGS, MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
 from bayplan.model.resources import Resources, WrittenResources, read
-from bayplan.model.workload import PLACEMENT_MOUNT, VARIABLES, Container, DeviceNode, Mount, Pod
+from bayplan.model.workload import PLACEMENT_MOUNT, Container, DeviceNode, Mount, Pod, given_variables
 from bayplan.oci.documents import Cpu, LinuxResources, Memory, Spec
 from bayplan.oci.errors import OciError
 from bayplan.printable import printable
@@ -111,11 +111,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
         placement_source=next(
             (mount.source or "" for mount in spec.mounts or () if mount.destination == PLACEMENT_MOUNT), ""
         ),
-        given_environment=tuple(
-            name
-            for one in (spec.process and spec.process.env) or ()
-            if (name := one.partition("=")[0]) in VARIABLES
-        ),
+        given_environment=given_variables((spec.process and spec.process.env) or ()),
         memory_policy=_memory_policy(spec),
         exec_cpus=_exec_cpus(spec),
     )

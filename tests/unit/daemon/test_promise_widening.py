@@ -52,6 +52,14 @@ class Around:
         self.live.outside_bytes[0] = amount_bytes
         self.live.write()
 
+    async def batch(self, held_bytes: dict[int, int]) -> None:
+        """A BestEffort container is created, whose pages lie there."""
+        owner = pod("batch", QosClass.BEST_EFFORT)
+        path = f"{owner.cgroup_parent}/batch"
+        batch = replace(container("batch", owner, oom_score_adj=1000), cgroups_path=path)
+        await self.one.controller.create_container(owner, batch)
+        self.live.hold(path, held_bytes)
+
     @property
     def nodes(self) -> str:
         return str(self.one.controller.ledger.entries["db"].decision.placement.mems)
@@ -173,11 +181,7 @@ async def test_nobody_goes_back_where_somebody_would_have_to_leave_for_it(tmp_pa
         assert it.nodes == "0-1"
         # By the ledger node 0 has room again. In fact others' pages lie there, which could be moved.
         it.taken(0)
-        owner = pod("batch", QosClass.BEST_EFFORT)
-        batch = container("batch", owner, oom_score_adj=1000)
-        path = f"{owner.cgroup_parent}/batch"
-        await it.one.controller.create_container(owner, replace(batch, cgroups_path=path))
-        it.live.hold(path, {0: 800 * MIB})
+        await it.batch({0: 800 * MIB})
         await it.look(8)
         assert it.narrowing.staying == {"db"}
         assert not await it.narrowing.use_freed_memory()
@@ -195,11 +199,7 @@ async def test_nobody_goes_back_while_pages_are_moved_off_a_node_that_is_short(t
         late = container("late", owner, memory_bytes=300 * MIB, milli_cpus=500)
         late = replace(late, cgroups_path=f"{owner.cgroup_parent}/late")
         await it.one.controller.create_container(owner, late)
-        other = pod("batch", QosClass.BEST_EFFORT)
-        path = f"{other.cgroup_parent}/batch"
-        batch = replace(container("batch", other, oom_score_adj=1000), cgroups_path=path)
-        await it.one.controller.create_container(other, batch)
-        it.live.hold(path, {1: 800 * MIB})
+        await it.batch({1: 800 * MIB})
         it.now_s[0] += 5
         await it.watch.look()
         assert it.narrowing.staying == {"db", "late", "batch"}
