@@ -282,6 +282,80 @@ async def test_orders_that_others_reported(
     await runtime.stop()
 
 
+SEEN: Final = (*BEGUN, ("POST_START_CONTAINER", True), ("look", True), ("its process ends", True))
+STALE: Final = {
+    # The exit was seen, and handling it failed: the container stays as it was.
+    "github.com/containerd/containerd/issues/9240": (*SEEN, ("look", False)),
+    # The event of the exit is lost; kubelet goes on asking for its stop.
+    "github.com/containerd/containerd/issues/3177": (
+        *SEEN,
+        ("look", False),
+        ("UPDATE_CONTAINER", False),
+        ("STOP_POD_SANDBOX", False),
+    ),
+    # The runtime is restarted while it stops the container, and lists it as running.
+    "github.com/containerd/containerd/issues/12600": (
+        *SEEN,
+        ("connects", True),
+        ("look", False),
+        ("STOP_CONTAINER", False),
+    ),
+    # The same of an exit while the runtime was away, whose shim stays.
+    "github.com/containerd/containerd/issues/6771": (
+        *SEEN,
+        ("connects", True),
+        ("look", False),
+        ("REMOVE_CONTAINER", False),
+    ),
+    # Jobs' containers are not removed, and need not be.
+    "github.com/kubernetes/kubernetes/issues/52351": (*SEEN, ("STOP_CONTAINER", False), ("look", False)),
+}
+
+
+@pytest.mark.parametrize("order", STALE.values(), ids=STALE)
+@pytest.mark.parametrize("looked", [True, False])
+@pytest.mark.parametrize("flavor", ALL, ids=str)
+async def test_a_runtime_that_goes_on_listing_the_dead_as_running(
+    tmp_path: Path, flavor: Flavor, looked: bool, order: tuple[tuple[str, bool], ...]
+) -> None:
+    """Whether or not a look was had while it ran. The runtime is asked for the sake of another container,
+    which waits for its start: of that one it knows more than the kernel."""
+    runtime, node, now_s = FakeRuntime(flavor), OciNode(tmp_path / "root"), 1000.0
+    await runtime.listen(tmp_path / "nri.sock")
+    one, waiting = One(node, "p1"), One(node, "p2")
+
+    def listed(_: str) -> dict[str, bool]:
+        return {one.id: True, waiting.id: True}
+
+    async with running(runtime, node, tmp_path, lambda: now_s, listed) as daemon:
+        for event in (Event.CREATE_CONTAINER, Event.POST_CREATE_CONTAINER):
+            await runtime.say(event, waiting.pod, waiting.spec)
+        waiting.spec.state = pb.CONTAINER_CREATED
+        for each in (one, waiting):
+            runtime.pods[each.pod.id], runtime.containers[each.id] = each.pod, each.spec
+        for name, held in order:
+            if name == "look" and held and not looked:
+                continue
+            if name == "look":
+                for _ in range(3):
+                    now_s += 2 * ASK_AFTER_S
+                    await daemon.look()
+            elif name == "its process ends":
+                one.end()
+            elif name == "connects":
+                one.spec.state, one.spec.pid = pb.CONTAINER_RUNNING, PID + 1
+                await runtime.stop()
+                (tmp_path / "nri.sock").unlink(missing_ok=True)
+                await runtime.listen(tmp_path / "nri.sock")
+                await runtime.synchronized()
+            else:
+                if name == "START_CONTAINER":
+                    one.start()
+                await runtime.say(Event[name], one.pod, one.spec)
+            assert daemon.held == ({one.id, waiting.id} if held else {waiting.id}), name
+    await runtime.stop()
+
+
 @pytest.mark.parametrize("event", OF_CONTAINERS)
 @pytest.mark.parametrize("flavor", ALL, ids=str)
 async def test_nothing_brings_the_dead_back(tmp_path: Path, flavor: Flavor, event: Event) -> None:
