@@ -28,13 +28,13 @@ class IdSet:
             if number < 0:
                 raise ParseError(self.kind, str(number), "ids of 0 or more")
             mask |= 1 << number
-        object.__setattr__(self, "mask", mask)
+        _set_mask(self, mask)
 
     @classmethod
     def of_mask(cls, mask: int) -> Self:
         """The set whose members are the set bits of *mask*."""
-        self = object.__new__(cls)
-        object.__setattr__(self, "mask", mask)
+        self = _new(cls)
+        _set_mask(self, mask)
         return self
 
     @classmethod
@@ -131,13 +131,19 @@ class IdSet:
         return hash((type(self).__name__, self.mask))
 
     def __or__(self, other: Self) -> Self:
-        return self.of_mask(self.mask | other.mask)
+        found = _new(type(self))
+        _set_mask(found, self.mask | other.mask)
+        return found
 
     def __and__(self, other: Self) -> Self:
-        return self.of_mask(self.mask & other.mask)
+        found = _new(type(self))
+        _set_mask(found, self.mask & other.mask)
+        return found
 
     def __sub__(self, other: Self) -> Self:
-        return self.of_mask(self.mask & ~other.mask)
+        found = _new(type(self))
+        _set_mask(found, self.mask & ~other.mask)
+        return found
 
     def __le__(self, other: Self) -> bool:
         """Whether every member is also in *other*."""
@@ -162,6 +168,11 @@ class IdSet:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+
+_new: Final = object.__new__
+_set_mask: Final = IdSet.__dict__["mask"].__set__
+"""Past the `__setattr__` that refuses; it is written when the set is made, and never again."""
 
 
 @final

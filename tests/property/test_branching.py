@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bayplan.engines.exact.branching import Branching
 from bayplan.engines.exact.budget import CountedFlows, StepBudget
-from bayplan.engines.exact.criteria import Question, overlapping_sets
+from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.decision import Claim
@@ -37,7 +37,7 @@ class Puzzle:
 
     def fitting(self) -> list[tuple[int, int]]:
         """Crossed sets and distance of every set that fits, best first: by brute force."""
-        flows, rooms = self.question.flows, {}
+        flows, rooms = self.question.counted.flows, {}
         for resource in self.question.amounts:
             capacity = {node.bit_length() - 1: held for node, held in flows.capacity[resource].items()}
             rooms[resource] = rooms_by_subset(
@@ -54,7 +54,7 @@ class Puzzle:
 
     def rank(self, mask: int) -> tuple[int, int]:
         nodes = NodeSet.of_mask(mask)
-        return overlapping_sets(self.question, mask), self.question.topology.machine.total_distance(nodes)
+        return self.question.counted.crossed(mask), self.question.topology.machine.total_distance(nodes)
 
     def branching(self, steps: int = FAR) -> Branching:
         self.question.budget.most = steps

@@ -109,7 +109,7 @@ def area_of(question: Question, candidates: CandidateNodes, wish: EvenHugepagesW
     were named or chosen for the pod; as many as are wished for to have even huge pages on them."""
     nodes, narrowest = candidates.nodes, 1 if wish is None else wish.node_count
     widest = widest_allowed(
-        question.flows,
+        question.counted.flows,
         nodes,
         question.amounts,
         (question.cpus_on_empty, question.cpus),
@@ -149,7 +149,7 @@ def refused(
         reasons.append(_cpus_or_devices(question, attempt.area, request.hints))
     else:
         cut = _least_short(question, targets)
-        lacking = None if cut is None else shortage(question.flows, ledger, cut)
+        lacking = None if cut is None else shortage(question.counted.flows, ledger, cut)
     if lacking is not None:
         reasons.append(Reason("shortage", lacking.sentence()))
     if current is not None:
@@ -161,7 +161,7 @@ def refused(
 
 def _likelihood(question: Question, nodes: int) -> tuple[bool, int]:
     """Whether *nodes* could hold the request if they were empty, and how much room they have at best."""
-    flows, amounts = question.flows, question.amounts
+    flows, amounts = question.counted.flows, question.amounts
     could = all(flows.flow(resource).capacity_of(nodes) >= amount for resource, amount in amounts.items())
     first = next(iter(amounts), None)
     rooms = question.free_cpus if first is None else question.rooms[first]
@@ -172,7 +172,7 @@ def _least_short(question: Question, targets: Iterable[int]) -> Cut | None:
     """Of the minimum cuts of *targets* the one that could hold the request if it were empty, and of these the
     one with the most left; the first of equal ones. A target whose bound says that it is no better is not
     asked for its cut, which takes a flow."""
-    flows, amounts = question.flows, question.amounts
+    flows, amounts = question.counted.flows, question.amounts
     best, most = None, (False, 0)
     for nodes in targets:
         if best is not None and (True, max(flows.bound(nodes, amounts).values())) <= most:
@@ -194,8 +194,8 @@ def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
     if not attempt.candidates.nodes:
         return Reason(WISH_NOT_GRANTED, f"{why}, {attempt.candidates.obstacle}")
     question = attempt.question
-    cut = question.flows.cut([(attempt.area.allowed, question.amounts)])
-    text = shortage(question.flows, ledger, cut).sentence() if cut else "no set of them will do"
+    cut = question.counted.flows.cut([(attempt.area.allowed, question.amounts)])
+    text = shortage(question.counted.flows, ledger, cut).sentence() if cut else "no set of them will do"
     return Reason(WISH_NOT_GRANTED, f"{why}: {text}")
 
 
@@ -206,7 +206,7 @@ def _what_and_where(attempt: Attempt) -> str:
         asked += " with the rest of its pod"
     if attempt.question.even:
         asked += ", its huge pages evenly,"
-    width, policy = attempt.area.widest, attempt.question.flows.policy.topology.value
+    width, policy = attempt.area.widest, attempt.question.counted.flows.policy.topology.value
     allowed = f" on {node_count_text(width)} under {policy}"
     if not attempt.candidates.why:
         return f"asks for {asked}{allowed}"
@@ -257,7 +257,7 @@ def amounts_text(amounts: Amounts, cpus: int) -> str:
 
 def _too_large(question: Question, area: Area) -> str:
     """That no set of *area* could have what is asked for, were the machine empty; empty if one could."""
-    allowed, flows = NodeSet.of_mask(area.allowed), question.flows
+    allowed, flows = NodeSet.of_mask(area.allowed), question.counted.flows
     width = min(area.widest, len(allowed))
     if width < area.narrowest:
         return f"its huge pages are to lie on {area.narrowest} nodes, and it may have {width}"

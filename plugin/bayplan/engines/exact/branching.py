@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.engines.exact.bounds import Demand, Supply
-from bayplan.engines.exact.criteria import Question, overlapping_sets
+from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.crossings import Crossings
 from bayplan.engines.exact.flow import bits
 
@@ -71,7 +71,7 @@ class Branching:
         self.budget.begin_proof()
         for nodes in self._leaves():
             self.budget.take(len(self.question.counted.claimed.sets) // _SETS_A_STEP)
-            found = overlapping_sets(self.question, nodes), self.question.topology.distance(nodes)
+            found = self.question.counted.crossed(nodes), self.question.topology.distance(nodes)
             if found < self.limit:
                 self.limit = found
                 yield nodes
@@ -268,7 +268,7 @@ def _demands_of(question: Question) -> list[Demand]:
         Demand(
             amount_bytes,
             question.rooms[resource],
-            question.flows.flow(resource).slack,
+            question.counted.flows.flow(resource).slack,
             question.counted.trial(resource),
         )
         for resource, amount_bytes in question.amounts.items()

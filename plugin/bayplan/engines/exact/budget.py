@@ -10,6 +10,7 @@ from typing import Final
 from bayplan.engines.exact.crossings import ClaimedSets
 from bayplan.engines.exact.flow import Flow, Trial
 from bayplan.engines.exact.resources import Parts, ResourceFlows, by_resource
+from bayplan.model.machine import MEMORY
 
 MAX_STEPS: Final = 40_000
 """Steps of one decision, so that with everything around it none takes more than 100 ms of CPU
@@ -77,10 +78,11 @@ class CountedFlows:
     The one who asks charges the difference of ``steps`` to a `StepBudget`.
     """
 
-    __slots__ = ("_asked", "_crossing_cost", "_trials", "claimed", "flows", "steps")
+    __slots__ = ("_asked", "_crossing_cost", "_trials", "claimed", "flows", "memory", "steps")
 
     def __init__(self, flows: ResourceFlows) -> None:
         self.flows, self.claimed, self.steps = flows, ClaimedSets(flows.claimed_sets()), 0
+        self.memory = flows.flow(MEMORY)
         self._asked: dict[str, tuple[Flow, int]] = {}
         self._crossing_cost = 1 + len(self.claimed.sets) // _SETS_A_STEP
         self._trials: dict[str, Trial] = {}

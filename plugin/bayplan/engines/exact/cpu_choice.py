@@ -29,7 +29,6 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from bayplan.engines.exact.flow import bits
 from bayplan.model.machine import Cpu, Machine
 
 MAX_STEPS: Final = 40_000
@@ -161,13 +160,11 @@ class _Fields:
 
     def value(self, cpus: int) -> int:
         """What *cpus* count as: the lower an id the more."""
-        last = self.ids - 1
-        return sum([1 << last - cpu.bit_length() + 1 for cpu in bits(cpus)])
+        return int(f"{cpus:0{self.ids}b}"[::-1], 2)
 
     def cpus_of(self, cost: int) -> int:
         """The CPUs that *cost* is of."""
-        digits = f"{-cost & self.every_id:0{self.ids}b}"
-        return int(digits[::-1], 2)
+        return self.value(-cost & self.every_id)
 
 
 class CpuLayout:
@@ -186,6 +183,7 @@ class CpuLayout:
         cells = _innermost(online, levels)
         most_cores = max([len(_within(self.cores, cell)) for cell in cells], default=0)
         self.fields = _Fields(machine, len(cells), len(clusters), len(self.node_masks), most_cores)
+        self.value_of_core = {core: self.fields.value(core) for core in self.cores}
         every = sum(1 << cpu.id for cpu in online)
         self.groups = self._built(every, levels, clusters)
         self.caches = [mask for kinds, masks in levels if "cache" in kinds for mask in masks]
@@ -314,9 +312,9 @@ class _Cores(Struct, frozen=True):
             alike.setdefault((size, whole, most), []).append(part)
         classes = []
         for (size, whole, _), parts in alike.items():
-            parts.sort(key=lambda part: part & -part)
-            prefixes = tuple(accumulate(map(layout.fields.value, parts), initial=0))
-            classes.append(_Class(size, whole, tuple(parts), prefixes))
+            ordered = tuple([part for _, part in sorted([(part & -part, part) for part in parts])])
+            values = [layout.value_of_core.get(part) or layout.fields.value(part) for part in ordered]
+            classes.append(_Class(size, whole, ordered, tuple(accumulate(values, initial=0))))
         return cls(tuple(classes), tuple(kept), room, wholes, partial)
 
     def room_for(self, split: int) -> int:

@@ -1,12 +1,11 @@
-"""By what sets of nodes are compared: one named function each, in the order of `criteria_of`, smaller is
-better.
+"""By what sets of nodes are compared: the order of `criteria_of`, in which smaller is better.
 
 The kernel fills nodes by first touch and knows no limit per node. Nothing makes it keep promises on sets that
 cross each other, so that sets that are nested or disjoint come before everything else. The strategy decides
 only between sets that are alike in all that; so it changes neither what fits nor how narrow it is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -15,18 +14,51 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.budget import CountedFlows, StepBudget
 from bayplan.engines.exact.cpu_choice import Fit
-from bayplan.engines.exact.flow import bits
+from bayplan.engines.exact.flow import Flow, bits
 from bayplan.engines.exact.resources import Parts, ResourceFlows
 from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import EIGHTHS, NodeTopology
 from bayplan.model.claim_parts import Amounts, divided
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN
-from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet
 
 BEGUN_CACHES: Final = "begun caches"
 CPUS_LEFT: Final = "CPUs left"
 """What decides last with the strategy `pack` only."""
+
+_PLACE: Final = (
+    "overlapping sets",  # how many sets with promises cross the nodes
+    "nodes",  # how many they are
+    "distance",  # the kernel's over all ordered pairs, so that asymmetric ones count both ways
+    # How many are reached best from CPUs that are not on them: HMAT access0, else nodes without CPUs.
+    "remote initiators",
+    "devices elsewhere",  # how many of the container's devices are close to none of them
+)
+_CPUS: Final = (
+    "broken cores",  # whole ones of which the container's CPUs are a part
+    "split cores",  # those that it shares with others
+    "L3 caches",  # over how many its CPUs lie at least
+)
+# What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
+_SCARCE: Final = ("scarce resources",)
+# Bytes that are not promised to containers of single nodes: the less, the more stays in one piece elsewhere
+# for a large request.
+_PACK: Final = (ROOM_TAKEN,)
+# How much is taken by others, in thousandths: of memory, of what is asked for beside it, or of CPUs that can
+# be exclusive, whichever is the most.
+_SPREAD: Final = (SHARE_TAKEN,)
+_WHOLE_CACHES: Final = (
+    BEGUN_CACHES,  # how many have nobody's CPUs yet, and will have some of the container's
+    CPUS_LEFT,  # how many CPUs more could be taken at the caches that its CPUs lie at
+)
+_ALL: Final[Mapping[tuple[bool, bool], Sequence[str]]] = {
+    (False, False): (*_PLACE, *_SCARCE, *_PACK),
+    (False, True): (*_PLACE, *_SCARCE, *_SPREAD),
+    (True, False): (*_PLACE, *_CPUS, *_SCARCE, *_PACK, *_WHOLE_CACHES),
+    (True, True): (*_PLACE, *_CPUS, *_SCARCE, *_SPREAD),
+}
+"""By whether it matters which CPUs of a node are taken, and whether the strategy is `spread`; after these the
+lowest ids decide."""
 
 
 class Question(Struct, frozen=True):
@@ -61,14 +93,9 @@ class Question(Struct, frozen=True):
     cpus_together: Callable[[int], int] | None = None
     cpus_on_empty: Mapping[int, int] = MappingProxyType({})
 
-    @property
-    def flows(self) -> ResourceFlows:
-        """All promises."""
-        return self.counted.flows
-
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
-        if self.cpus and self.cpus_on(nodes) < self.cpus:
+        if self.cpus and self.free_cpus.get(nodes, -1) < self.cpus and self.cpus_on(nodes) < self.cpus:
             return False
         if self.required_hints and any(not hint & nodes for hint in self.required_hints):
             return False
@@ -90,7 +117,7 @@ class Question(Struct, frozen=True):
 
     def fits(self, nodes: int) -> bool:
         """Whether there is room for all of it on *nodes*."""
-        return self.counted.fits(self.parts(nodes))
+        return self.counted.fits(self.parts(nodes) if self.even else ((nodes, self.amounts),))
 
     def on(self, flows: ResourceFlows) -> "Question":
         """The same question of other *flows*."""
@@ -107,73 +134,37 @@ class Question(Struct, frozen=True):
         return sum(self.free_cpus.get(node, 0) for node in bits(nodes))
 
 
-def overlapping_sets(question: Question, nodes: int) -> int:
-    """How many sets with promises cross *nodes*."""
-    return question.counted.crossed(nodes)
+def criteria_of(question: Question) -> Sequence[str]:
+    """What sets of nodes are compared by, in this order."""
+    return _ALL[question.cpu_fit is not None, question.shares is not None]
 
 
-def width(question: Question, nodes: int) -> int:  # noqa: ARG001 - all criteria have one shape
-    """The number of nodes."""
-    return nodes.bit_count()
+def values(question: Question, nodes: int) -> tuple[int, ...]:
+    """*nodes* by all criteria, in the order of `criteria_of`."""
+    counted, fit = question.counted, None if question.cpu_fit is None else question.cpu_fit(nodes)
+    width, distance, remote = question.topology.places.get(nodes) or question.topology.place(nodes)
+    crossed = counted.crossed(nodes) if width > 1 else 0
+    found = [crossed, width, distance, remote, sum([not hint & nodes for hint in question.hints])]
+    if fit is not None:
+        found += fit.broken, fit.split, fit.caches
+    scarce = question.scarce
+    found.append(sum([more for node, more in scarce.items() if node & nodes]))
+    if question.shares is not None:
+        found.append(question.shares.of_set(nodes))
+        return tuple(found)
+    found.append(_room_taken(counted.flows.largest_node_bytes, counted.memory, nodes))
+    if fit is not None:
+        found += fit.begun, fit.left
+    return tuple(found)
 
 
-def distance(question: Question, nodes: int) -> int:
-    """The sum of the kernel's distances over all ordered pairs, so that asymmetric ones count both ways."""
-    return question.topology.distance(nodes)
-
-
-def remote_initiators(question: Question, nodes: int) -> int:
-    """How many of the nodes are reached best from CPUs that are not on *nodes* (HMAT access0; where that is
-    not known, nodes without CPUs)."""
-    return question.topology.remote_initiators(nodes)
-
-
-def devices_elsewhere(question: Question, nodes: int) -> int:
-    """How many of the container's devices are close to none of the nodes."""
-    return sum([not hint & nodes for hint in question.hints]) if question.hints else 0
-
-
-def broken_cores(question: Question, nodes: int) -> int:
-    """How many whole cores on *nodes* are broken by the CPUs that the container gets."""
-    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).broken
-
-
-def split_cores(question: Question, nodes: int) -> int:
-    """How many cores on *nodes* it shares with others."""
-    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).split
-
-
-def caches(question: Question, nodes: int) -> int:
-    """Over how many L3 caches its CPUs on *nodes* lie at least."""
-    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).caches
-
-
-def begun_caches(question: Question, nodes: int) -> int:
-    """How many L3 caches on *nodes* have nobody's CPUs yet, and will have some of the container's."""
-    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).begun
-
-
-def cpus_left(question: Question, nodes: int) -> int:
-    """How many CPUs more could be taken at the caches that the container's CPUs on *nodes* lie at."""
-    return 0 if question.cpu_fit is None else question.cpu_fit(nodes).left
-
-
-def scarce_resources(question: Question, nodes: int) -> int:
-    """What *nodes* have, and others have less of or lack, of huge pages and devices that are not asked for:
-    others cannot do without them."""
-    return sum([question.scarce.get(node, 0) for node in bits(nodes)]) if question.scarce else 0
-
-
-def room_taken(question: Question, nodes: int) -> int:
-    """Bytes on *nodes* that are not promised to containers of single nodes: the less, the more stays in one
-    piece elsewhere for a large request.
+def _room_taken(largest_node_bytes: int, memory: Flow, nodes: int) -> int:
+    """Bytes on *nodes* that are not promised to containers of single nodes.
 
     In eighths of a node, all nodes taken to be as large as the largest: they differ by what their kernel took
     at boot, and empty ones are to be filled in the order of their ids.
     """
-    flows = question.flows
-    flow = flows.flow(MEMORY)
-    capacity, slack = flow.capacity, flow.slack
+    capacity, slack = memory.capacity, memory.slack
     capacity_bytes = capacity.get(nodes, 0)  # most sets have one node
     free_bytes = slack[nodes] if capacity_bytes else 0
     if not capacity_bytes:
@@ -182,49 +173,4 @@ def room_taken(question: Question, nodes: int) -> int:
             free_bytes += max(0, slack.get(node, 0))
     if free_bytes <= 0 or not capacity_bytes:
         return 0
-    return free_bytes * EIGHTHS // capacity_bytes * (flows.largest_node_bytes // EIGHTHS)
-
-
-def share_taken(question: Question, nodes: int) -> int:
-    """How much of *nodes* is taken by others, in thousandths: of memory, of what is asked for beside it, or
-    of CPUs that can be exclusive, whichever is the most."""
-    assert question.shares is not None
-    return question.shares.of_set(nodes)
-
-
-Criteria = Mapping[str, Callable[[Question, int], int]]
-
-_PLACE: Final[Criteria] = {
-    "overlapping sets": overlapping_sets,
-    "nodes": width,
-    "distance": distance,
-    "remote initiators": remote_initiators,
-    "devices elsewhere": devices_elsewhere,
-}
-_CPUS: Final[Criteria] = {"broken cores": broken_cores, "split cores": split_cores, "L3 caches": caches}
-_SCARCE: Final[Criteria] = {"scarce resources": scarce_resources}
-_WHOLE_CACHES: Final[Criteria] = {BEGUN_CACHES: begun_caches, CPUS_LEFT: cpus_left}
-_PACK: Final[Criteria] = {ROOM_TAKEN: room_taken}
-_SPREAD: Final[Criteria] = {SHARE_TAKEN: share_taken}
-_ALL: Final[Mapping[tuple[bool, bool], Criteria]] = {
-    (cpus, spread): {
-        **_PLACE,
-        **(_CPUS if cpus else {}),
-        **_SCARCE,
-        **(_SPREAD if spread else _PACK),
-        **(_WHOLE_CACHES if cpus and not spread else {}),
-    }
-    for cpus in (False, True)
-    for spread in (False, True)
-}
-"""After these the lowest ids decide."""
-
-
-def criteria_of(question: Question) -> Criteria:
-    """What sets of nodes are compared by, in this order."""
-    return _ALL[question.cpu_fit is not None, question.shares is not None]
-
-
-def values(question: Question, nodes: int) -> tuple[int, ...]:
-    """*nodes* by all criteria."""
-    return tuple([criterion(question, nodes) for criterion in criteria_of(question).values()])
+    return free_bytes * EIGHTHS // capacity_bytes * (largest_node_bytes // EIGHTHS)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.branching import Branching, Limit
 from bayplan.engines.exact.claiming import fewest
-from bayplan.engines.exact.criteria import Question, criteria_of, overlapping_sets, values
+from bayplan.engines.exact.criteria import Question, criteria_of, values
 from bayplan.engines.exact.flow import bits, crosses
 from bayplan.model.decision import Advantage, Candidate
 from bayplan.quantity import format_bytes
@@ -55,7 +55,7 @@ class Found(Struct, frozen=True):
 
 
 _Key = tuple[tuple[int, ...], tuple[int, ...], int]
-"""The values of the criteria, the ids, and the set itself."""
+"""The values of the criteria, the nodes in the order of their ids, and the set itself."""
 
 
 def search(question: Question, area: Area) -> Found | None:
@@ -190,7 +190,7 @@ class _Search:
             if counted.steps - _STEPS_OF_A_SET > most:
                 complete = False
                 break
-            if self._hopeless(nodes):
+            if self.fallback is not None and self._hopeless(nodes, self.fallback):
                 continue
             if not question.plausible(nodes) or not question.fits(nodes):
                 if len(self.obstacles) < KEPT_OBSTACLES:
@@ -201,7 +201,8 @@ class _Search:
             # Rows come by distance and initiators: what follows cannot be better than two found before.
             if self.clean > 1 and last_rank is not None and rank > last_rank:
                 break
-            self.fitting.append((by_criteria, tuple(NodeSet.of_mask(nodes)), nodes))
+            ids = (nodes,) if by_criteria[1] == 1 else tuple(bits(nodes))
+            self.fitting.append((by_criteria, ids, nodes))
             if by_criteria[0]:
                 crossed_and_width = (by_criteria[0], by_criteria[1])
                 self.fallback = min(self.fallback or crossed_and_width, crossed_and_width)
@@ -210,12 +211,10 @@ class _Search:
         question.budget.spent += counted.steps - begun
         return complete
 
-    def _hopeless(self, nodes: int) -> bool:
+    def _hopeless(self, nodes: int, fallback: tuple[int, int]) -> bool:
         """Whether *nodes* cross more sets than one that fits already, or as many and are wider. To know
         whether they fit would take a flow each."""
-        if self.fallback is None:
-            return False
-        return (overlapping_sets(self.question, nodes), nodes.bit_count()) > self.fallback
+        return (self.question.counted.crossed(nodes), nodes.bit_count()) > fallback
 
 
 def _last_width(area: Area) -> int:
@@ -290,7 +289,7 @@ def _obstacle(question: Question, nodes: int) -> str:
     """Why *nodes* cannot be taken."""
     if question.cpus and question.cpus_on(nodes) < question.cpus:
         return f"{question.cpus_on(nodes)} of {question.cpus} CPUs"
-    room = question.flows.room(nodes, question.amounts)
+    room = question.counted.flows.room(nodes, question.amounts)
     for resource, amount_bytes in question.amounts.items():
         left = room.get(resource, 0)
         if left < amount_bytes:

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import combinations
 from math import comb
 from operator import add
-from typing import Final
+from typing import Final, TypeAlias
 
 from bayplan.engines.exact.bounds import NearestNodes, Pairs, rows_on
 from bayplan.engines.exact.cpu_choice import CpuLayout
@@ -32,6 +32,9 @@ _FEW_PAIRS: Final = 4
 _MOST_GROWN: Final = 64
 """From so many nodes sets are grown; on machines with hundreds of nodes not from every one."""
 
+Place: TypeAlias = tuple[int, int, int]
+"""Of a set of nodes: how many they are, the sum of their distances, and the remote initiators."""
+
 
 class NodeTopology:
     """See the module. ``pairs`` has the distances both ways at once; only the sum of them ever counts."""
@@ -39,6 +42,7 @@ class NodeTopology:
     def __init__(self, machine: Machine, max_combinations: int = MAX_COMBINATIONS) -> None:
         self.machine, self.max_combinations = machine, max_combinations
         self._distances: dict[int, int] = {}
+        self.places: dict[int, Place] = {}
         away = {node.id: machine.distances_from(node) for node in machine.nodes}
         masks = [1 << node for node in machine.node_ids]
         self.pairs = {
@@ -72,6 +76,14 @@ class NodeTopology:
             if len(self._distances) >= _MAX_REMEMBERED:
                 self._distances.clear()
             self._distances[nodes] = found
+        return found
+
+    def place(self, nodes: int) -> Place:
+        """What the machine says of *nodes*; it is kept in ``places``."""
+        if len(self.places) >= _MAX_REMEMBERED:
+            self.places.clear()
+        found = nodes.bit_count(), self.distance(nodes), self.remote_initiators(nodes)
+        self.places[nodes] = found
         return found
 
     def _summed(self, nodes: int) -> int:
