@@ -15,11 +15,13 @@ from urllib.parse import parse_qs, urlsplit
 from bayplan.agent.http_client import Server
 from support.fake_kubelet import RECORDED, TOKEN
 from support.http_server import Handler, serving
+from support.slice_rules import complaints
 
 Object = dict[str, Any]
 
 TOPOLOGY: Final = "/apis/topology.node.k8s.io"
 PODS: Final = "/api/v1/pods"
+SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
 NODE: Final = "node-a"
 
 
@@ -54,7 +56,8 @@ class FakeApiServer:
         self._managers: dict[str, str] = {}
         self._generations: dict[str, Object] = {}
         self._version = 100
-        self._events: list[Object] = []
+        self._events: list[tuple[str, Object]] = []
+        """The collections of what changed, and how."""
         self._oldest = 0
         self._stopping = False
 
@@ -68,18 +71,26 @@ class FakeApiServer:
         """The pod comes, or is changed."""
         path = f"{PODS}/{pod['metadata']['uid']}"
         with self.changed:
-            self._note("MODIFIED" if path in self.objects else "ADDED", path, pod)
+            self._put(path, pod)
 
     def delete_pod(self, uid: str) -> None:
         """The pod goes."""
+        self.delete(f"{PODS}/{uid}")
+
+    def delete(self, path: str) -> None:
+        """The object at *path* goes."""
         with self.changed:
-            self._note("DELETED", f"{PODS}/{uid}", self.objects[f"{PODS}/{uid}"])
-            del self.objects[f"{PODS}/{uid}"]
+            self._note("DELETED", path, self.objects.pop(path))
+
+    def slices(self) -> list[Object]:
+        """All ResourceSlices."""
+        with self.changed:
+            return self._listed(SLICES)
 
     def bookmark(self) -> None:
         """Tell all who watch the version of now."""
         with self.changed:
-            self._note("BOOKMARK", "", {"kind": "Pod", "metadata": {}})
+            self._note("BOOKMARK", f"{PODS}/", {"kind": "Pod", "metadata": {}})
 
     def forget_changes(self) -> None:
         """Whoever comes with an older version has to list again."""
@@ -107,9 +118,8 @@ class FakeApiServer:
             if any(method == verb and path.startswith(start) for verb, start in self.forbidden):
                 raise Refusal(HTTPStatus.FORBIDDEN, f'"{path}" is forbidden: User "agent" cannot {method}')
             self._check_served(path)
-            if method == "GET" and path == PODS:
-                pods = [one for name, one in self.objects.items() if name.startswith(f"{PODS}/")]
-                return {"kind": "PodList", "metadata": self._metadata({}), "items": pods}
+            if method == "GET" and path in {PODS, SLICES}:
+                return {"kind": "List", "metadata": self._metadata({}), "items": self._listed(path)}
             if self.busy:
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many requests, please try again later")
             if path.endswith("/eviction") and body["metadata"]["name"] in self.budgets:
@@ -124,22 +134,31 @@ class FakeApiServer:
                 raise Refusal(HTTPStatus.NOT_FOUND, f"{path} not found")
             if method == "PATCH":
                 self.objects[path] |= body
-            return self.objects.pop(path) if method == "DELETE" else self.objects[path]
+            if method == "DELETE":
+                self._note("DELETED", path, gone := self.objects.pop(path))
+                return gone
+            return self.objects[path]
 
-    def events_after(self, version: int) -> Iterator[Object]:
-        """The changes after *version*, as they come."""
+    def _listed(self, collection: str) -> list[Object]:
+        return [one for name, one in self.objects.items() if name.startswith(f"{collection}/")]
+
+    def events_after(self, collection: str, version: int) -> Iterator[Object]:
+        """The changes of *collection* after *version*, as they come."""
         if version < self._oldest:
             yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
             return
         while later := self._next_events(version):
-            yield from later
-            version = int(_version_of(later[-1]))
+            yield from (event for where, event in later if where == collection)
+            version = int(_version_of(later[-1][1]))
 
-    def _next_events(self, version: int) -> list[Object]:
+    def _next_events(self, version: int) -> list[tuple[str, Object]]:
         """The changes after *version*, once there are any; none at the end."""
         with self.changed:
-            self.changed.wait_for(lambda: self._stopping or self._version > version)
-            return [] if self._stopping else [one for one in self._events if int(_version_of(one)) > version]
+            self.changed.wait_for(lambda: self._stopping or self._later_than(version))
+            return [] if self._stopping else self._later_than(version)
+
+    def _later_than(self, version: int) -> list[tuple[str, Object]]:
+        return [one for one in self._events if int(_version_of(one[1])) > version]
 
     def _check_served(self, path: str) -> None:
         if path == TOPOLOGY and self.crd_versions:
@@ -151,12 +170,15 @@ class FakeApiServer:
                 raise Refusal(HTTPStatus.NOT_FOUND, "the server could not find the requested resource")
 
     def _apply(self, path: str, manager: str, applied: Object) -> Object:
+        if path.startswith(f"{SLICES}/") and (wrong := complaints(applied)):
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(wrong))
         other = self._managers.get(path, manager)
         if other != manager and self.objects.get(path, {}).get("zones") != applied["zones"]:
             raise Refusal(HTTPStatus.CONFLICT, f'conflict with "{other}": .zones')
         self._managers[path] = manager
-        before, self.objects[path] = self.objects.get(path), applied
-        self.changed.notify_all()
+        before = self.objects.get(path)
+        if before != applied:
+            self._put(path, applied)
         generation = self._generation(path, before, applied)
         if self.loses_answers:
             raise ConnectionAbortedError
@@ -181,11 +203,15 @@ class FakeApiServer:
         self.objects[path] = created
         return created
 
+    def _put(self, path: str, item: Object) -> None:
+        kind = "MODIFIED" if path in self.objects else "ADDED"
+        self.objects[path] = item
+        self._note(kind, path, item)
+
     def _note(self, kind: str, path: str, item: Object) -> None:
         self._version += 1
-        self._events.append({"type": kind, "object": {**item, "metadata": self._metadata(item)}})
-        if path:
-            self.objects[path] = item
+        event = {"type": kind, "object": {**item, "metadata": self._metadata(item)}}
+        self._events.append((path.rpartition("/")[0], event))
         self.changed.notify_all()
 
     def _metadata(self, item: Object) -> Object:
@@ -206,7 +232,7 @@ def _handler(fake: FakeApiServer) -> type[Handler]:
                 if self.headers["Authorization"] != f"Bearer {TOKEN}":
                     self._send(HTTPStatus.UNAUTHORIZED, {"kind": "Status", "message": "Unauthorized"})
                 elif "watch" in query:
-                    self._stream(int(query["resourceVersion"][0]))
+                    self._stream(parts.path, int(query["resourceVersion"][0]))
                 else:
                     self._send(HTTPStatus.OK, fake.answer(self.command, parts.path, query, body))
             except Refusal as refusal:
@@ -224,11 +250,11 @@ def _handler(fake: FakeApiServer) -> type[Handler]:
             self.end_headers()
             self.wfile.write(text)
 
-        def _stream(self, version: int) -> None:
+        def _stream(self, collection: str, version: int) -> None:
             fake.requests.append(("WATCH", str(version)))
             self.send_response(HTTPStatus.OK)
             self.end_headers()
-            for event in fake.events_after(version):
+            for event in fake.events_after(collection, version):
                 self.wfile.write(json.dumps(event).encode() + b"\n")
                 self.wfile.flush()
 

@@ -16,6 +16,7 @@ from bayplan.agent.cluster.pods import ApiPodWatch
 from bayplan.agent.cluster.publisher import TopologyPublisher
 from bayplan.agent.command_line import AgentSettings, ClusterTask
 from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.dra.slice_publisher import SlicePublisher
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.http_client import Server
 from bayplan.agent.kubelet_pods.endpoint import PodEndpoint
@@ -89,6 +90,8 @@ def _cluster(
         yield TopologyPublisher(api, mirror, awaited, node_name, recorder.report if recorder else None)
     if ClusterTask.EVICTIONS in settings.cluster_tasks:
         yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
+    if ClusterTask.CLAIMS in settings.cluster_tasks:
+        yield SlicePublisher(api, mirror, node_name)
 
 
 def _services(settings: AgentSettings, mirror: Mirror, link: DaemonLink) -> Iterator[Service]:

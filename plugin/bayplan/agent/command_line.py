@@ -50,6 +50,7 @@ class ClusterTask(enum.Enum):
     PODS = "pods"
     EVENTS = "events"
     EVICTIONS = "evictions"
+    CLAIMS = "claims"
 
 
 class AgentSettings(Struct, frozen=True):
@@ -71,7 +72,9 @@ class AgentSettings(Struct, frozen=True):
     container_metrics: int = 100
     kubeconfig: Path | None = None
     node_name: str = ""
-    cluster_tasks: frozenset[ClusterTask] = frozenset(ClusterTask) - {ClusterTask.EVICTIONS}
+    cluster_tasks: frozenset[ClusterTask] = frozenset(
+        {ClusterTask.TOPOLOGY, ClusterTask.PODS, ClusterTask.EVENTS}
+    )
     remove_topology: bool = False
     log_level: str = "info"
     log_format: str = "auto"
@@ -207,7 +210,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=default.cluster_tasks,
         help="what is done there: topology publishes a NodeResourceTopology object, pods learns what pods "
         "request where kubelet does not say, events tells pods what was decided, evictions has pods evicted "
-        "there that the daemon decides to evict (default: all but the last)",
+        "there that the daemon decides to evict, claims serves resource claims as a DRA driver "
+        "(default: the first three)",
     )
     cluster.add_argument(
         "--remove-topology",

@@ -38,6 +38,16 @@ def free_cpus_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger)
     return {node.id: min(room, len(node.cpus & candidates)) for node in machine.nodes}
 
 
+def claimable_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[int, dict[str, int]]:
+    """What resource claims can have of each node alone: node id -> resource -> bytes, and ``cpu`` -> CPUs."""
+    free_bytes = free_bytes_by_node(machine, policy, ledger)
+    free_cpus = free_cpus_by_node(machine, policy, ledger)
+    return {
+        node: {"cpu": free_cpus[node], **(free_bytes[node] if machine.node_by_id[node].memory_bytes else {})}
+        for node in free_cpus
+    }
+
+
 def node_rooms(
     machine: Machine, policy: PlacementPolicy, ledger: Ledger, request: Request | None = None
 ) -> list[View]:

@@ -9,7 +9,7 @@ import random
 import socket
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -45,6 +45,70 @@ class _Group(Struct):
     versions: list[_GroupVersion]
 
 
+Basis = TypeVar("Basis")
+
+
+class Publisher(Generic[Basis]):
+    """Publishes what follows from a basis, as soon as there is another one: at most once in
+    *least_interval_s*, after a failure less and less often, and from nothing again after *again_after_s*, as
+    others may have changed what is published."""
+
+    def __init__(
+        self,
+        condition: Condition,
+        least_interval_s: float = LEAST_INTERVAL_S,
+        again_after_s: float = AGAIN_AFTER_S,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._condition = condition
+        self._least_interval_s = least_interval_s
+        self._again_after_s = again_after_s
+        self._backoff = backoff or Backoff(random.random, first_s=1.0, limit_s=RETRY_LIMIT_S)
+
+    async def run(self) -> None:
+        """Publish until cancelled."""
+        last: Basis | None = None
+        while True:
+            try:
+                async with asyncio.timeout(self._again_after_s):
+                    last = await self._next_basis(last)
+            except TimeoutError:
+                last = None
+                self._forget()
+                continue
+            try:
+                await self._publish(last)
+            except (ApiError, ConfigError, UnavailableError) as error:
+                await self._not_published(error)
+                last = None
+                self._forget()
+                await asyncio.sleep(self._backoff.next_s())
+            else:
+                self._condition.over()
+                self._backoff.reset()
+                await asyncio.sleep(self._least_interval_s)
+
+    async def _next_basis(self, last: Basis | None) -> Basis:
+        """What is known, once that is something else than *last*."""
+        raise NotImplementedError
+
+    async def _publish(self, basis: Basis) -> None:
+        """Publish what follows from *basis*, unless that is published."""
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """It is not known any more what is published."""
+        raise NotImplementedError
+
+    async def _not_published(self, error: ApiError | ConfigError | UnavailableError) -> None:
+        self._condition.holds(str(error))
+
+
+def is_same_room(one: Snapshot, two: Snapshot) -> bool:
+    """Whether both have the same room, where each change makes another value."""
+    return one.machine is two.machine and one.policy is two.policy and one.ledger is two.ledger
+
+
 class _Basis(Struct, frozen=True):
     """What the object is made of."""
 
@@ -52,13 +116,11 @@ class _Basis(Struct, frozen=True):
     awaited: frozenset[PodName]
 
     def is_that_of(self, other: "_Basis") -> bool:
-        """Whether both have the same, where each change makes another value."""
-        one, two = self.snapshot, other.snapshot
-        same = one.machine is two.machine and one.policy is two.policy and one.ledger is two.ledger
-        return same and self.awaited == other.awaited
+        """Whether both have the same."""
+        return is_same_room(self.snapshot, other.snapshot) and self.awaited == other.awaited
 
 
-class TopologyPublisher:
+class TopologyPublisher(Publisher[_Basis]):
     """Publishes what *mirror* and *awaited* know as the room and pods of the node *node_name*. *report* is
     given what somebody has to put right."""
 
@@ -73,15 +135,13 @@ class TopologyPublisher:
         again_after_s: float = AGAIN_AFTER_S,
         backoff: Backoff | None = None,
     ) -> None:
+        condition = Condition("the node's room is not published", "the node's room is published again")
+        super().__init__(condition, least_interval_s, again_after_s, backoff)
         self._api = api
         self._mirror = mirror
         self._awaited = awaited
         self._node_name = node_name
         self._report = report
-        self._least_interval_s = least_interval_s
-        self._again_after_s = again_after_s
-        self._backoff = backoff or Backoff(random.random, first_s=1.0, limit_s=RETRY_LIMIT_S)
-        self._condition = Condition("the node's room is not published", "the node's room is published again")
         self._others = OtherWriters(
             f"{_COLLECTION}/{node_name}: changed in between; has another agent this --node-name?",
             lambda problem: self._report_problem(OVERWRITTEN, problem),
@@ -90,37 +150,14 @@ class TopologyPublisher:
         self._node_uid = ""
         self._published: Object | None = None
 
-    async def run(self) -> None:
-        """Publish until cancelled."""
-        last: _Basis | None = None
-        while True:
-            try:
-                async with asyncio.timeout(self._again_after_s):
-                    last = await self._next_basis(last)
-            except TimeoutError:
-                last = self._published = None
-                continue
-            try:
-                await self._publish(last)
-            except (ApiError, ConfigError, UnavailableError) as error:
-                await self._not_published(error)
-                last = self._published = None
-                self._others.failed()
-                await asyncio.sleep(self._backoff.next_s())
-            else:
-                self._condition.over()
-                self._backoff.reset()
-                await asyncio.sleep(self._least_interval_s)
-
     async def _next_basis(self, last: _Basis | None) -> _Basis:
-        """What is known, once that is something else than *last*."""
         while True:
             seen, snapshot, awaited = self._mirror.revision, self._mirror.snapshot, self._awaited.names
             if snapshot is not None:
                 basis = _Basis(snapshot, awaited)
                 if last is None or not basis.is_that_of(last):
                     return basis
-            await _first(self._mirror.wait_for_change(seen), self._awaited.wait_for_change(awaited))
+            await first_of(self._mirror.wait_for_change(seen), self._awaited.wait_for_change(awaited))
 
     async def _publish(self, basis: _Basis) -> None:
         if self._published is None:
@@ -134,7 +171,11 @@ class TopologyPublisher:
             self._published = wanted
             self._others.wrote(written)
 
+    def _forget(self) -> None:
+        self._published = None
+
     async def _not_published(self, error: ApiError | ConfigError | UnavailableError) -> None:
+        self._others.failed()
         problem = await self._explained(error)
         times = self._condition.holds(problem)
         if times == _REPORTED_AT and not isinstance(error, UnavailableError):
@@ -179,7 +220,7 @@ async def remove_topology(api: Api, node_name: str) -> bool:
     return True
 
 
-async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
     """Wait for one of them."""
     tasks = [asyncio.create_task(one) for one in waits]
     try:

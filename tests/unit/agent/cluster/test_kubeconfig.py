@@ -95,8 +95,8 @@ def test_flags_of_the_api_server(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     settings = parse(["--kubeconfig", "in-cluster", "--cluster-tasks", "pods,evictions"])
     assert (settings.kubeconfig, settings.node_name) == (IN_CLUSTER, "node-a")
     assert settings.cluster_tasks == {ClusterTask.PODS, ClusterTask.EVICTIONS}
-    # What ends pods is asked for by name.
-    assert parse([]).cluster_tasks == set(ClusterTask) - {ClusterTask.EVICTIONS}
+    # What ends pods, or books room, is asked for by name.
+    assert parse([]).cluster_tasks == set(ClusterTask) - {ClusterTask.EVICTIONS, ClusterTask.CLAIMS}
     for wrong in (["--cluster-tasks", "all"], ["--remove-topology"]):
         with pytest.raises(SystemExit):
             parse(wrong)

@@ -1,0 +1,167 @@
+"""The devices of a node by its ledger: what the API server takes, and what claims can have."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bayplan.agent.dra.slices import (
+    capacity_key,
+    device_name,
+    devices_of,
+    node_of_device,
+    resource_of_key,
+    resource_slices,
+    step_of,
+)
+from bayplan.model.decision import Claim, Placement
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.quantity import GIB, MIB, parse_quantity
+from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.node_room import claimable_by_node
+from support.exact_draws import draw_machine
+from support.layouts import Layout
+from support.slice_rules import complaints, pool_devices
+from support.snapshots import BURSTABLE, MACHINE, make_snapshot
+
+NUMA = "resource.kubernetes.io/numaNode"
+
+
+def devices(**changes: object) -> dict[str, dict]:
+    found = pool_devices(resource_slices("node-a", "uid", devices_of(make_snapshot(**changes)), 1))
+    assert found is not None
+    return found
+
+
+def value(device: dict, key: str) -> int:
+    return int(parse_quantity(device["capacity"][f"bayplan.dev/{key}"]["value"]))
+
+
+def test_a_device_has_what_is_left_on_its_node() -> None:
+    found = devices()
+    assert list(found) == ["numa-0", "numa-1"]
+    # 3 Gi less 64 Mi of huge pages are allocatable; 1 Gi, 4 Mi of these and CPUs 2 and 3 are a container's.
+    first = found["numa-0"]
+    assert value(first, "memory") == 2 * GIB - 64 * MIB
+    assert value(first, "hugepages2Mi") == 60 * MIB
+    assert value(first, "cpu") == 1
+    assert first["capacity"]["bayplan.dev/cpu"]["requestPolicy"] == {
+        "default": "0",
+        "validRange": {"min": "0", "step": "1"},
+    }
+    assert first["allowMultipleAllocations"] is True
+    assert first["attributes"][NUMA] == {"int": 0}
+    assert first["attributes"]["bayplan.dev/memoryTier"] == {"string": "dram"}
+
+
+def test_what_is_less_than_a_step_is_no_capacity() -> None:
+    full = replace(BURSTABLE, placement=Placement(claim=Claim(NodeSet([1]), {"memory": 4 * GIB - MIB + 1})))
+    found = devices(ledger=Ledger.of([Entry(full)]), policy=PlacementPolicy())
+    assert "bayplan.dev/memory" not in found["numa-1"]["capacity"]
+    # Its pool has none.
+    assert "bayplan.dev/hugepages2Mi" not in found["numa-1"]["capacity"]
+    assert value(found["numa-1"], "cpu") == 4
+
+
+def test_what_is_promised_on_several_nodes_counts_where_it_cannot_lie_elsewhere() -> None:
+    wide = replace(BURSTABLE, placement=Placement(claim=Claim(NodeSet([0, 1]), {"memory": 6 * GIB})))
+    found = devices(ledger=Ledger.of([Entry(wide)]), policy=PlacementPolicy())
+    assert [value(device, "memory") for device in found.values()] == [2 * GIB - 64 * MIB] * 2
+
+
+def test_a_change_of_less_than_a_step_changes_nothing() -> None:
+    small = replace(BURSTABLE, placement=Placement(claim=Claim(NodeSet([1]), {"memory": 8192})))
+    smaller = replace(BURSTABLE, placement=Placement(claim=Claim(NodeSet([1]), {"memory": 4096})))
+    assert devices(ledger=Ledger.of([Entry(small)])) == devices(ledger=Ledger.of([Entry(smaller)]))
+
+
+def test_sockets_and_distances_are_groups() -> None:
+    machine = Layout(sockets=2, nodes=2, caches=2, cores=2).machine()
+    near = {(0, 1), (1, 0), (2, 3), (3, 2)}
+    nodes = tuple(
+        replace(
+            node,
+            distances={
+                other: 10 if other == node.id else 12 if (node.id, other) in near else 21
+                for other in range(4)
+            },
+        )
+        for node in machine.nodes
+    )
+    found = devices(machine=Machine(nodes, machine.cpus), ledger=Ledger(), policy=PlacementPolicy())
+    attributes = [device["attributes"] for device in found.values()]
+    assert [one["bayplan.dev/socket"]["int"] for one in attributes] == [0, 0, 1, 1]
+    assert [one["bayplan.dev/within12"]["int"] for one in attributes] == [0, 0, 2, 2]
+    assert [one["bayplan.dev/l3Caches"]["int"] for one in attributes] == [2] * 4
+    # All together, or each alone, is no grouping.
+    assert not any(key.endswith(("within10", "within21")) for one in attributes for key in one)
+
+
+def test_memory_of_another_tier_is_a_device_of_its_own_and_a_devices_memory_is_none() -> None:
+    first, second = MACHINE.nodes
+    slow = replace(second, cpus=CpuSet(), tier=2, initiators=NodeSet([0]))
+    machine = Machine((replace(first, tier=1), slow), MACHINE.cpus[:4])
+    found = devices(machine=machine, ledger=Ledger())
+    assert found["numa-1"]["attributes"]["bayplan.dev/memoryTier"] == {"string": "slow"}
+    assert found["numa-1"]["attributes"]["bayplan.dev/socket"] == {"int": 0}
+    assert "bayplan.dev/cpu" not in found["numa-1"]["capacity"]
+    of_a_gpu = Machine((first, replace(slow, owner="gpu")), MACHINE.cpus[:4])
+    assert list(devices(machine=of_a_gpu, ledger=Ledger())) == ["numa-0"]
+
+
+@pytest.mark.parametrize(
+    ("resource", "key", "step"),
+    [
+        ("memory", "memory", MIB),
+        ("hugepages-2Mi", "hugepages2Mi", 2 * MIB),
+        ("hugepages-1Gi", "hugepages1Gi", GIB),
+        ("hugepages-64Ki", "hugepages64Ki", 64 << 10),
+        ("cpu", "cpu", 1),
+    ],
+)
+def test_names_of_capacities(resource: str, key: str, step: int) -> None:
+    assert capacity_key(resource) == key
+    assert resource_of_key(key) == resource_of_key(f"bayplan.dev/{key}") == resource
+    assert step_of(resource) == step
+
+
+def test_names_of_devices() -> None:
+    assert [node_of_device(device_name(node)) for node in (0, 17)] == [0, 17]
+    assert [node_of_device(name) for name in ("numa-", "cpu-1", "numa", "numa-x", "numa-1-2", "numa-²")] == [
+        None
+    ] * 6
+
+
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 12), held=st.integers(0, 200))
+def test_the_api_server_takes_the_slices_of_every_machine(seed: int, count: int, held: int) -> None:
+    draw = random.Random(seed)
+    machine = draw_machine(draw, count)
+    nodes = NodeSet(draw.sample(list(machine.memory_nodes), draw.randint(1, len(machine.memory_nodes))))
+    taken = replace(BURSTABLE, placement=Placement(claim=Claim(nodes, {"memory": held * MIB // 2})))
+    snapshot = make_snapshot(machine=machine, policy=PlacementPolicy(), ledger=Ledger.of([Entry(taken)]))
+    made = resource_slices("node-a", "uid", devices_of(snapshot), 7)
+    assert [one for each in made for one in complaints(each)] == []
+    found = pool_devices(made)
+    assert found is not None
+    rooms = claimable_by_node(machine, snapshot.policy, snapshot.ledger)
+    for node, room in rooms.items():
+        for resource, amount in room.items():
+            entry = found[device_name(node)]["capacity"].get(f"bayplan.dev/{capacity_key(resource)}")
+            there = 0 if entry is None else int(parse_quantity(entry["value"]))
+            assert there == amount // step_of(resource) * step_of(resource)
+
+
+def test_more_nodes_than_a_slice_holds_are_several_slices_of_one_pool() -> None:
+    machine = Layout(sockets=70, cores=1, threads=1).machine()
+    snapshot = make_snapshot(machine=machine, ledger=Ledger(), policy=PlacementPolicy())
+    made = resource_slices("n" * 253, "uid", devices_of(snapshot), 3)
+    assert [len(one["spec"]["devices"]) for one in made] == [64, 6]
+    assert [one for each in made for one in complaints(each)] == []
+    found = pool_devices(made)
+    assert found is not None
+    assert len(found) == 70
+    assert pool_devices(made[:1]) is None
