@@ -16,7 +16,6 @@ from bayplan.agent.cluster.pods import ApiPodWatch
 from bayplan.agent.cluster.publisher import TopologyPublisher
 from bayplan.agent.command_line import AgentSettings, ClusterTask
 from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.dra.slice_publisher import SlicePublisher
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.http_client import Server
 from bayplan.agent.kubelet_pods.endpoint import PodEndpoint
@@ -91,6 +90,8 @@ def _cluster(
     if ClusterTask.EVICTIONS in settings.cluster_tasks:
         yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
     if ClusterTask.CLAIMS in settings.cluster_tasks:
+        from bayplan.agent.dra.slice_publisher import SlicePublisher  # noqa: PLC0415 - loaded with that task
+
         yield SlicePublisher(api, mirror, node_name)
 
 
