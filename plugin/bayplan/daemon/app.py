@@ -19,7 +19,8 @@ from bayplan.config.settings import Settings
 from bayplan.control.recorder import Recorder
 from bayplan.control.tasks import until_one_ends
 from bayplan.control.threads import executor
-from bayplan.daemon.components import Daemon, SettingsReader
+from bayplan.daemon.components import Daemon
+from bayplan.daemon.configuration import Configuration
 from bayplan.daemon.process_limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import HostError
@@ -40,7 +41,7 @@ _YOUNG_OBJECTS: Final = 20_000
 4 % longer."""
 
 
-def run(settings: Settings, configuration: SettingsReader) -> int:
+def run(settings: Settings, configuration: Configuration) -> int:
     """Serve until SIGTERM or SIGINT, or until the runtime that launched us goes away; the exit status.
 
     SIGHUP takes over the policy and the log level of the settings that *configuration* reads then.
@@ -56,7 +57,7 @@ def run(settings: Settings, configuration: SettingsReader) -> int:
     return asyncio.run(_serve(settings, configuration))
 
 
-async def _serve(settings: Settings, configuration: SettingsReader) -> int:
+async def _serve(settings: Settings, configuration: Configuration) -> int:
     asyncio.get_running_loop().set_default_executor(executor("asyncio"))
     notifier = Notifier.of()
     async with AsyncExitStack() as stack:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
@@ -44,6 +44,7 @@ from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
 from bayplan.daemon.cgroup_lookups import lookups_of
+from bayplan.daemon.configuration import BY_NODE, Configuration
 from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.engine_choice import engine_for, open_recording
 from bayplan.daemon.eviction import EvictionManager
@@ -64,6 +65,7 @@ from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kubelet_program import KubeletVersion
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.host.sysfs import has_weighted_interleave
@@ -84,16 +86,6 @@ DEVICES_SHARE: Final = 0.25
 """Of the request deadline: so long may a creation wait for what its devices say."""
 
 _NOT_TAKEN_OVER: Final = "settings not taken over; those before stay in force"
-
-
-class SettingsReader(Protocol):
-    """Gives settings again, those of the start apart. Both methods block, and raise ConfigError."""
-
-    def read(self) -> Settings:
-        """Those of the files as they are now."""
-
-    def of_kubelet(self, version: str) -> Settings:
-        """Those of the files as they were read last, where the node's kubelet is of *version*."""
 
 
 class Daemon:
@@ -135,7 +127,7 @@ class Daemon:
         self._verify_now = asyncio.Event()
         self._reload_now = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._kubelet_versions: asyncio.Queue[str] = asyncio.Queue()
+        self._kubelet_versions: asyncio.Queue[KubeletVersion] = asyncio.Queue()
         # Settings that were read before others are not taken over after them.
         self._one_at_a_time = asyncio.Lock()
         self.narrowing_due = asyncio.Event()
@@ -316,7 +308,7 @@ class Daemon:
         await self._stop_now.wait()
         await self.session.close()
 
-    async def reload_on_signal(self, configuration: SettingsReader, notifier: Notifier) -> None:
+    async def reload_on_signal(self, configuration: Configuration, notifier: Notifier) -> None:
         """Take over changed settings on SIGHUP; wrong ones are reported and change nothing.
 
         Decisions that were made stay. What takes a restart is named.
@@ -335,22 +327,22 @@ class Daemon:
                 logger.exception("%s", _NOT_TAKEN_OVER)
             notifier.ready()
 
-    async def follow_kubelet(self, configuration: SettingsReader) -> None:
-        """Take over the rules of another kubelet once the agent has said that the node has one, if its
-        version is not configured. Decisions that were made stay."""
+    async def follow_kubelet(self, configuration: Configuration) -> None:
+        """Take over the rules of another kubelet once the agent, or the node's kubelet itself, has said that
+        the node has one, if its version is not configured. Decisions that were made stay."""
+        loop, put = asyncio.get_running_loop(), self._kubelet_versions.put_nowait
+        configuration.when_kubelet_answers(lambda found: loop.call_soon_threadsafe(put, found))
         while True:
-            version = await self._kubelet_versions.get()
-            before = self.settings.kubelet_rules
+            found = await self._kubelet_versions.get()
+            before, version = self.settings.kubelet_rules, found.version
             try:
-                kubelet_minor("status.nodeInfo.kubeletVersion", version)
+                kubelet_minor(found.known_by, version)
             except InvalidValueError as wrong:
                 logger.warning("the Node object says no version of kubelet", extra={"problem": str(wrong)})
                 continue
             try:
                 async with self._one_at_a_time:
-                    await self._take_settings(
-                        await read_meanwhile(partial(configuration.of_kubelet, version))
-                    )
+                    await self._take_settings(await read_meanwhile(partial(configuration.of_kubelet, found)))
             except BayplanError as error:
                 fields = {"version": version, "stays": f"{before}", "problem": error.on_one_line()}
                 logger.error("the rules of the node's kubelet are not taken over", extra=fields)  # noqa: TRY400 - expected, so that a traceback says nothing
@@ -437,7 +429,9 @@ class Daemon:
         server.questions = {verb: self._answering(questions[verb]) for verb in QUESTIONS}
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
         pods.not_used = lambda *found: server.say(Unusable(*found))
-        server.kubelet_said = self._kubelet_versions.put_nowait
+        server.kubelet_said = lambda version: self._kubelet_versions.put_nowait(
+            KubeletVersion(version, BY_NODE)
+        )
         self.eviction.pod_end.ask_agent = server.evict
         return server
 

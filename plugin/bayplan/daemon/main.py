@@ -3,9 +3,7 @@
 Errors end here, as one message without a traceback and the exit status of their category.
 """
 
-import argparse
 import logging
-import os
 import signal
 import sys
 from collections.abc import Collection, Sequence
@@ -15,12 +13,12 @@ from typing import Final
 from bayplan import logs
 from bayplan.config.eviction import remarks_here
 from bayplan.config.flags import build_parser, given_flags
-from bayplan.config.load import read_contents, settings_of
 from bayplan.config.reservations import resolve_policy, wrong_here
 from bayplan.config.settings import Settings
 from bayplan.control.reading import read_within
+from bayplan.daemon.configuration import PATIENCE_S, Configuration
 from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
-from bayplan.host.kubelet_program import KubeletVersion, kubelet_of_node
+from bayplan.host.kubelet_program import LIMIT_S
 from bayplan.model.memory_kinds import with_owners
 from bayplan.printable import printable_lines
 from bayplan.quantity import format_bytes
@@ -29,9 +27,6 @@ from bayplan.standard_streams import make_writable, write_answer, write_error
 logger = logging.getLogger(__name__)
 
 _PROGRAM: Final = "baypland"
-_CLUSTER_VERSION: Final = "BAYPLAN_CLUSTER_VERSION"
-"""In the environment: the version of the API server, which the Helm chart knows."""
-_BY_NODE: Final = "status.nodeInfo.kubeletVersion of the node, from bayplan-agent"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_writable()
     arguments = build_parser().parse_args(argv)
     try:
-        configuration = Configuration(arguments)
+        # Who only asks has time.
+        patience_s = LIMIT_S if arguments.check_config else PATIENCE_S
+        configuration = Configuration(
+            arguments.config, given_flags(arguments), wrong_on_this_machine, patience_s=patience_s
+        )
         settings = read_within(configuration.read)
         if arguments.check_config:
             findings = check(settings)
@@ -48,39 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_error(f"{_PROGRAM}: {printable_lines(str(error))}\n")
         return error.exit_code
     return _run(settings, configuration)
-
-
-class Configuration:
-    """The files and flags of one command line, and what was found out about the node's kubelet.
-
-    Settings are made of the files as they were read last, so that what was changed in a file counts from the
-    reload on that was asked for, and not from when kubelet becomes another one.
-    """
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._paths: Sequence[Path] = arguments.config
-        self._flags = given_flags(arguments)
-        self._node_says = ""
-
-    def read(self) -> Settings:
-        """The settings of the files as they are now. Raises ConfigError."""
-        contents = read_contents(self._paths)
-        settings = settings_of(contents, self._flags, wrong_on_this_machine, self._find_kubelet)
-        self._contents = contents
-        return settings
-
-    def of_kubelet(self, version: str) -> Settings:
-        """The settings of the same files beside the kubelet that the Node object names, from now on. Raises
-        ConfigError; then it is remembered all the same."""
-        self._node_says = version
-        return settings_of(self._contents, self._flags, wrong_on_this_machine, self._find_kubelet)
-
-    def _find_kubelet(self) -> KubeletVersion | None:
-        if self._node_says:
-            return KubeletVersion(self._node_says, _BY_NODE)
-        found = kubelet_of_node()
-        cluster = os.environ.get(_CLUSTER_VERSION)
-        return KubeletVersion(cluster, _CLUSTER_VERSION) if found is None and cluster else found
 
 
 def check(settings: Settings, root: Path = Path("/")) -> str:

@@ -1,0 +1,140 @@
+"""What one command line means: its files and flags, and what is known of the node's kubelet.
+
+The node's kubelet is asked for its version beside all else, as its program may lie on a disk that is slow or
+does not answer: the start, and a reload, wait a moment for it and no longer. What it says later is taken over
+then, like what the Node object says. Only a configuration that is wrong without the answer waits for it.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from bayplan.config.load import Contents, FindKubelet, MoreProblems, read_contents, settings_of
+from bayplan.config.settings import Settings
+from bayplan.errors import ConfigError
+from bayplan.host.kubelet_program import LIMIT_S, KubeletVersion, kubelet_of_node
+
+CLUSTER_VERSION: Final = "BAYPLAN_CLUSTER_VERSION"
+"""In the environment: the version of the API server, which the Helm chart knows."""
+BY_NODE: Final = "status.nodeInfo.kubeletVersion of the node, from bayplan-agent"
+PATIENCE_S: Final = 1.0
+"""Ten times what an answer takes on an idle machine."""
+
+Told = Callable[[KubeletVersion], object]
+
+
+class KubeletQuestion:
+    """The node's program is asked in a thread of its own, one question at a time, which nobody has to wait
+    for. `answer` is called by one thread at a time."""
+
+    def __init__(self, ask: FindKubelet = kubelet_of_node) -> None:
+        self._ask = ask
+        self._changing = threading.Lock()
+        # Of the question under way; set when none is.
+        self._settled = threading.Event()
+        self._settled.set()
+        self._known: KubeletVersion | None = None
+        self._missed = False
+        # What came when nobody waited for it, until somebody is there who is told.
+        self._late: KubeletVersion | None = None
+        self._tell: Told | None = None
+
+    def answer(self, patience_s: float) -> KubeletVersion | None:
+        """What the program says now; where it says nothing within *patience_s*, what it said last."""
+        with self._changing:
+            self._missed = False
+            if self._settled.is_set():
+                self._settled.clear()
+                threading.Thread(target=self._put, name="kubelet-version", daemon=True).start()
+        self._settled.wait(patience_s)
+        with self._changing:
+            self._missed = self.pending()
+            return self._known
+
+    def pending(self) -> bool:
+        """Whether the program has not answered yet."""
+        return not self._settled.is_set()
+
+    def known(self) -> KubeletVersion | None:
+        """What it said last."""
+        return self._known
+
+    def tell(self, told: Told) -> None:
+        """Have *told* called with each answer that nobody waited for any more, the last one included; from
+        another thread, too."""
+        with self._changing:
+            self._tell = told
+            late, self._late = self._late, None
+        if late is not None:
+            told(late)
+
+    def _put(self) -> None:
+        said = None
+        try:
+            said = self._ask()
+        finally:
+            with self._changing:
+                late = said if self._missed and said != self._known else None
+                self._known = said
+                self._settled.set()
+                tell = self._tell
+                self._late = late if tell is None else None
+        if late is not None and tell is not None:
+            tell(late)
+
+
+class Configuration:
+    """Settings are made of the files as they were read last, so that what was changed in a file counts from
+    the reload on that was asked for, and not from when kubelet becomes another one."""
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        flags: Mapping[str, Sequence[str]],
+        more_problems: MoreProblems | None = None,
+        *,
+        question: KubeletQuestion | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._paths = paths
+        self._flags = flags
+        self._more_problems = more_problems
+        self._question = question or KubeletQuestion()
+        self._patience_s = patience_s
+        self._contents = Contents((), (), ())
+        self._node_says: KubeletVersion | None = None
+
+    def read(self) -> Settings:
+        """The settings of the files as they are now. Raises ConfigError."""
+        contents = read_contents(self._paths)
+        try:
+            settings = self._settings_of(contents, lambda: self._question.answer(self._patience_s))
+        except ConfigError:
+            if not self._question.pending():
+                raise
+            settings = self._settings_of(contents, lambda: self._question.answer(LIMIT_S))
+        self._contents = contents
+        return settings
+
+    def of_kubelet(self, found: KubeletVersion) -> Settings:
+        """The settings of the same files beside the kubelet that was found. Raises ConfigError; then it is
+        remembered all the same."""
+        if found.known_by == BY_NODE:
+            self._node_says = found
+        return self._settings_of(self._contents, self._question.known)
+
+    def when_kubelet_answers(self, told: Told) -> None:
+        """Have *told* called, from another thread, with what the node's kubelet says too late for `read`."""
+        self._question.tell(told)
+
+    def _settings_of(self, contents: Contents, ask: FindKubelet) -> Settings:
+        return settings_of(contents, self._flags, self._more_problems, lambda: self._find_kubelet(ask))
+
+    def _find_kubelet(self, ask: FindKubelet) -> KubeletVersion | None:
+        if self._node_says is not None:
+            return self._node_says
+        found = ask()
+        cluster = os.environ.get(CLUSTER_VERSION)
+        return KubeletVersion(cluster, CLUSTER_VERSION) if found is None and cluster else found
