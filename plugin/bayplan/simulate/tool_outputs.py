@@ -7,7 +7,8 @@ do not say is assumed, and each assumption is a sentence.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -26,20 +27,23 @@ from bayplan.model.machine import (
 )
 from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import GIB, KIB, MIB, format_bytes
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 S = TypeVar("S", CpuSet, NodeSet)
 
 ASSUMED_BYTES_PER_CPU: Final = 4 * GIB
 """Where nothing says how much memory there is: the usual ratio of servers and clouds' general sizes."""
 
-_QUOTED: Final = r"^[\s>|*`#]*"
+_QUOTED: Final = r"^[\s>|*+`#]*"
+_TOLD: Final = r"(?:\s+[(<#].*)?$"
+"""What people write behind an output."""
+_TAG: Final = re.compile(r"</?[a-z]{1,10} ?/?>")
 _AVAILABLE: Final = re.compile(_QUOTED + r"available: \d+ nodes? \(([0-9,-]+)\)")
-_CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:(.*?)[\s|`]*$")
+_CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:(.*?)[\s|`]*" + _TOLD)
 _SIZE: Final = re.compile(_QUOTED + r"node (\d{1,4}) size: *(?:(\d{1,12}) ?([KMGT])i?B|(<not available>))")
 _DISTANCES: Final = re.compile(_QUOTED + r"node distances:")
 _HEADER: Final = re.compile(_QUOTED + r"node((?:\s+\d{1,4})+)\s*$")
-_ROW: Final = re.compile(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*$")
+_ROW: Final = re.compile(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*" + _TOLD)
 _MORE: Final = re.compile(_QUOTED + r"((?:\d{1,4}\s*)+)$")
 _NO_NUMA: Final = re.compile(r"No NUMA (?:support )?available", re.IGNORECASE)
 _PARSABLE: Final = re.compile(r"^[\s>#*]*(CPU,[A-Za-z0-9,:]+)\s*$", re.IGNORECASE)
@@ -47,8 +51,16 @@ _PARSED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:,[0-9:YNyn-]*){1,20})\s*$")
 _TABLE: Final = re.compile(r"^[\s>]*(CPU(?:\s+[A-Z0-9][A-Za-z0-9:]*)+)\s*$")
 _TABLED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:\s+\S+)+)\s*$")
 _JSON: Final = re.compile(r'"(?:lscpu|cpus)"\s*:\s*\[\s*\{')
-_FIELD: Final = re.compile(_QUOTED + r"([A-Z][^:]{1,40}):\s+(\S.*)$")
+_FIELD: Final = re.compile(_QUOTED + r"([A-Z][^:]{1,40}):(?:\s+(\S.*?))?\s*$")
 _ONLINE: Final = "On-line CPU(s) list"
+_MOST_X86_THREADS: Final = 2
+_THREADS: Final = "Thread(s) per core"
+_CACHE: Final = re.compile("l[1-4][di]?")
+_OF_NODE: Final = re.compile(r"NUMA node(\d{1,4}) CPU\(s\)")
+_STRIDE: Final = re.compile(r"(\d-\d{1,5}):(\d{1,5})(?![\d/])")
+"""Every so many of a range, which the kernel writes as 0-62:1/2."""
+_NO_TEXT: Final = re.compile(r'(":\s*)-(\s*[,}])')
+"""What lscpu 2.38 prints of offline CPUs in JSON."""
 _ADJACENT: Final = ("ppc", "s390")
 """Architectures on which Linux numbers the threads of a core one after the other."""
 _USUAL: Final = "CPU,Core,Socket,Node,,L1d,L1i,L2,L3"
@@ -88,16 +100,18 @@ class _Lscpu(NamedTuple):
 
     @property
     def online(self) -> bool:
-        """What the column says, whose words are the reader's language: an offline CPU has no core either."""
-        return self.row.get("online", "yes").lower() not in _OFFLINE and self.row.get("core") != _NONE
+        """What the column says, whose words are the reader's language: an offline CPU has no core, socket,
+        node or cache either."""
+        known = [text for name, text in self.row.items() if name.startswith(("core", "socket", "node", "l1"))]
+        placed = not known or any(text not in ("", _NONE) for text in known)
+        return placed and self.row.get("online", "yes").lower() not in _OFFLINE
 
-    @property
-    def l3(self) -> int | None:
+    def cache(self, name: str) -> int | None:
         """Of columns of their own, or of one such as ``L1d:L1i:L2:L3``."""
         for column, text in self.row.items():
             names, values = column.split(":"), text.split(":")
-            if "l3" in names and len(names) == len(values):
-                value = values[names.index("l3")]
+            if name in names and len(names) == len(values):
+                value = values[names.index(name)]
                 return int(value) if value.isdecimal() else None
         return None
 
@@ -112,7 +126,7 @@ def is_tool_output(text: str) -> bool:
         or _TABLE.match(line)
         or _is_usual(line)
         or (_FIELD.match(line) and "CPU(s)" in line)
-        for line in text.splitlines()
+        for line in _TAG.sub("", text).splitlines()
     )
 
 
@@ -122,6 +136,7 @@ def machine_of_outputs(text: str) -> Imported:
     Raises:
         InvalidValueError: they contradict each other, or something of them is missing.
     """
+    text = _TAG.sub("", text)
     lines = text.splitlines()
     numactl = _numactl(lines)
     assumed: list[str] = []
@@ -139,7 +154,7 @@ def machine_of_outputs(text: str) -> Imported:
         expected = "the output of numactl -H, of lscpu -p, or of LC_ALL=C lscpu, whole"
         raise invalid("the file", found, expected)
     if not numactl.cpus:
-        return _without_numactl(listed, assumed)
+        return _without_numactl(listed, _node_lists(_summary(text)), assumed)
     _check(numactl, listed)
     nodes = tuple(
         Node(
@@ -155,7 +170,7 @@ def machine_of_outputs(text: str) -> Imported:
         assumed.append(f"distances of {LOCAL_DISTANCE} and {REMOTE_DISTANCE}, as no output has them")
     if not any(node.memory_bytes for node in nodes):
         raise invalid("node size", "0 MB on every node", "memory on at least one")
-    rows = listed or [_Lscpu(cpu, {}) for cpus in numactl.cpus.values() for cpu in cpus]
+    rows = listed or _of_lists(numactl.cpus.values(), assumed)
     node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
     assumed.append("no huge pages, and no memory of devices")
     remarks = (shared_cpus(numactl.sharing),) if numactl.sharing else ()
@@ -163,17 +178,12 @@ def machine_of_outputs(text: str) -> Imported:
     return Imported(Machine(nodes, cpus, remarks=remarks), tuple(assumed))
 
 
-def _numactl(lines: Iterable[str]) -> _Numactl:
-    found = _Numactl()
-    continued: int | None = None
+def _numactl(lines: Sequence[str]) -> _Numactl:
+    found = _Numactl(cpus=_lists(lines))
     in_distances = False
     for line in lines:
-        before, continued = continued, None
         if match := _AVAILABLE.match(line):
             found.announced = _ids(NodeSet, "available", match[1])
-        elif match := _CPUS.match(line):
-            continued = int(match[1])
-            found.cpus[continued] = _ids(CpuSet, f"node {continued} cpus", match[2])
         elif match := _SIZE.match(line):
             amount = int(match[2] or 0) * _SCALES[match[3] or "M"]
             found.memory_bytes[int(match[1])] = amount
@@ -184,12 +194,46 @@ def _numactl(lines: Iterable[str]) -> _Numactl:
         elif in_distances and (match := _ROW.match(line)):
             found.rows[int(match[1])] = [int(column) for column in match[2].split()]
             in_distances = not found.columns or len(found.rows) < len(found.columns)
-        elif before is not None and (match := _MORE.match(line)):
-            continued = before
-            found.cpus[before] |= _ids(CpuSet, f"node {before} cpus", match[1])
         elif _NO_NUMA.search(line):
             found.without_numa = True
     return found
+
+
+def _lists(lines: Iterable[str]) -> dict[int, CpuSet]:
+    """The CPUs of each node; a list can go on on the next line."""
+    lists: defaultdict[int, list[CpuSet]] = defaultdict(list)
+    node: int | None = None
+    for line in lines:
+        if match := _CPUS.match(line):
+            node = int(match[1])
+            lists[node].append(_ids(CpuSet, f"node {node} cpus", match[2]))
+        elif node is not None and (match := _MORE.match(line)):
+            lists[node][-1] |= _ids(CpuSet, f"node {node} cpus", match[1])
+        else:
+            node = None
+    for node, several in lists.items():
+        if len(set(several)) > 1:
+            raise invalid(f"node {node} cpus", " and ".join(map(str, several)), "the output of one machine")
+    return {node: several[0] for node, several in lists.items()}
+
+
+def _of_lists(lists: Iterable[CpuSet], assumed: list[str]) -> list[_Lscpu]:
+    """The CPUs of numactl's lists. Where every node has two runs of them, as long and half of all CPUs apart,
+    they are the first and the second threads of its cores, as Linux numbers them on x86."""
+    of_nodes = [list(cpus) for cpus in lists if cpus]
+    half = sum(map(len, of_nodes)) // 2
+    firsts = [cpus[: len(cpus) // 2] for cpus in of_nodes]
+    apart = half > 0 and all(
+        len(first) > 1
+        and first[-1] - first[0] == len(first) - 1
+        and first[-1] + 1 < first[0] + half
+        and cpus == [*first, *(cpu + half for cpu in first)]
+        for first, cpus in zip(firsts, of_nodes, strict=True)
+    )
+    if not apart:
+        return [_Lscpu(cpu, {}) for cpus in of_nodes for cpu in cpus]
+    assumed.append(f"two threads of each core, {half} apart, as every node has two runs of CPUs")
+    return [_Lscpu(cpu, {"core": str(cpu % half)}) for cpus in of_nodes for cpu in cpus]
 
 
 def _check(numactl: _Numactl, listed: list[_Lscpu]) -> None:
@@ -247,21 +291,32 @@ def _distances(numactl: _Numactl, node: int) -> dict[int, int]:
     return assumed_distances(node, numactl.cpus)
 
 
-def _without_numactl(listed: list[_Lscpu], assumed: list[str]) -> Imported:
-    """The machine of lscpu alone, which knows nodes with CPUs and no memory."""
+def _without_numactl(listed: list[_Lscpu], lists: Mapping[int, CpuSet], assumed: list[str]) -> Imported:
+    """The machine of lscpu alone, which knows nodes with CPUs and no memory: those of its rows, and by the
+    *lists* of its summary those that share CPUs (numa=fake), each an equal part of the memory there."""
     node_of = {one.cpu: one.number("node") or 0 for one in listed if one.online}
-    ids = sorted(set(node_of.values()))
+    if not node_of:
+        raise invalid("the file", "no CPU that is online", "at least one")
+    own = {node: CpuSet(cpu for cpu, of in node_of.items() if of == node) for node in set(node_of.values())}
+    near = own | {node: cpus & CpuSet(node_of) for node, cpus in lists.items()}
+    sharing = NodeSet(node for node, cpus in near.items() if cpus and node not in own)
+    ids = sorted({*own, *sharing})
     nodes = []
     for node in ids:
-        cpus = CpuSet(cpu for cpu, own in node_of.items() if own == node)
-        distances = assumed_distances(node, ids)
-        nodes.append(Node(node, cpus, len(cpus) * ASSUMED_BYTES_PER_CPU, distances=distances))
-    if not nodes:
-        raise invalid("the file", "no CPU that is online", "at least one")
+        beside = [other for other in ids if other == node or (sharing and near[other] == near[node])]
+        distances = assumed_distances(node, ids) | dict.fromkeys(beside, LOCAL_DISTANCE)
+        memory_bytes = len(near[node]) * ASSUMED_BYTES_PER_CPU // len(beside)
+        tier = 0 if sharing else None
+        nodes.append(Node(node, own.get(node, CpuSet()), memory_bytes, distances=distances, tier=tier))
     assumed.append(assumed_memory())
     if len(ids) > 1:
         assumed.append(f"distances of {LOCAL_DISTANCE} and {REMOTE_DISTANCE}, as lscpu has none")
-    return Imported(Machine(tuple(nodes), _cpus(listed, node_of, assumed, known=True)), tuple(assumed))
+    empty = NodeSet(node for node, cpus in near.items() if not cpus)
+    if empty:
+        assumed.append(f"no memory on {nodes_text(empty)}, as lscpu says nothing of memory without CPUs")
+    remarks = (shared_cpus(sharing),) if sharing else ()
+    cpus = _cpus(listed, node_of, assumed, known=True)
+    return Imported(Machine(tuple(nodes), cpus, remarks=remarks), tuple(assumed))
 
 
 def assumed_memory() -> str:
@@ -288,7 +343,7 @@ def _cpus(
         if not one.online:
             cpus.append(Cpu(one.cpu, one.cpu, UNKNOWN_SOCKET, node, None, online=False))
             continue
-        core, socket, l3 = one.number("core"), one.number("socket"), one.l3
+        core, socket, l3 = one.number("core"), one.number("socket"), one.cache("l3")
         without_core, without_socket = without_core or core is None, without_socket or socket is None
         caches = caches or l3 is not None
         cpus.append(
@@ -312,12 +367,52 @@ def _cpus(
 
 def _lscpu(text: str, lines: list[str], assumed: list[str]) -> list[_Lscpu]:
     """The CPUs that lscpu lists, each once; those of its summary where it lists none."""
-    found = {one.cpu: one for one in (*_json_rows(text), *_text_rows(lines, assumed))}
-    fields = {} if found else _summary(text)
-    if fields:
-        found = {one.cpu: one for one in _of_sums(fields)}
-        assumed.append("threads, caches and sockets in order, as lscpu without -p has only sums of them")
-    return [one for _, one in sorted(found.items())]
+    found: dict[int, _Lscpu] = {}
+    for one in (*_json_rows(text), *_text_rows(lines, assumed)):
+        # Those that follow may be of `lscpu -y`, whose ids repeat.
+        found.setdefault(one.cpu, one)
+    fields = _summary(text)
+    if found:
+        return _apart(sorted(found.values()), _number(fields, _THREADS, 0), assumed)
+    if _ONLINE not in fields and not _node_lists(fields):
+        if "{" in text and fields:
+            raise invalid(
+                "lscpu", f"no {_ONLINE}", f"{_THREADS} and {_ONLINE}, as LC_ALL=C lscpu prints them"
+            )
+        return []
+    assumed.append("threads, caches and sockets in order, as lscpu without -p has only sums of them")
+    return sorted(_of_sums(fields, assumed))
+
+
+def _apart(rows: list[_Lscpu], threads: int, assumed: list[str]) -> list[_Lscpu]:
+    """With a core for each CPU where lscpu repeats a core's id, as on Arm, where some clusters number their
+    cores anew: more than two CPUs without a common L1 cache, or those of a machine with one of *threads* in
+    each core, are of several. Virtual machines can have two threads of a core with an L1 cache for each."""
+    cores: defaultdict[tuple[str | None, str | None], list[_Lscpu]] = defaultdict(list)
+    for one in rows:
+        if one.online and one.number("core") is not None:
+            cores[one.row.get("socket"), one.row.get("core")].append(one)
+    several = CpuSet(
+        one.cpu
+        for members in cores.values()
+        if len(members) > 1
+        and (threads == 1 or (len(members) > _MOST_X86_THREADS and not _share_a_cache(members)))
+        for one in members
+    )
+    if not several:
+        return rows
+    assumed.append(f"a core for each of the CPUs {several}, as they share nothing but the number of a core")
+    return [
+        one._replace(row={**one.row, "core": str(CpuSet.max_id + 1 + one.cpu)}) if one.cpu in several else one
+        for one in rows
+    ]
+
+
+def _share_a_cache(members: Sequence[_Lscpu]) -> bool:
+    """Whether any two of them do, or it is not known."""
+    caches = [[one.cache(name) for one in members] for name in ("l1d", "l1i")]
+    known = [ids for ids in caches if None not in ids]
+    return not known or any(len(set(ids)) < len(ids) for ids in known)
 
 
 def _text_rows(lines: Iterable[str], assumed: list[str]) -> Iterator[_Lscpu]:
@@ -348,6 +443,13 @@ def _is_usual(line: str) -> bool:
 
 
 def _row(columns: list[str], cells: list[str], line: str) -> _Lscpu:
+    caches = [name for name in columns if _CACHE.fullmatch(name)]
+    without = [name for name in columns if name not in caches]
+    if len(without) < len(cells) < len(columns):
+        # A CPU that lacks a cache has fewer cells, and nothing says which.
+        first = columns.index(caches[0])
+        last = len(columns) - first - len(caches)
+        columns, cells = without, [*cells[:first], *cells[len(cells) - last :]]
     if len(cells) < len(columns):
         raise invalid("lscpu", repr(line.strip()), f"{len(columns)} columns: {' '.join(columns).upper()}")
     return _Lscpu(int(cells[0]), {name: cell for name, cell in zip(columns, cells, strict=False) if name})
@@ -370,13 +472,16 @@ def _summary(text: str) -> dict[str, str]:
     for document in _documents(text):
         entries = document.get("lscpu")
         fields |= _fields(entries) if isinstance(entries, list) else {}
-    found = {match[1].strip(): match[2].strip() for match in map(_FIELD.match, text.splitlines()) if match}
-    return fields | (found if _ONLINE in found else {})
+    matches = filter(None, map(_FIELD.match, text.splitlines()))
+    found = {match[1].strip(): (match[2] or "").strip() for match in matches}
+    # People also show what `lscpu | grep NUMA` leaves of it.
+    known = _ONLINE in found or any(map(_OF_NODE.fullmatch, found))
+    return fields | (found if known else {})
 
 
 def _documents(text: str) -> Iterator[Mapping[str, Any]]:
     """The JSON objects that begin on a line of their own."""
-    decoder, position = json.JSONDecoder(), 0
+    text, decoder, position = _NO_TEXT.sub(r"\1null\2", text), json.JSONDecoder(), 0
     while (match := re.compile(r"^\s*(\{)", re.MULTILINE).search(text, position)) is not None:
         try:
             document, position = decoder.raw_decode(text, match.start(1))
@@ -397,28 +502,23 @@ def _fields(entries: Iterable[Any]) -> dict[str, str]:
     return fields
 
 
-def _of_sums(fields: Mapping[str, str]) -> Iterator[_Lscpu]:
+def _of_sums(fields: Mapping[str, str], assumed: list[str]) -> Iterator[_Lscpu]:
     """The CPUs of lscpu's summary: nodes are listed, threads and sockets only counted. Threads are taken as
     Linux numbers them on x86, the second ones after the first ones of all cores, unless they would be of two
-    nodes; sockets and caches go by the nodes."""
-    try:
-        threads, sockets = int(fields["Thread(s) per core"]), int(fields.get("Socket(s)", "1"))
-        online = CpuSet.parse(fields[_ONLINE])
-        nodes = {
-            int(match[1]): CpuSet.parse(cpus)
-            for name, cpus in fields.items()
-            if (match := re.fullmatch(r"NUMA node(\d{1,4}) CPU\(s\)", name)) and cpus != "-"
-        }
-    except (KeyError, ValueError) as error:
-        expected = f"Thread(s) per core and {_ONLINE}, as LC_ALL=C lscpu prints them"
-        raise invalid("lscpu", f"no {error}", expected) from error
-    node_of = {cpu: node for node, cpus in nodes.items() for cpu in cpus}
-    own = list(online)
-    cores = max(1, len(own) // max(1, threads))
-    by_core = {cpu: position % cores for position, cpu in enumerate(own)}
-    of_one_node = all(node_of.get(cpu) == node_of.get(own[core]) for cpu, core in by_core.items())
-    if fields.get("Architecture", "").startswith(_ADJACENT) or not of_one_node:
-        by_core = {cpu: position // max(1, threads) for position, cpu in enumerate(own)}
+    nodes, or only some cores have two; sockets and caches go by the nodes."""
+    lists = _node_lists(fields)
+    announced = _number(fields, "NUMA node(s)", len(lists))
+    if announced > len(lists) > 0:
+        raise invalid("lscpu", f"{len(lists)} lists NUMA nodeN CPU(s)", f"{announced}, one for each node")
+    listed = {cpu: "" for cpus in lists.values() for cpu in cpus}
+    own = list(
+        _ids(CpuSet, _ONLINE, _STRIDE.sub(r"\1:1/\2", fields[_ONLINE]))
+        if _ONLINE in fields
+        else CpuSet(listed)
+    )
+    node_of = {cpu: node for node, cpus in in_first_nodes(lists).items() for cpu in cpus}
+    sockets = _number(fields, "Socket(s)", 0)
+    by_core = _cores_of_sums(own, fields, node_of, max(1, sockets), assumed)
     instances = re.search(r"\((\d{1,4}) instances?\)", fields.get("L3 cache", fields.get("L3", "")))
     node_of_core: dict[int, int] = {}
     for cpu, core in by_core.items():
@@ -426,10 +526,51 @@ def _of_sums(fields: Mapping[str, str]) -> Iterator[_Lscpu]:
     ordered = sorted(node_of_core, key=lambda core: (node_of_core[core], core))
     place = {core: number for number, core in enumerate(ordered)}
     for cpu, core in by_core.items():
-        row = {"core": str(core), "socket": str(place[core] * max(1, sockets) // len(place))}
+        row = {"core": str(core)}
+        if sockets:
+            row["socket"] = str(place[core] * sockets // len(place))
         if instances:
             row["l3"] = str(place[core] * int(instances[1]) // len(place))
         yield _Lscpu(cpu, {**row, "node": str(node_of.get(cpu, 0))})
+
+
+def _cores_of_sums(
+    own: Sequence[int],
+    fields: Mapping[str, str],
+    node_of: Mapping[int, int],
+    sockets: int,
+    assumed: list[str],
+) -> dict[int, int]:
+    """The core of each of the CPUs *own*."""
+    threads = max(1, _number(fields, _THREADS, 1))
+    cores = sockets * _number(fields, "Core(s) per socket", 0)
+    more = len(own) - cores
+    if threads > 1 and 0 < more < cores * (threads - 1) and more % (threads - 1) == 0:
+        wide = more // (threads - 1) * threads
+        assumed.append(
+            f"{threads} threads in each core of the first {wide} CPUs, as {cores} cores have {len(own)}"
+        )
+        return {cpu: position // threads if position < wide else position for position, cpu in enumerate(own)}
+    cores = max(1, len(own) // threads)
+    by_core = {cpu: position % cores for position, cpu in enumerate(own)}
+    of_one_node = all(node_of.get(cpu) == node_of.get(own[core]) for cpu, core in by_core.items())
+    if fields.get("Architecture", "").startswith(_ADJACENT) or not of_one_node:
+        return {cpu: position // threads for position, cpu in enumerate(own)}
+    return by_core
+
+
+def _node_lists(fields: Mapping[str, str]) -> dict[int, CpuSet]:
+    """The CPUs of each node by lscpu's summary, those that are empty as well."""
+    return {
+        int(match[1]): _ids(CpuSet, name, "" if cpus == _NONE else _STRIDE.sub(r"\1:1/\2", cpus))
+        for name, cpus in fields.items()
+        if (match := _OF_NODE.fullmatch(name))
+    }
+
+
+def _number(fields: Mapping[str, str], name: str, default: int) -> int:
+    text = fields.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() else default
 
 
 def _text(value: object) -> str:

@@ -148,7 +148,8 @@ def test_numactl_alone_says_what_it_assumes(tmp_path):
     (tmp_path / "m").write_text(numactl_text(PLAIN))
     found, listing = import_topology(tmp_path / "m")
     assert layout(found.machine, caches=False) == layout(PLAIN, caches=False)
-    assert {cpu.core_id for cpu in found.machine.cpus} == set(PLAIN.online_cpus)
+    # Every node has two runs of CPUs, so that they are taken as threads; a list that is one run says nothing.
+    assert {cpu.id: cpu.core_id for cpu in found.machine.cpus} == {cpu.id: cpu.core_id for cpu in PLAIN.cpus}
     assert len(found.assumed) == 4
     assert found.machine.remarks
     assert listing == ""
@@ -196,6 +197,9 @@ def test_an_old_numactl_without_distances_and_a_list_on_two_lines(tmp_path):
         ('{"lscpu": [{"field": "Architektur:", "data": "x86_64"}]}', "lscpu"),
         ('{"cpus": [{"core": 1}]}', "cpus"),
         ('{"cpus": [{"cpu": 1}', "lscpu -J"),
+        (OLD + OLD.replace("0 1 2 3", "0 1 2"), "node 0 cpus"),
+        ("On-line CPU(s) list: 0-7\nNUMA node(s): 2\nNUMA node0 CPU(s): 0-3\n", "lscpu"),
+        ("On-line CPU(s) list: 0-7\nNUMA node0 CPU(s): 0-x\n", "NUMA node0 CPU(s)"),
     ],
 )
 def test_what_cannot_be_read_is_one_clear_error(text, path, tmp_path):
@@ -318,6 +322,112 @@ def test_threads_of_a_summary_are_neighbours_where_the_nodes_say_so(tmp_path):
         found = read(tmp_path, text)
         assert [cpu.core_id for cpu in found.cpus] == [0, 0, 2, 2, 4, 4, 6, 6]
         assert [cpu.socket_id for cpu in found.cpus] == [0] * 4 + [1] * 4
+
+
+def groups_of(found: Machine, name: str) -> list[str]:
+    """The CPUs of each core, socket or cache, those that are online."""
+    ids = {getattr(cpu, name) for cpu in found.cpus if cpu.online} - {None}
+    members = (CpuSet(cpu.id for cpu in found.cpus if getattr(cpu, name) == one) for one in ids)
+    return [str(cpus) for cpus in sorted(members, key=min)]
+
+
+LISTS = {"CPU(s):": "4", "On-line CPU(s) list:": "0-3", "Thread(s) per core:": "1", "Socket(s):": "-"}
+
+
+def summary_of(fields: dict[str, str]) -> str:
+    return "".join(f"{key:25}{value}\n" for key, value in fields.items())
+
+
+def test_nodes_that_share_cpus_in_a_summary_of_lscpu(tmp_path):
+    """As `numa=fake` has them; sockets are not counted on Arm without firmware tables of them."""
+    nodes = {f"NUMA node{node} CPU(s):": "0-3" for node in range(4)}
+    found = read(tmp_path, summary_of(LISTS | {"NUMA node(s):": "4"} | nodes))
+    assert [(str(node.cpus), node.memory_bytes) for node in found.nodes] == [
+        ("0-3", 4 << 30),
+        *[("", 4 << 30)] * 3,
+    ]
+    assert {found.distance(0, node) for node in range(4)} == {10}
+    assert found.ordinary_nodes == NodeSet(range(4))
+    assert groups_of(found, "socket_id") == ["0-3"]
+
+
+def test_the_lists_of_nodes_alone_and_nodes_without_cpus(tmp_path):
+    """What is left after `lscpu | grep NUMA`."""
+    lists = {"NUMA node(s):": "3", "NUMA node0 CPU(s):": "0-62:2", "NUMA node1 CPU(s):": "1-63:2"}
+    found = read(tmp_path, summary_of(lists | {"NUMA node2 CPU(s):": ""}))
+    assert [list(node.cpus) for node in found.nodes] == [list(range(0, 64, 2)), list(range(1, 64, 2))]
+    assert any("node 2" in remark for remark in found.remarks)
+
+
+def test_some_cores_have_two_threads(tmp_path):
+    sums = {"On-line CPU(s) list:": "0-21", "Thread(s) per core:": "2", "Core(s) per socket:": "16"}
+    found = read(tmp_path, summary_of(sums | {"Socket(s):": "1"}))
+    assert groups_of(found, "core_id") == [
+        *[f"{cpu}-{cpu + 1}" for cpu in range(0, 12, 2)],
+        *[str(cpu) for cpu in range(12, 22)],
+    ]
+
+
+def rows_of(cores: list[str], caches: list[str]) -> str:
+    head = "# CPU,Core,Socket,Node,,L1d,L1i,L2,L3"
+    pairs = enumerate(zip(cores, caches, strict=True))
+    return "\n".join([head, *(f"{cpu},{core},0,0,,{cache}" for cpu, (core, cache) in pairs)]) + "\n"
+
+
+def test_ids_of_cores_that_repeat_in_each_cluster(tmp_path):
+    """lscpu 2.38 to 2.41 on Arm without firmware tables: no two of these CPUs have a cache in common."""
+    own = [f"{cpu},{cpu},{cpu},{cpu // 6}" for cpu in range(12)]
+    found = read(tmp_path, rows_of(["0", "1", "2", "3"] * 3, own))
+    assert groups_of(found, "core_id") == [str(cpu) for cpu in range(12)]
+    # Pairs may be threads of a virtual machine, and four CPUs with a cache in common those of POWER.
+    assert groups_of(read(tmp_path, rows_of(["0", "0", "1", "1"], own[:4])), "core_id") == ["0-1", "2-3"]
+    assert groups_of(read(tmp_path, rows_of(["0"] * 4, ["0,0,0,0"] * 4)), "core_id") == ["0-3"]
+    # The summary beside it decides.
+    one_thread = rows_of(["0", "0", "1", "1"], own[:4]) + "Thread(s) per core: 1\nOn-line CPU(s) list: 0-3\n"
+    assert groups_of(read(tmp_path, one_thread), "core_id") == ["0", "1", "2", "3"]
+
+
+def test_a_cpu_that_lacks_a_cache_has_a_shorter_row(tmp_path):
+    rows = rows_of(["0", "1", "2"], ["0,0,0,0", "1,1,0,0", "2,0"])
+    found = read(tmp_path, rows)
+    assert groups_of(found, "core_id") == ["0", "1", "2"]
+    assert groups_of(found, "l3_cache_id") == ["0-1"]
+    online = rows.replace("L3\n", "L3,ONLINE\n").replace("0\n", "0,Y\n")
+    assert read(tmp_path, online).cpus == found.cpus
+    with pytest.raises(ConfigError):
+        read(tmp_path, rows.replace("2,2,0,0,,2,0", "2,2,0"))
+
+
+def test_a_dash_is_no_value_in_json_of_old_versions(tmp_path):
+    rows = '{"cpu": 0, "node": 0, "socket": 0, "core": 0, "l1d:l1i:l2": "0:0:0", "online": true}'
+    rows += ',\n{"cpu": 1, "node": -, "socket": -, "core": -, "l1d:l1i:l2": null, "online": false}'
+    found = read(tmp_path, f'{{\n   "cpus": [\n{rows}\n]}}\n')
+    assert (found.online_cpus, found.cpu_by_id[1].online) == (CpuSet([0]), False)
+
+
+def test_two_runs_of_cpus_on_every_node_are_threads(tmp_path):
+    text = "node 0 cpus: 0 1 2 3 8 9 10 11\nnode 0 size: 4000 MB\n"
+    text += "node 1 cpus: 4 5 6 7 12 13 14 15\nnode 1 size: 4000 MB\n"
+    assert groups_of(read(tmp_path, text), "core_id") == [f"{cpu},{cpu + 8}" for cpu in range(8)]
+    # Neither every other CPU nor one run says anything of threads.
+    for first, second in (("0 2 4 6", "1 3 5 7"), ("0 1 2 3", "4 5 6 7"), ("0 4", "1 5")):
+        text = f"node 0 cpus: {first}\nnode 0 size: 9 MB\nnode 1 cpus: {second}\nnode 1 size: 9 MB\n"
+        assert len(groups_of(read(tmp_path, text), "core_id")) == len(f"{first} {second}".split())
+
+
+def test_what_people_write_around_an_output(tmp_path):
+    plain = numactl_text(PLAIN)
+    wanted = layout(PLAIN, caches=False)
+    told = plain.replace("9: ", "9:  ").replace("\nnode 0 size", "  (four cores)\nnode 0 size", 1)
+    lines = told.splitlines()
+    lines[-1] += "  <- memory alone"
+    forms = [
+        "\n".join(lines),
+        "".join(f"+ * {line}\n" for line in plain.splitlines()),
+        "".join(f"<p>{line}<br/></p>\n\n" for line in plain.splitlines()),
+    ]
+    for text in forms:
+        assert layout(read(tmp_path, text), caches=False) == wanted
 
 
 def test_a_tree_without_memory_as_those_of_lscpu(tmp_path):
