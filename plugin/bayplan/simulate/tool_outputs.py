@@ -35,15 +35,15 @@ ASSUMED_BYTES_PER_CPU: Final = 4 * GIB
 """Where nothing says how much memory there is: the usual ratio of servers and clouds' general sizes."""
 
 _QUOTED: Final = r"^[\s>|*+`#]*"
-_TOLD: Final = r"(?:\s+[(<#].*)?$"
-"""What people write behind an output."""
+_TOLD: Final = re.compile(r"\s[(<#]")
+"""Begins what people write behind an output."""
 _TAG: Final = re.compile(r"</?[a-z]{1,10} ?/?>")
 _AVAILABLE: Final = re.compile(_QUOTED + r"available: \d+ nodes? \(([0-9,-]+)\)")
-_CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:(.*?)[\s|`]*" + _TOLD)
+_CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:(.*)")
 _SIZE: Final = re.compile(_QUOTED + r"node (\d{1,4}) size: *(?:(\d{1,12}) ?([KMGT])i?B|(<not available>))")
 _DISTANCES: Final = re.compile(_QUOTED + r"node distances:")
 _HEADER: Final = re.compile(_QUOTED + r"node((?:\s+\d{1,4})+)\s*$")
-_ROW: Final = re.compile(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*" + _TOLD)
+_ROW: Final = re.compile(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*(?:[(<#].*)?$")
 _MORE: Final = re.compile(_QUOTED + r"((?:\d{1,4}\s*)+)$")
 _NO_NUMA: Final = re.compile(r"No NUMA (?:support )?available", re.IGNORECASE)
 _PARSABLE: Final = re.compile(r"^[\s>#*]*(CPU,[A-Za-z0-9,:]+)\s*$", re.IGNORECASE)
@@ -51,7 +51,7 @@ _PARSED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:,[0-9:YNyn-]*){1,20})\s*$")
 _TABLE: Final = re.compile(r"^[\s>]*(CPU(?:\s+[A-Z0-9][A-Za-z0-9:]*)+)\s*$")
 _TABLED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:\s+\S+)+)\s*$")
 _JSON: Final = re.compile(r'"(?:lscpu|cpus)"\s*:\s*\[\s*\{')
-_FIELD: Final = re.compile(_QUOTED + r"([A-Z][^:]{1,40}):(?:\s+(\S.*?))?\s*$")
+_FIELD: Final = re.compile(_QUOTED + r"([A-Z][^:]{1,40}):(?:\s+(\S.*)?)?$")
 _ONLINE: Final = "On-line CPU(s) list"
 _MOST_X86_THREADS: Final = 2
 _THREADS: Final = "Thread(s) per core"
@@ -206,7 +206,7 @@ def _lists(lines: Iterable[str]) -> dict[int, CpuSet]:
     for line in lines:
         if match := _CPUS.match(line):
             node = int(match[1])
-            lists[node].append(_ids(CpuSet, f"node {node} cpus", match[2]))
+            lists[node].append(_ids(CpuSet, f"node {node} cpus", _TOLD.split(match[2])[0].strip(" \t|`")))
         elif node is not None and (match := _MORE.match(line)):
             lists[node][-1] |= _ids(CpuSet, f"node {node} cpus", match[1])
         else:

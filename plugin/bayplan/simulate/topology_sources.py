@@ -10,6 +10,7 @@ import re
 import tempfile
 import tomllib
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from bayplan.host.record import COMMENT, listed, record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.host.topology_files import SYSTEM
 from bayplan.host.topology_text import listing_of
-from bayplan.model.machine import Machine
+from bayplan.model.machine import Machine, in_first_nodes
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet
 from bayplan.simulate.lstopo_xml import is_lstopo, machine_of_lstopo
@@ -40,6 +41,13 @@ _DESCRIPTIONS: Final = (".toml", ".yaml", ".yml")
 _JSON: Final = ".json"
 _LINE: Final = re.compile(r"[\s>]*(?:\./|/)?((?:sys|proc)/(?:[^:\s]|:(?=[0-9a-fA-F]{2}[:.]))*):(.*)")
 """A line of `grep -r`, or of a recording. Colons in a path are those of PCI addresses."""
+_HEADED: Final = re.compile(r"==> /?((?:sys|proc)/\S+) <==")
+"""What head and tail print above each of several files."""
+_ALIASES: Final = (
+    (re.compile(r"sys/bus/(node|cpu)/devices/"), rf"{SYSTEM}/\1/"),
+    (re.compile(rf"{SYSTEM}/node/node\d{{1,5}}/(cpu\d{{1,5}}/)"), rf"{SYSTEM}/cpu/\1"),
+)
+"""Links of sysfs that lead to the same files."""
 _BEGUN: Final = re.compile(r"[\s>]*/?(?:sys|proc)/[^:\s]*$")
 """Such a line that was cut off."""
 _CPU: Final = re.compile(rf"{SYSTEM}/cpu/cpu(\d{{1,5}})/")
@@ -126,7 +134,7 @@ def _of_text(name: str, content: str, suffix: str) -> tuple[Imported, str]:
             return _described(content, suffix)
         if is_lstopo(content):
             return _remarked(machine_of_lstopo(content)), ""
-        if any(_LINE.fullmatch(line) for line in content.splitlines()):
+        if any(_LINE.fullmatch(line) or _HEADED.fullmatch(line) for line in content.splitlines()):
             return _of_listing(name, content)
         if (recording := _listing_in(content)) is not None:
             return _of_listing(name, recording)
@@ -209,14 +217,27 @@ def _files(name: str, content: str) -> dict[str, list[str]]:
     """The lines of each file. What is around them (prompts, errors of grep) is passed over; a line that was
     cut off is not."""
     files: defaultdict[str, list[str]] = defaultdict(list)
+    headed = ""
     for line in content.splitlines():
+        if (head := _HEADED.fullmatch(line)) or (headed and not line):
+            headed = head[1] if head else ""
+            continue
         match = _LINE.fullmatch(line.replace("%3A", ":") if "%3A" in line.partition(":")[0] else line)
         if match is not None and ".." not in match[1].split("/"):
-            files[match[1]].append(match[2])
+            files[_named(match[1])].append(match[2])
+        elif headed and ".." not in headed.split("/"):
+            files[_named(headed)].append(line)
         elif match is not None or _BEGUN.fullmatch(line):
             problem = Problem("the file", repr(line), "lines of files below sys and proc, path:text")
             raise ConfigError(name, (problem,))
     return dict(files)
+
+
+def _named(path: str) -> str:
+    """*path* as the kernel has it first."""
+    for alias, first in _ALIASES:
+        path = alias.sub(first, path, count=1)
+    return path
 
 
 def _complete(files: dict[str, list[str]]) -> list[str]:
@@ -233,9 +254,23 @@ def _complete(files: dict[str, list[str]]) -> list[str]:
         for node in empty:
             files[f"{SYSTEM}/node/node{node}/cpulist"] = [""]
             assumed.append(f"that node {node} has no CPUs, as its list of them is missing")
+    assumed += _assume_cpus(files, nodes)
     if "proc/meminfo" not in files and not any("meminfo" in names for names in nodes.values()):
         assumed += _assume_memory(files, nodes)
     return assumed
+
+
+def _assume_cpus(files: dict[str, list[str]], nodes: Iterable[int]) -> list[str]:
+    """Where there are files of nodes alone: the CPUs that they list, of which nothing else is known."""
+    cpus_of = in_first_nodes({node: _listed(files, node) for node in nodes})
+    listed = CpuSet(cpu for cpus in cpus_of.values() for cpu in cpus)
+    if not listed or any(map(_CPU.match, files)):
+        return []
+    files.setdefault(f"{SYSTEM}/cpu/online", [str(listed)])
+    for node, cpus in cpus_of.items():
+        for cpu in cpus:
+            files[f"{SYSTEM}/cpu/cpu{cpu}/topology/physical_package_id"] = [str(node)]
+    return ["a core for each CPU, and a socket for each node with CPUs, as there are no files of CPUs"]
 
 
 def _assume_memory(files: dict[str, list[str]], nodes: dict[int, set[str]]) -> list[str]:
@@ -243,18 +278,18 @@ def _assume_memory(files: dict[str, list[str]], nodes: dict[int, set[str]]) -> l
     if not present:
         return []
     for node in nodes:
-        directory = f"{SYSTEM}/node/node{node}"
-        text = "".join(files.get(f"{directory}/cpulist", [])).partition("\0")[0]
-        mask = "".join(files.get(f"{directory}/cpumap", [])).partition("\0")[0]
-        own = _ids(text, mask)
-        files[f"{directory}/meminfo"] = [f"Node {node} MemTotal: {_kib(len(own))} kB"]
+        own = _listed(files, node)
+        files[f"{SYSTEM}/node/node{node}/meminfo"] = [f"Node {node} MemTotal: {_kib(len(own))} kB"]
     files["proc/meminfo"] = [f"MemTotal: {_kib(len(present))} kB"]
     return [assumed_memory()]
 
 
-def _ids(text: str, mask: str) -> CpuSet:
-    """The CPUs of a list, or of a mask where there is none; none where they are garbled, which is found when
-    they are read as such."""
+def _listed(files: dict[str, list[str]], node: int) -> CpuSet:
+    """The CPUs of a node's list, or of its mask where there is none; none where they are garbled, which is
+    found when they are read as such."""
+    directory = f"{SYSTEM}/node/node{node}"
+    text = "".join(files.get(f"{directory}/cpulist", [])).partition("\0")[0]
+    mask = "".join(files.get(f"{directory}/cpumap", [])).partition("\0")[0]
     try:
         return CpuSet.parse(text) if text.strip() or not mask else CpuSet.parse_mask(mask)
     except ParseError:

@@ -219,6 +219,41 @@ def test_a_good_recording_of_a_machine_that_cannot_be_is_not_told_to_be_none(tmp
     assert problem.path == f"/{SYSTEM}/cpu/cpu1/topology/core_cpus_list"
 
 
+NODE_FILES = {
+    "node0/cpulist": "0-3",
+    "node1/cpulist": "4-7",
+    "node0/distance": "10 21",
+    "node1/distance": "21 10",
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"/{SYSTEM}/node/{path}:{line}\n" for path, line in NODE_FILES.items()),
+        "".join(f"/sys/bus/node/devices/{path}:{line}\n" for path, line in NODE_FILES.items()),
+        "".join(f"==> /{SYSTEM}/node/{path} <==\n{line}\n\n" for path, line in NODE_FILES.items()),
+    ],
+    ids=["grep", "by the bus", "tail"],
+)
+def test_files_of_nodes_alone_list_their_cpus(text, tmp_path):
+    found = read(tmp_path, text)
+    assert [str(node.cpus) for node in found.nodes] == ["0-3", "4-7"]
+    assert (found.distance(0, 1), found.distance(1, 1)) == (21, 10)
+    assert groups_of(found, "socket_id") == ["0-3", "4-7"]
+    assert len(groups_of(found, "core_id")) == 8
+    assert len(found.remarks) == 2
+
+
+def test_files_of_cpus_alone_by_the_node(tmp_path):
+    lists = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
+    lines = (
+        f"/{SYSTEM}/node/node0/cpu{cpu}/topology/thread_siblings_list:{text}\n" for cpu, text in lists.items()
+    )
+    found = read(tmp_path, "$ grep . /sys/devices/system/node/node0/cpu*/topology/*\n" + "".join(lines))
+    assert groups_of(found, "core_id") == ["0,2", "1,3"]
+
+
 def test_lscpu_alone_has_no_memory_and_says_so(tmp_path):
     found = read(tmp_path, lscpu_text(PLAIN))
     assert [node.cpus for node in found.nodes] == [node.cpus for node in PLAIN.nodes if node.cpus]
