@@ -1,4 +1,4 @@
-"""Run the engine against folders of recorded answers: ``python -m conformance DIR``.
+"""Run the engine against a folder of recorded answers and those in it: ``python -m conformance DIR``.
 
 Every case of every known table is executed; fields of a case that no check reads are ignored. Tables and
 files that no section claims, or that can't be read, are reported by name, never passed over in silence. The
@@ -135,7 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = parser.parse_args(arguments).directory
     if not directory.is_dir():
         parser.error(f"{directory}: not a folder")
-    return 0 if report(Folder(directory), sys.stdout) else 1
+    below = sorted(path for path in directory.rglob("*") if path.is_dir())
+    folders = [folder for folder in map(Folder, (directory, *below)) if _files(folder)]
+    found = []
+    for folder in folders or [Folder(directory)]:
+        if len(folders) > 1:
+            print(f"{folder.path}:")
+        found.append(report(folder, sys.stdout))
+    return 0 if all(found) else 1
 
 
 def _print(result: Result, out: TextIO) -> None:

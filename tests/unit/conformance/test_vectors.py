@@ -72,6 +72,18 @@ def test_what_holds_no_cases_is_said(folder, capsys):
     assert "no cases  oracle_cpu_topologies.json: read by oracle_take" in capsys.readouterr().out
 
 
+def test_folders_in_the_folder_count_each_by_itself(folder, capsys):
+    path = folder(bitmask=masks("10"))
+    (path / "later").mkdir()
+    (path / "empty").mkdir()
+    (path / "later" / AND).write_text(json.dumps(masks("11")))
+    assert main([str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if line.endswith(":")] == [f"{path}:", f"{path}/later:"]
+    assert "1 passed, 0 failed, 0 unknown tables\n" in printed
+    assert printed.endswith("0 passed, 1 failed, 0 unknown tables\n")
+
+
 def test_missing_files_are_absent_not_failed(folder, capsys):
     assert main([str(folder(bitmask=masks("10")))]) == 0
     printed = capsys.readouterr().out
