@@ -28,6 +28,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
@@ -68,7 +69,7 @@ class Ours:
     def come(self, pod: str, count: int, free: CpuSet) -> CpuSet:
         del free
         request = replace(guaranteed_request(pod, MIB, count), cpu_milli=count * MILLI_PER_CPU)
-        decision = self._engine.decide(self._hardware, self._policy, self._ledger, request)
+        decision = self._engine.decide(Basis(self._hardware, self._policy, self._ledger), request)
         if decision.placement.exclusive_cpus:
             self._ledger = self._ledger.with_entry(Entry(decision))
         return decision.placement.exclusive_cpus

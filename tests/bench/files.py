@@ -13,7 +13,7 @@ from table import Row
 
 from bayplan.control.placement_files import PlacementFiles
 from bayplan.control.threads import WorkThread
-from bayplan.control.transactions import Basis
+from bayplan.control.transactions import Current
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.decision import Claim, Decision, Outcome, Placement
@@ -42,8 +42,8 @@ def rows() -> Iterator[Row]:
 async def _measured() -> list[Row]:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
         thread = WorkThread("files")
-        basis = Basis(
-            MACHINE, PlacementPolicy(), ExactEngine(), Ledger.of(entry(one) for one in range(CONTAINERS))
+        basis = Current(
+            MACHINE, PlacementPolicy(), Ledger.of(entry(one) for one in range(CONTAINERS)), ExactEngine()
         )
         files = PlacementFiles(
             PlacementDirectory(Path(root)), thread.do, lambda: basis, lambda _: Phase.RUNNING, lambda: True,

@@ -12,7 +12,9 @@ from bayplan.engines.exact.budget import CountedFlows, StepBudget
 from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Cpu, Machine, Node
 from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import MIB
@@ -76,7 +78,7 @@ def puzzle(draw: random.Random) -> Puzzle:
         for node in ids
     )
     machine = Machine(nodes, tuple(Cpu(node, node, node, node, node) for node in ids))
-    flows = ResourceFlows(machine, PlacementPolicy())
+    flows = ResourceFlows(Basis(machine, PlacementPolicy(), Ledger()))
     claims: dict[str, Claims] = {MEMORY: [], PAGES: []}
     for _ in range(draw.randint(0, 8)):
         wanted = NodeSet(draw.sample(ids, draw.choice([1, 2, 2, 3, len(ids)])))

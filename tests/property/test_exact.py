@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, Placement, Request
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import TopologyPolicy, TopologyScope
 from support.exact_draws import USUAL_PAGES
 from support.exact_errors import OVERCOMMIT, WRONG_CPUS, WRONG_REFUSAL, BrokenPromiseError
 from support.exact_oracle import Trial
@@ -86,13 +86,12 @@ class Wrong(ExactEngine):
 
     def decide(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
-        decision = super().decide(machine, policy, self._known(ledger), request, current)
+        ledger = basis.ledger
+        decision = super().decide(basis.with_ledger(self._known(ledger)), request, current)
         return self._answer(decision, current)
 
 

@@ -15,6 +15,7 @@ from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_c
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of
 from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
 from bayplan.engines.kubelet.state_files import read_cpu_file, read_memory_file
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.request import derive_request
@@ -45,7 +46,7 @@ def placed(engine: str, draw: random.Random) -> tuple[Ledger, Pairs]:
         memory_bytes = draw.choice([100, 300, 600, 1100]) * MIB
         one = container(f"c{number}", owner, memory_bytes=memory_bytes, milli_cpus=milli)
         request = derive_request(owner, one, MACHINE)
-        decision = ENGINES[engine].decide(MACHINE, POLICY, ledger, request)
+        decision = ENGINES[engine].decide(Basis(MACHINE, POLICY, ledger), request)
         if decision.outcome is Outcome.PLACED:
             ledger = ledger.moved(decision.moves).with_entry(Entry(decision))
             pairs[one.id] = owner, one
@@ -107,17 +108,17 @@ def test_a_round_trip_through_kubelets_files_keeps_every_promise(engine, draw):
     containers = as_kubelet_left_them(ledger, pairs)
     pods = {owner.id: owner for owner, _ in pairs.values()}
     decides = ENGINES[engine]
-    found = reconcile(MACHINE, POLICY, decides, Ledger(), pods, containers, kubelet_pins_cpus=True)
+    found = reconcile(Basis(MACHINE, POLICY, Ledger()), decides, pods, containers, kubelet_pins_cpus=True)
     assert not found.updates
     state = KubeletState(cpus, memory)
-    result = take_over(MACHINE, POLICY, decides, found.ledger, names, state)
+    result = take_over(Basis(MACHINE, POLICY, found.ledger), decides, names, state)
     assert result.problems == ()
     assert result.absent == ()
     after = result.ledger
     assert promises(after) == promises(ledger)
     assert after.exclusive_cpus.isdisjoint(POLICY.reserved_cpus or CpuSet())
     assert not cpus_updates(after, after.shared_cpus(MACHINE))
-    again = reconcile(MACHINE, POLICY, decides, after, pods, containers, kubelet_pins_cpus=True)
+    again = reconcile(Basis(MACHINE, POLICY, after), decides, pods, containers, kubelet_pins_cpus=True)
     assert not again.updates
     assert promises(again.ledger) == promises(ledger)
     assert files(after, names) == (cpu_text, memory_text)

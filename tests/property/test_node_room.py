@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Interval, NodeWish, Outcome, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
@@ -37,13 +38,13 @@ def test_as_much_as_is_left_fits_and_not_a_byte_more(seed: int) -> None:
     draw, engine, ledger = random.Random(seed), ExactEngine(), Ledger()
     machine = draw_machine(draw, draw.randint(2, 6))
     for number in range(draw.randint(1, CONTAINERS)):
-        decision = engine.decide(machine, POLICY, ledger, draw_request(draw, machine, f"c{number}"))
+        decision = engine.decide(Basis(machine, POLICY, ledger), draw_request(draw, machine, f"c{number}"))
         if decision.outcome is not Outcome.REFUSED:
             ledger = ledger.moved(decision.moves).with_entry(Entry(decision))
-    free = free_bytes_by_node(machine, POLICY, ledger)
+    free = free_bytes_by_node(Basis(machine, POLICY, ledger))
     for node in machine.ordinary_nodes:
         left_bytes = free[node][MEMORY]
         for amount_bytes in (left_bytes, left_bytes + 1):
-            decision = engine.decide(machine, POLICY, ledger, asking(amount_bytes, node))
+            decision = engine.decide(Basis(machine, POLICY, ledger), asking(amount_bytes, node))
             granted = decision.outcome is Outcome.PLACED and not decision.moves
             assert granted == (amount_bytes <= left_bytes)

@@ -9,6 +9,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import ParseError
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Outcome, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import OutsideRequests, PlacementPolicy, TopologyPolicy
@@ -335,7 +336,12 @@ def test_no_memory_policy_of_a_spec_gets_nodes_that_the_kernel_refuses(
     policy = PlacementPolicy(topology, reserved_cpus=CpuSet([0]))
     annotated = read_annotations(MACHINE, policy, pod, container)
     decision = decide_creation(
-        MACHINE, policy, engine, Ledger(), pod, container, annotated=annotated, ability=MemoryPolicyAbility()
+        Basis(MACHINE, policy, Ledger()),
+        engine,
+        pod,
+        container,
+        annotated=annotated,
+        ability=MemoryPolicyAbility(),
     )
     nodes = ListReader(memory_policy.get("nodes", ""), MAX_NODE).read()
     mode, bound = memory_policy["mode"], memory_policy["mode"] == "MPOL_BIND"
@@ -379,7 +385,11 @@ def test_no_container_outside_of_kubelets_tree_keeps_out_its_pods(
     for described in (outside, kubelets):
         annotated = read_annotations(MACHINE, policy, *described)
         decision = decide_creation(
-            MACHINE, policy, engine, ledger, *described, annotated=annotated, ability=MemoryPolicyAbility()
+            Basis(MACHINE, policy, ledger),
+            engine,
+            *described,
+            annotated=annotated,
+            ability=MemoryPolicyAbility(),
         )
         if decision.outcome is not Outcome.REFUSED:
             ledger = ledger.with_entry(Entry(decision))

@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.criteria import BEGUN_CACHES, CPUS_LEFT
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN, Decision, Placement, Request
-from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, PlacementStrategy
+from bayplan.model.policy import PlacementStrategy
 from support.exact_oracle import Trial
 
 STEPS = 40
@@ -31,14 +30,15 @@ class BothStrategies(ExactEngine):
 
     def decide(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
+        machine, policy, ledger = basis.machine, basis.policy, basis.ledger
         decided = {
-            strategy: engine.decide(machine, replace(policy, strategy=strategy), ledger, request, current)
+            strategy: engine.decide(
+                Basis(machine, replace(policy, strategy=strategy), ledger), request, current
+            )
             for strategy, engine in self.engines.items()
         }
         pack, spread = decided[PlacementStrategy.PACK], decided[PlacementStrategy.SPREAD]

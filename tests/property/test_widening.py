@@ -10,6 +10,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.moves import movers_of
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.witness import shortages
+from bayplan.model.basis import Basis
 from bayplan.model.decision import MEMORY_TAKEN, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -32,7 +33,7 @@ def drawn(seed: int) -> tuple[Machine, Ledger, LivePages]:
     for number in range(draw.randint(1, CONTAINERS)):
         request = draw_request(draw, machine, f"c{number}")
         request = replace(request, keeps_pages=not draw.randrange(5))
-        decision = engine.decide(machine, POLICY, ledger, request)
+        decision = engine.decide(Basis(machine, POLICY, ledger), request)
         if decision.outcome is not Outcome.REFUSED:
             ledger = ledger.with_entry(Entry(decision)).moved(decision.moves)
     pages, held = [], dict.fromkeys(machine.memory_nodes, 0)
@@ -56,7 +57,7 @@ def drawn(seed: int) -> tuple[Machine, Ledger, LivePages]:
 def test_a_promise_only_gets_wider_where_it_fits_and_helps(seed: int) -> None:
     machine, ledger, live = drawn(seed)
     lacking_bytes = unmet_bytes(live.nodes, live.everybody)
-    move = widening(machine, POLICY, ledger, live)
+    move = widening(Basis(machine, POLICY, ledger), live)
     if move is None:
         return
     entry = ledger.entries[move.container_id]
@@ -68,7 +69,7 @@ def test_a_promise_only_gets_wider_where_it_fits_and_helps(seed: int) -> None:
     after = with_widened(ledger, move, live)
     # All that was promised before is promised still, to everybody, and fits.
     assert {key for key in ledger.entries if after.entries[key] != ledger.entries[key]} == {move.container_id}
-    assert shortages(machine, POLICY, after) == shortages(machine, POLICY, ledger)
+    assert shortages(Basis(machine, POLICY, after)) == shortages(Basis(machine, POLICY, ledger))
     wider = after.entries[move.container_id].decision
     assert wider.placement.claim is not None
     assert wider.placement.claim.amounts_bytes == entry.decision.placement.claim.amounts_bytes
@@ -88,10 +89,9 @@ def test_a_promise_only_gets_wider_where_it_fits_and_helps(seed: int) -> None:
 def test_nobody_is_overlooked_who_could_have_helped(seed: int) -> None:
     machine, ledger, live = drawn(seed)
     lacking_bytes = unmet_bytes(live.nodes, live.everybody)
-    if not lacking_bytes or widening(machine, POLICY, ledger, live) is not None:
+    if not lacking_bytes or widening(Basis(machine, POLICY, ledger), live) is not None:
         return
-    flows = ResourceFlows(machine, POLICY)
-    flows.follow(ledger)
+    flows = ResourceFlows(Basis(machine, POLICY, ledger))
     for mover in movers_of(flows, ledger):
         if stays(mover.entry):
             continue
@@ -115,7 +115,9 @@ def _crosses(one: NodeSet, other: NodeSet) -> bool:
 
 def test_the_draws_have_what_it_is_about() -> None:
     """Promises that get wider, some of several, and some that nobody helps."""
-    moves = [widening(machine, POLICY, ledger, live) for machine, ledger, live in map(drawn, range(300))]
+    moves = [
+        widening(Basis(machine, POLICY, ledger), live) for machine, ledger, live in map(drawn, range(300))
+    ]
     lacking = [unmet_bytes(live.nodes, live.everybody) for _, _, live in map(drawn, range(300))]
     assert sum(one is not None for one in moves) >= 20
     assert sum(bool(amount) and one is None for amount, one in zip(lacking, moves, strict=True)) >= 20
@@ -125,16 +127,16 @@ def test_the_draws_have_what_it_is_about() -> None:
 def test_all_that_helps_is_done_at_once(seed: int) -> None:
     machine, ledger, live = drawn(seed)
     lacking_bytes = unmet_bytes(live.nodes, live.everybody)
-    found = widenings(machine, POLICY, ledger, live)
+    found = widenings(Basis(machine, POLICY, ledger), live)
     assert len({move.container_id for move in found}) == len(found)
     after, containers = ledger, dict(live.containers)
     for move in found:
         assert move.before == ledger.entries[move.container_id].decision.placement.claim.nodes
         after = with_widened(after, move, live)
         containers[move.container_id] = replace(containers[move.container_id], nodes=move.after)
-    assert shortages(machine, POLICY, after) == shortages(machine, POLICY, ledger)
+    assert shortages(Basis(machine, POLICY, after)) == shortages(Basis(machine, POLICY, ledger))
     left = replace(live, containers=containers)
     if found:
         assert unmet_bytes(left.nodes, left.everybody) < lacking_bytes
     # The next look finds nobody else.
-    assert widening(machine, POLICY, after, left) is None or len(found) >= 16
+    assert widening(Basis(machine, POLICY, after), left) is None or len(found) >= 16

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Decision,
     EvenHugepagesWish,
@@ -46,9 +47,9 @@ def test_every_wish_is_kept_beside_every_pin_or_the_decision_says_so(
         request = wishing(draw, machine, draw_request(draw, machine, f"c{number}"))
         request = pinned(draw, machine, request)
         current = draw.choice([None, running(draw, machine, policy, engine(), request)])
-        decision = engine().decide(machine, policy, Ledger(), request, current)
+        decision = engine().decide(Basis(machine, policy, Ledger()), request, current)
         decision = with_memory_policy(machine, MemoryPolicyAbility(), decision)
-        check(machine, request, decision, current, knows_wishes=engine is ExactEngine)
+        check(Basis(machine, request, decision), current, knows_wishes=engine is ExactEngine)
 
 
 def wishing(draw: random.Random, machine: Machine, request: Request) -> Request:
@@ -90,7 +91,7 @@ def running(
     before = replace(request, pinned_cpus=None, pinned_mems=None, pinned_by_update=False)
     if draw.choice([True, False]):
         before = replace(before, nodes=None, tier=None, even_hugepages=None)
-    decision = engine.decide(machine, policy, Ledger(), before)
+    decision = engine.decide(Basis(machine, policy, Ledger()), before)
     return None if decision.outcome is Outcome.REFUSED else decision.placement
 
 

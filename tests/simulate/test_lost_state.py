@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.control.controller import Controller
 from bayplan.engines.exact.witness import shortages
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.wishes import DECISION_ANNOTATION
@@ -86,7 +87,7 @@ async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Control
 def promised(controller: Controller) -> Promises:
     """What every container was promised, and what is known of it."""
     # What was promised short and was made up for since is made up for again as soon as somebody looks.
-    ledger, _ = with_completed_claims(MACHINE, POLICY, controller.engine, controller.ledger)
+    ledger, _ = with_completed_claims(Basis(MACHINE, POLICY, controller.ledger), controller.engine)
     return {
         key: {
             "request": entry.decision.request,
@@ -200,7 +201,7 @@ async def test_anything_that_happened_before_a_loss(tmp_path: Path, seed: int) -
     shutil.rmtree(tmp_path / "state")
     async with daemon(runtime, tmp_path / "state") as controller:
         assert comparable(promised(controller), resized) == comparable(before, resized)
-        assert shortages(MACHINE, POLICY, controller.ledger) == ()
+        assert shortages(Basis(MACHINE, POLICY, controller.ledger)) == ()
         assert specs(runtime) == told
 
 
@@ -218,7 +219,7 @@ async def test_an_older_copy_of_the_state_directory(tmp_path: Path, seed: int) -
         before, told = promised(controller), specs(runtime)
     async with daemon(runtime, tmp_path / "older") as controller:
         assert comparable(promised(controller), resized) == comparable(before, resized)
-        assert shortages(MACHINE, POLICY, controller.ledger) == ()
+        assert shortages(Basis(MACHINE, POLICY, controller.ledger)) == ()
         assert specs(runtime) == told
 
 
@@ -237,7 +238,7 @@ async def test_a_rollback_and_the_upgrade_after_it(tmp_path: Path, seed: int) ->
             database.execute("CREATE TABLE of_later (x)")
         async with daemon(runtime, state) as controller:
             assert comparable(promised(controller), resized) == comparable(before, resized)
-            assert shortages(MACHINE, POLICY, controller.ledger) == ()
+            assert shortages(Basis(MACHINE, POLICY, controller.ledger)) == ()
             assert specs(runtime) == told
             assert controller.ledger.unmanaged == {}
         kept = f"state.db.v{VERSION + 1}{suffix}"

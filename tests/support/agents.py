@@ -24,7 +24,7 @@ from bayplan.agent_protocol import (
     encode,
 )
 from bayplan.control.changes import ChangeLog
-from bayplan.control.transactions import Basis
+from bayplan.control.transactions import Current
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.views.snapshot import Observation
 from support.controllers import Controlled
@@ -77,7 +77,7 @@ class Follower:
     def __init__(self) -> None:
         self.mirror = Mirror()
 
-    def catch_up(self, changes: ChangeLog, basis: Basis) -> list[str]:
+    def catch_up(self, changes: ChangeLog, basis: Current) -> list[str]:
         """Take what changed since the last time; in what the mirror differs from *basis* then."""
         later = changes.since(self.mirror.position) if self.mirror.epoch == changes.epoch else None
         messages: list[FromDaemon] = [Welcome(changes.epoch, later is not None)]

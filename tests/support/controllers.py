@@ -13,7 +13,7 @@ from bayplan.control.expectations import Expectation
 from bayplan.control.recorder import Recorder
 from bayplan.control.starts import Starts
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Basis
+from bayplan.control.transactions import Current
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
@@ -38,7 +38,7 @@ async def here(work: Callable[[], Result]) -> Result:
     return work()
 
 
-def consistent(basis: Basis) -> None:
+def consistent(basis: Current) -> None:
     """Fail with what contradicts itself in a ledger that is about to become current."""
     assert contradictions(basis.ledger) == ()
 
@@ -66,7 +66,7 @@ class Controlled:
         clock: Clock | None = None,
         engine: Engine | None = None,
         decide_in_thread: InThread | None = None,
-        became: Callable[[Basis], None] | None = consistent,
+        became: Callable[[Current], None] | None = consistent,
     ) -> None:
         self.oom_score_adj: list[tuple[str, int]] = []
         self.verifications = 0
@@ -213,7 +213,7 @@ async def controlled(
     clock: Clock | None = None,
     engine: Engine | None = None,
     decide_in_thread: InThread | None = None,
-    became: Callable[[Basis], None] | None = consistent,
+    became: Callable[[Current], None] | None = consistent,
 ) -> AsyncIterator[Controlled]:
     """A controller that restored what *directory* has; connected to a runtime, unless *nri* is None. *became*
     is called with each basis that becomes current."""

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.witness import by_node, witness
-from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
@@ -73,7 +73,7 @@ class Trial:
 
     def _read_capacity(self) -> None:
         self.capacity: dict[str, dict[int, int]] = {}
-        for node, row in allocatable_bytes(self.machine, self.policy).items():
+        for node, row in Allocatable(self.machine, self.policy).bytes_by_node.items():
             for resource, amount in row.items():
                 self.capacity.setdefault(resource, {})[node] = amount
 
@@ -123,7 +123,7 @@ class Trial:
             request = self.coming.pop(0)
         else:
             request = draw_request(self.random, self.machine, f"c{self.number:05}", self.pages_one_in)
-        decision = self.engine.decide(self.machine, self.policy, self.ledger, request)
+        decision = self.engine.decide(Basis(self.machine, self.policy, self.ledger), request)
         before, self.ledger = self.ledger, self.ledger.as_if_newest(request)
         self._answered(request, decision, None)
         if decision.outcome is Outcome.REFUSED:
@@ -135,7 +135,7 @@ class Trial:
         others = members(self.ledger, request.pod_id)
         everybody = [*self.ledger.entries.values(), *self.ledger.retained.values()]
         request = with_pod_known(request, [one.decision.request for one in everybody])
-        decision = self.engine.decide(self.machine, self.policy, self.ledger, request)
+        decision = self.engine.decide(Basis(self.machine, self.policy, self.ledger), request)
         joins = request.pod_id in self.ledger.retained or any(map(holds_whole, others.values()))
         if joins or (request.pod_level and self._takes_all(request)):
             self.counts["joined"] += 1
@@ -174,7 +174,9 @@ class Trial:
         wanted = replace(totals, memory_bytes=memory_bytes, cpu_milli=milli)
         request = replace(request, memory_limit_bytes=memory_bytes, cpu_milli=milli, pod_totals=wanted)
         base = self.ledger.without(container_id)
-        decision = self.engine.decide(self.machine, self.policy, base, request, entry.decision.placement)
+        decision = self.engine.decide(
+            Basis(self.machine, self.policy, base), request, entry.decision.placement
+        )
         self.counts["whole resizes"] += 1
         if decision.outcome is Outcome.REFUSED:
             if self.policy.topology not in STRICT:
@@ -205,7 +207,7 @@ class Trial:
             request = replace(request, exclusive_cpus=cpus, cpu_milli=1000 * cpus)
         base = self.ledger.without(container_id)
         current = entry.decision.placement
-        decision = self.engine.decide(self.machine, self.policy, base, request, current)
+        decision = self.engine.decide(Basis(self.machine, self.policy, base), request, current)
         before, self.ledger = self.ledger, base.as_if_newest(request)
         self._answered(request, decision, current)
         self.counts["resizes"] += 1
@@ -218,11 +220,11 @@ class Trial:
         self.ledger = self.ledger.after_end_of(container_id, pod_stays=stays)
         if self.ledger.retained and not self.random.randrange(4):
             self.ledger = self.ledger.without_retained(next(iter(self.ledger.retained)))
-        claims = self.engine.completed_claims(self.machine, self.policy, self.ledger)
+        claims = self.engine.completed_claims(Basis(self.machine, self.policy, self.ledger))
         self.ledger = self.ledger.with_claims(claims)
         self.counts["topped up"] += len(claims)
         self._check_short_claims()
-        for move in self.engine.moves_back(self.machine, self.policy, self.ledger):
+        for move in self.engine.moves_back(Basis(self.machine, self.policy, self.ledger)):
             entry = self.ledger.entries[move.container_id]
             if move.after != entry.decision.placement.original_nodes:
                 raise BrokenPromiseError(WRONG_MOVE, f"{move} is no return")
@@ -264,7 +266,7 @@ class Trial:
 
     def check_witness(self) -> None:
         """The witness sums to the claims, on their own nodes, and no node has more than it can."""
-        spreads = witness(self.machine, self.policy, self.ledger)
+        spreads = witness(Basis(self.machine, self.policy, self.ledger))
         for container_id, entry in self.ledger.entries.items():
             claim = entry.decision.placement.claim
             for resource, amount in (claim.amounts_bytes if claim is not None else {}).items():

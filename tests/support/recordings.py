@@ -16,6 +16,7 @@ from typing import Final
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy
@@ -60,14 +61,14 @@ def record_trace(recording: Recording) -> None:
     hardware = machine(4, cpus_per_node=8, memory_bytes=16 * GIB, threads_per_core=2, distances=distances)
     engine, policy, ledger = RecordedEngine(ExactEngine(), recording), PlacementPolicy(), Ledger()
     for number in range(CONTAINERS):
-        decision = engine.decide(hardware, policy, ledger, draw_request(draw, hardware, f"c{number}"))
+        decision = engine.decide(Basis(hardware, policy, ledger), draw_request(draw, hardware, f"c{number}"))
         if decision.outcome is not Outcome.REFUSED:
             ledger = applied(ledger, Entry(decision))
         if len(ledger.entries) > CONTAINERS // 4:
             ledger = ledger.without(draw.choice(sorted(ledger.entries)))
-            for move in engine.moves_back(hardware, policy, ledger):
+            for move in engine.moves_back(Basis(hardware, policy, ledger)):
                 ledger = ledger.moved([move])
-            ledger = ledger.with_claims(engine.completed_claims(hardware, policy, ledger))
+            ledger = ledger.with_claims(engine.completed_claims(Basis(hardware, policy, ledger)))
 
 
 def main(directory: Path) -> None:

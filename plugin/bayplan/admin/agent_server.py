@@ -41,7 +41,7 @@ from bayplan.agent_protocol import (
 )
 from bayplan.control.changes import ChangeLog
 from bayplan.control.tasks import until_one_ends
-from bayplan.control.transactions import Basis
+from bayplan.control.transactions import Current
 from bayplan.errors import BayplanError, ParseError
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
 from bayplan.model.pod_facts import PodFacts
@@ -107,7 +107,7 @@ class AgentServer(SocketServer):
         path: Path,
         group: int | None,
         changes: ChangeLog,
-        basis: Callable[[], Basis],
+        basis: Callable[[], Current],
         observe: Callable[[], Observation],
         pods: PodReceiver,
         client_timeout_s: float = CLIENT_TIMEOUT_S,
@@ -324,11 +324,10 @@ class _Agent:
                 waiting.set_result(None)
 
 
-def everything(basis: Basis, refusals: tuple[Refused, ...], position: int) -> Iterator[FromDaemon]:
+def everything(basis: Current, refusals: tuple[Refused, ...], position: int) -> Iterator[FromDaemon]:
     """Messages that say what *basis* has, at *position*."""
-    machine, policy, engine, ledger = basis
-    yield Change(position, machine=machine, policy=policy, engine=engine.name)
-    entries = iter((*ledger.entries.values(), *ledger.retained.values()))
+    yield Change(position, machine=basis.machine, policy=basis.policy, engine=basis.engine.name)
+    entries = iter((*basis.ledger.entries.values(), *basis.ledger.retained.values()))
     while some := tuple(islice(entries, _ENTRIES_AT_ONCE)):
         yield Change(position, some)
     yield from refusals

@@ -12,7 +12,7 @@ from typing import Any, Final
 from bayplan.admin.questions import Question
 from bayplan.admin_protocol import API_VERSION
 from bayplan.control.controller import Controller
-from bayplan.control.transactions import Basis
+from bayplan.control.transactions import Current
 from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
 from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of
 from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
@@ -90,7 +90,7 @@ def _files(given: object) -> Mapping[str, str]:
     raise ConfigError("request", (Problem("files", type(given).__name__, expected),))
 
 
-def _planned(basis: Basis, files: Mapping[str, str], names: Names) -> TakeOver:
+def _planned(basis: Current, files: Mapping[str, str], names: Names) -> TakeOver:
     """What the *files* come to.
 
     Raises:
@@ -105,7 +105,7 @@ def _planned(basis: Basis, files: Mapping[str, str], names: Names) -> TakeOver:
         problems += wrong
     if not problems:
         state = KubeletState(cpus, memory)
-        result = take_over(basis.machine, basis.policy, basis.engine, basis.ledger, names, state)
+        result = take_over(basis, basis.engine, names, state)
         if not result.problems:
             return result
         problems += result.problems

@@ -14,6 +14,7 @@ from bayplan.engines.exact.witness import by_node, witness
 from bayplan.host.activity import ActivityReader, ContainerActivity, read_allocations
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.live_memory import read_nodes
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet
@@ -50,7 +51,7 @@ def _view(
     pools = {node: sum(machine.node_by_id[node].hugepages_bytes.values()) for node in machine.memory_nodes}
     nodes = read_nodes(pools, {}, hierarchy.root)
     allocations = read_allocations(nodes, hierarchy.root)
-    promised = by_node(witness(machine, snapshot.policy, snapshot.ledger).values())
+    promised = by_node(witness(Basis(machine, snapshot.policy, snapshot.ledger)).values())
     return {
         "apiVersion": API_VERSION,
         "kind": "Top",

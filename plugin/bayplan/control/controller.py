@@ -21,7 +21,7 @@ from bayplan.control.notified import KNOWN_SINCE, KernelCpusets, updates_over_nr
 from bayplan.control.placements import Placements
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Basis, Transaction, Transactions
+from bayplan.control.transactions import Current, Transaction, Transactions
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError
 from bayplan.host.occupancy import Place
@@ -95,9 +95,9 @@ class Controller:
         capacity_freed: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         decide_in_thread: InThread | None = None,
-        became: Callable[[Basis], None] | None = None,
+        became: Callable[[Current], None] | None = None,
     ) -> None:
-        self._transactions = Transactions(Basis(machine, policy, engine, Ledger()), recorder, clock, became)
+        self._transactions = Transactions(Current(machine, policy, Ledger(), engine), recorder, clock, became)
         self.changes = self._transactions.changes
         """Everything that became different lately, in order, refusals too."""
         self.placements = Placements(
@@ -131,7 +131,7 @@ class Controller:
         self._devices = devices
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> Current:
         """What decisions depend on, as it is now."""
         return self._transactions.basis
 
@@ -291,19 +291,17 @@ class Controller:
     def _synchronize(
         self, transaction: Transaction, pods: Mapping[str, Pod], containers: Sequence[Container]
     ) -> Sequence[Update]:
-        machine, policy, engine, ledger = transaction.basis
-        recorded, known = ledger.entries, self.known
+        basis = transaction.basis
+        recorded, known = basis.ledger.entries, self.known
         refused = self.placements.lives.refused
         decided = [one for one in containers if one.id not in refused]
         result = reconcile(
-            machine,
-            policy,
-            engine,
-            ledger,
+            basis,
+            basis.engine,
             pods,
             [one if one.id in recorded else known.without_default_cpus(one) for one in decided],
             carried=entries_in(one for one in containers if one.id not in recorded),
-            kubelet_pins_cpus=self.placements.decision_log.pins.kubelet_pins_cpus(ledger),
+            kubelet_pins_cpus=self.placements.decision_log.pins.kubelet_pins_cpus(basis.ledger),
         )
         transaction.accept(ledger=result.ledger, replace_all=True)
         placements, entries = self.placements, result.ledger.entries

@@ -66,11 +66,11 @@ class ExactRequests:
 
     async def _correct(self, due: Mapping[str, bool]) -> None:
         async with self._controller.transaction() as transaction:
-            machine, policy, engine, ledger = transaction.basis
-            requests = dict(self._found(machine, ledger, due))
+            basis = transaction.basis
+            requests = dict(self._found(basis.machine, basis.ledger, due))
             if not requests:
                 return
-            corrected = with_corrected_requests(machine, policy, engine, ledger, requests)
+            corrected = with_corrected_requests(basis, basis.engine, requests)
             await transaction.commit(corrected)
         for container_id, request in requests.items():
             fields = {"container": request.name, "container_id": container_id}

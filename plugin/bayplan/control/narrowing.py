@@ -17,7 +17,7 @@ from typing import Final
 from bayplan.control.controller import Controller
 from bayplan.control.expectations import Expectation, cgroup_of
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Basis, Transaction
+from bayplan.control.transactions import Current, Transaction
 from bayplan.errors import BayplanError
 from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup
@@ -114,9 +114,9 @@ class Narrowing:
     async def _complete_promises(self, transaction: Transaction) -> None:
         """What moves no pages: opens new nodes to the containers that may use all, and completes promises."""
         controller = self._controller
-        machine, policy, engine, ledger = transaction.basis
-        ledger, wider = with_widened_placements(machine, policy, engine, ledger)
-        ledger, promised = with_completed_claims(machine, policy, engine, ledger)
+        basis = transaction.basis
+        ledger, wider = with_widened_placements(basis, basis.engine)
+        ledger, promised = with_completed_claims(basis.with_ledger(ledger), basis.engine)
         if wider or promised:
             await transaction.commit(ledger)
         if wider:
@@ -210,8 +210,8 @@ class Narrowing:
         return True
 
 
-def _possible(basis: Basis, staying: Collection[str]) -> tuple[Move, ...]:
-    return basis.engine.moves_back(basis.machine, basis.policy, basis.ledger, staying)
+def _possible(basis: Current, staying: Collection[str]) -> tuple[Move, ...]:
+    return basis.engine.moves_back(basis, staying)
 
 
 def _is_placed_as(entry: Entry, ledger: Ledger) -> bool:

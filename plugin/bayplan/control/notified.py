@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from bayplan.control.lives import Lives
-from bayplan.control.transactions import Basis
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.life import Phase
 from bayplan.model.workload import Update

@@ -20,10 +20,10 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Basis
 from bayplan.errors import HostError
 from bayplan.host import shadow_mode
 from bayplan.host.placement_files import PlacementDirectory
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
 from bayplan.model.life import Phase

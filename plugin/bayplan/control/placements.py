@@ -116,16 +116,15 @@ class Placements:
             PlacementError: a strict policy does not allow any placement that is left.
             StateError: it could not be recorded.
         """
-        machine, policy, engine, ledger = transaction.basis
-        ability, base = self.policy_ability(origin), ledger.without(container.id)
+        basis = transaction.basis
+        machine, policy, engine = basis.machine, basis.policy, basis.engine
+        ability, base = self.policy_ability(origin), basis.ledger.without(container.id)
         annotated = read_annotations(machine, policy, pod, container)
         findings = await self._findings(pod, container, annotated.wishes)
         exact = partial(self.kubelet_pods.for_creation, pod, container.name, machine.memory_bytes)
         decide = partial(
             decide_creation,
-            machine,
-            policy,
-            ledger=base,
+            basis.with_ledger(base),
             pod=pod,
             container=container,
             annotated=annotated,
@@ -185,21 +184,20 @@ class Placements:
             PlacementError: a strict policy does not allow the changed request.
             StateError: it could not be recorded.
         """
-        machine, policy, engine, ledger = transaction.basis
+        basis = transaction.basis
+        machine, policy, ledger = basis.machine, basis.policy, basis.ledger
         entry = ledger.entries[container.id]
         old, base = entry.decision, ledger.without(container.id)
         exact = partial(self.kubelet_pods.for_change, pod, container.name, machine.memory_bytes)
         decide = partial(
             decide_change,
-            machine,
-            policy,
-            ledger=base,
+            basis.with_ledger(base),
             old=old,
             spec=container.resources,
             change=resources,
             exact=exact,
         )
-        decision = await self._engine_thread.run(engine, machine, decide)
+        decision = await self._engine_thread.run(basis.engine, machine, decide)
         self.kubelet_pods.expect(pod)
         most = MOST_UPDATES if entry.origin is None else None
         if decision is None:
@@ -233,15 +231,15 @@ class Placements:
         self.known.forget(container_id)
         self.notifications.forget(container_id)
         self.lives.end(container_id, why)
-        machine, policy, engine, ledger = transaction.basis
-        entry = ledger.entries.get(container_id)
+        basis = transaction.basis
+        entry = basis.ledger.entries.get(container_id)
         if entry is None:
             return ()
         pod_id = entry.decision.request.pod_id
         if self._devices is not None and entry.origin is not None:
             self._devices.pod_gone(pod_id)  # without NRI no event reports the end of a pod
-        left = ledger.after_end_of(container_id, pod_stays=pod_id not in self.stopped_pods)
-        left, _ = with_completed_claims(machine, policy, engine, left)
+        left = basis.ledger.after_end_of(container_id, pod_stays=pod_id not in self.stopped_pods)
+        left, _ = with_completed_claims(basis.with_ledger(left), basis.engine)
         updates = self._accept(transaction, left, None, MOST_UPDATES if replied else None)
         self.decision_log.released(entry.decision.request.name, container_id, why)
         self._capacity_freed()
@@ -259,19 +257,19 @@ class Placements:
     ) -> Sequence[Update]:
         """Enter a container that exists without a decision of ours, as it is, and is in *phase*. *origin* as
         for `place`, *replied* as for `release`."""
-        machine, policy, engine, ledger = transaction.basis
+        basis = transaction.basis
         chosen = self.known.without_default_cpus(container)
-        entry = adopt(machine, policy, engine, ledger, pod, chosen)
+        entry = adopt(basis, basis.engine, pod, chosen)
         if entry.decision.request.pinned_cpus is not None and _has_decided_cpus(container):
             # What it was given while it was being created has gone to others since.
-            entry = adopt(machine, policy, engine, ledger, pod, without_cpus(container))
+            entry = adopt(basis, basis.engine, pod, without_cpus(container))
         if self.lives.phase(container.id) is Phase.ENDED:
             reason = found_after_its_end(self.lives.ended_by(container.id))
             entry = replace(entry, decision=replace(entry.decision, reasons=(reason,)))
         entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, origin=origin)
         most = MOST_UPDATES if replied else None
         self.lives.begin(container.id, phase, had_process=has_had_process(origin))
-        updates = self._accept(transaction, ledger.with_entry(entry), container.id, most)
+        updates = self._accept(transaction, basis.ledger.with_entry(entry), container.id, most)
         self.known.add(pod, container)
         self.kubelet_pods.expect(pod)
         self.decision_log.found(entry.decision)
@@ -395,7 +393,8 @@ class Placements:
     ) -> Sequence[Update]:
         """Make *ledger*, which has what happened already, current at once. The rest as for `_commit`;
         *answered* is the id of the container that the reply is about if nothing was decided about it."""
-        before, shared = transaction.basis.shared_cpus, transaction.basis._replace(ledger=ledger).shared_cpus
+        basis = transaction.basis
+        before, shared = basis.shared_cpus, basis.with_ledger(ledger).shared_cpus
         ledger, updates, nodes_due = self._with_updates(ledger, shared, decided or answered, (), most_running)
         transaction.accept(ledger=ledger, decided=decided)
         self.notifications.sent(None if most_running is None else updates, nodes_due)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 
@@ -21,13 +21,13 @@ from bayplan.control.recorder import Recorder
 from bayplan.control.threads import Job
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import changed_ids
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.nri import Clock, Timer
 from bayplan.placement.ledger_check import Fault, check, mended, unlike_record
-from bayplan.sets import CpuSet
 from bayplan.state import Step
 
 logger = logging.getLogger(__name__)
@@ -36,18 +36,10 @@ RETRY_S: Final = 3.0
 """After a write that failed: a disk that is full is asked again as often."""
 
 
-class Basis(NamedTuple):
-    """What decisions depend on, as it is between two transactions."""
+class Current(Basis, frozen=True, dict=True):
+    """What decisions depend on between two transactions, and the engine that makes them."""
 
-    machine: Machine
-    policy: PlacementPolicy
     engine: Engine
-    ledger: Ledger
-
-    @property
-    def shared_cpus(self) -> CpuSet:
-        """The CPUs of those who have none of their own."""
-        return self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
 
 
 class _Write(Struct):
@@ -65,7 +57,7 @@ class Transaction:
         self._owner: Transactions | None = owner
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> Current:
         """What the next decision depends on."""
         return self._open.basis
 
@@ -99,14 +91,13 @@ class Transaction:
         """
         owner = self._open
         basis = owner.basis
-        after = Basis(
-            machine or basis.machine,
-            policy or basis.policy,
-            engine or basis.engine,
-            basis.ledger if ledger is None else ledger,
-        )
+        after = basis if ledger is None else basis.with_ledger(ledger)
+        if machine is not None or policy is not None or engine is not None:
+            after = Current(
+                machine or basis.machine, policy or basis.policy, after.ledger, engine or basis.engine
+            )
         if engine is not None:
-            after = after._replace(ledger=engine.converted(after.machine, after.policy, after.ledger))
+            after = after.with_ledger(engine.converted(after))
         owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - the two classes are one unit
 
     def check(self, recorded: Ledger | None = None) -> tuple[Fault, ...]:
@@ -115,8 +106,8 @@ class Transaction:
         What is wrong is logged. Where the truth is known it is put right: what is derived follows from the
         entries again, and the disk gets the ledger.
         """
-        machine, policy, _, ledger = self._open.basis
-        faults = check(machine, policy, ledger)
+        basis = self._open.basis
+        ledger, faults = basis.ledger, check(basis)
         if recorded is not None:
             faults = (*faults, *unlike_record(ledger, recorded, self._open.unrecorded))
         ours = [fault for fault in faults if fault.is_ours]
@@ -143,10 +134,10 @@ class Transactions:
 
     def __init__(
         self,
-        basis: Basis,
+        basis: Current,
         recorder: Recorder,
         clock: Clock | None = None,
-        became: Callable[[Basis], None] | None = None,
+        became: Callable[[Current], None] | None = None,
     ) -> None:
         self.changes = ChangeLog()
         self._basis = basis
@@ -164,7 +155,7 @@ class Transactions:
         self._writing: set[asyncio.Task[None]] = set()
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> Current:
         """What decisions depend on now. An open transaction may be about to change it."""
         return self._basis
 
@@ -216,7 +207,7 @@ class Transactions:
         """Take over the ledger that is recorded, in the form of the engine."""
         recorded = await self._recorder.ledger()
         async with self.transaction() as transaction:
-            self._become(self._basis._replace(ledger=recorded), changed_ids(self._basis.ledger, recorded))
+            self._become(self._basis.with_ledger(recorded), changed_ids(self._basis.ledger, recorded))
             transaction.accept(engine=self._basis.engine)
 
     def _run_postponed(self) -> None:
@@ -240,7 +231,7 @@ class Transactions:
             self._recorder.check_commit(write)
         except BaseException as error:
             if isinstance(error, StateError) and carried and self._leaves_others(ledger, ids, decided):
-                self._become(self._basis._replace(ledger=ledger), ids)
+                self._become(self._basis.with_ledger(ledger), ids)
                 self._not_recorded(error)
                 return
             # It may be on the disk all the same, now or later.
@@ -251,17 +242,17 @@ class Transactions:
             else:
                 self._write(self._basis.ledger)
             raise
-        self._become(self._basis._replace(ledger=ledger), ids)
+        self._become(self._basis.with_ledger(ledger), ids)
         self._recorded(number)
 
-    def _accept(self, after: Basis, decided: str | None, *, replace_all: bool) -> None:
+    def _accept(self, after: Current, decided: str | None, *, replace_all: bool) -> None:
         before = self._basis.ledger
         ids = changed_ids(before, after.ledger)
         self._become(after, ids)
         if ids or replace_all or self._unrecorded:
             self._write(after.ledger, ids, decided, replace_all=replace_all)
 
-    def _become(self, after: Basis, ids: Collection[str]) -> None:
+    def _become(self, after: Current, ids: Collection[str]) -> None:
         """Make *after* current; its ledger says something else about the containers *ids*."""
         if self._became is not None:
             self._became(after)

@@ -21,6 +21,7 @@ from bayplan.control.transactions import Transaction
 from bayplan.daemon.measurement import Host
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import BayplanError, ConfigError
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import with_owners
@@ -333,7 +334,7 @@ class Hardware:
         )
         measured = wanted_memory_bytes(self._settings, self.machine, self.learned)
         held_bytes = {node: self.learned[node].held_bytes for node in measured}
-        for claim in overclaims(self.machine, self.policy, ledger, held_bytes):
+        for claim in overclaims(Basis(self.machine, self.policy, ledger), held_bytes):
             found["overclaim", claim.shortage.nodes, claim.shortage.resource] = str(claim)
         for one in lost_cpus(self.machine, ledger):
             found["cpus", one.container_id] = str(one)

@@ -39,8 +39,9 @@ class PromiseWidening:
     async def look(self, live: LivePages | None) -> bool:
         """Do what follows from *live*, None where nothing is to be relieved; whether a container got another
         node."""
-        machine, policy, engine, ledger = self._controller.basis
-        if live is None or engine.name != _ENGINE:
+        basis = self._controller.basis
+        machine, ledger = basis.machine, basis.ledger
+        if live is None or basis.engine.name != _ENGINE:
             self._keep_there(frozenset())
             return False
         staying = await self._in_thread(partial(must_stay, ledger, live, goal_bytes(machine)))
@@ -49,13 +50,13 @@ class PromiseWidening:
         self._keep_there(frozenset(ledger.entries) if live.plan.moves else staying)
         if not live.plan.unmet_bytes:
             return False
-        found = await self._in_thread(partial(widenings, machine, policy, ledger, live))
+        found = await self._in_thread(partial(widenings, basis, live))
         if not found:
             return False
         async with self._controller.transaction() as transaction:
             # It was worked out for that ledger; with another one the next look does.
             now = transaction.basis
-            if now.ledger is not ledger or now.machine is not machine or now.policy is not policy:
+            if now.ledger is not ledger or now.machine is not machine or now.policy is not basis.policy:
                 return False
             try:
                 for move in found:

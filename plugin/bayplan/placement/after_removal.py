@@ -7,37 +7,32 @@ cannot be moved it stays on more nodes, and its decision says why.
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import STAYS_WIDE, Move, Reason
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import nodes_text
 
 
-def after_removal(
-    machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
-) -> tuple[Ledger, tuple[Move, ...], tuple[str, ...]]:
-    """*left*, the ledger after a removal, with all that follows where no pages have to be moved.
+def after_removal(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[Move, ...], tuple[str, ...]]:
+    """The ledger of *basis*, after a removal, with all that follows where no pages have to be moved.
 
     Returns:
         The ledger, the moves, and the ids of the containers that are promised more.
     """
-    left, _ = with_widened_placements(machine, policy, engine, left)
-    left, promised = with_completed_claims(machine, policy, engine, left)
+    left, _ = with_widened_placements(basis, engine)
+    left, promised = with_completed_claims(basis.with_ledger(left), engine)
     found, tried = list[Move](), set[str]()
-    while moves := engine.moves_back(machine, policy, left, tried):
+    while moves := engine.moves_back(basis.with_ledger(left), tried):
         left = left.moved(moves)
         found += moves
         tried |= {move.container_id for move in moves}
     return left, tuple(found), promised
 
 
-def with_widened_placements(
-    machine: Machine, policy: PlacementPolicy, engine: Engine, ledger: Ledger
-) -> tuple[Ledger, tuple[str, ...]]:
-    """*ledger* on a machine that may have got more ordinary nodes, and the ids of the containers that may use
-    these as well."""
-    placements = engine.widened_placements(machine, policy, ledger)
+def with_widened_placements(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[str, ...]]:
+    """The ledger on a machine that may have got more ordinary nodes, and the ids of the containers that may
+    use these as well."""
+    ledger, placements = basis.ledger, engine.widened_placements(basis)
     for container_id, placement in placements.items():
         entry = ledger.entries[container_id]
         decision = replace(entry.decision, placement=placement)
@@ -45,12 +40,10 @@ def with_widened_placements(
     return ledger, tuple(sorted(placements))
 
 
-def with_completed_claims(
-    machine: Machine, policy: PlacementPolicy, engine: Engine, left: Ledger
-) -> tuple[Ledger, tuple[str, ...]]:
-    """*left* with the promises that can be made up for now, and the ids of the containers concerned."""
-    claims = engine.completed_claims(machine, policy, left)
-    return left.with_claims(claims), tuple(sorted(claims))
+def with_completed_claims(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[str, ...]]:
+    """The ledger with the promises that can be made up for now, and the ids of the containers concerned."""
+    claims = engine.completed_claims(basis)
+    return basis.ledger.with_claims(claims), tuple(sorted(claims))
 
 
 def moved_back(ledger: Ledger, move: Move) -> Ledger:

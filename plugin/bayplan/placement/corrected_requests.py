@@ -9,32 +9,30 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import OVERCOMMITTED, Claim, Reason, Request
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.after_removal import with_completed_claims
 from bayplan.quantity import format_bytes
 
 
 def with_corrected_requests(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     requests: Mapping[str, Request],
 ) -> Ledger:
-    """*ledger* after containers turned out to ask for these *requests*, by their ids."""
+    """The ledger after containers turned out to ask for these *requests*, by their ids."""
+    ledger = basis.ledger
     for container_id, request in requests.items():
         entry = ledger.entries[container_id]
         placement = entry.decision.placement
         if placement.claim is not None:
-            wanted = engine.adopt(machine, policy, ledger, request, placement.claim.nodes).claim
+            wanted = engine.adopt(basis.with_ledger(ledger), request, placement.claim.nodes).claim
             assert wanted is not None, "an engine that claims for some claims for all"
             placement = replace(placement, claim=_up_to(placement.claim, wanted), booked_bytes={})
         decision = replace(entry.decision, request=request, placement=placement)
         ledger = ledger.with_entry(replace(entry, decision=decision))
-    ledger, _ = with_completed_claims(machine, policy, engine, ledger)
+    ledger, _ = with_completed_claims(basis.with_ledger(ledger), engine)
     for container_id in requests:
         ledger = _marked(ledger, container_id)
     return ledger

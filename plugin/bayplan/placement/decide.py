@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons, effective_hints
 from bayplan.engines.interface import KUBELET, WISH_NOT_GRANTED, Engine, also_pinned
 from bayplan.errors import ConfigError
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, QosSource, Reason, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
-from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import with_pod_known
 from bayplan.model.policy import PlacementPolicy
@@ -76,10 +76,8 @@ def as_derived(request: Request) -> tuple[Request, tuple[Reason, ...]]:
 
 
 def decide_creation(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     pod: Pod,
     container: Container,
     *,
@@ -91,6 +89,7 @@ def decide_creation(
     """Where *container*, which is about to be created and is not in *ledger*, goes. *annotated* is what
     `read_annotations` returns for it, *findings* are those about its devices, *exact* knows more of requests
     than the spec shows."""
+    machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     wishes, complaint, ruled = annotated
     hints, notes = effective_hints(findings, wishes, machine.node_ids)
     wishes, without = wished_file(policy, wishes)
@@ -119,7 +118,7 @@ def decide_creation(
     request = with_pod_known(request, (one.decision.request for one in ledger.of_pod(request.pod_id)))
     if complaint is not None and policy.refuse_wrong_annotations:
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
-    decision = decide_by_given_policy(machine, policy, engine, ledger, request)
+    decision = decide_by_given_policy(basis, engine, request)
     decision = with_memory_policy(machine, ability, decision)
     apart = _apart_from_exec(container, request.pinned_cpus or decision.placement.exclusive_cpus)
     crowded = (*also_pinned(ledger, decision.placement.exclusive_cpus), *apart)
@@ -132,10 +131,8 @@ def decide_creation(
 
 
 def decide_change(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     old: Decision,
     spec: Resources,
     change: Resources,
@@ -144,12 +141,13 @@ def decide_change(
 ) -> Decision | None:
     """What becomes of a container that *ledger* no longer has, its spec being *spec* until *change*; None if
     it asks for the same as before. *exact* as for `decide_creation`; it may not know of the change yet."""
+    machine, policy = basis.machine, basis.policy
     request = changed_request(old.request, spec, change, machine, policy.outside_requests)
     if request == old.request:
         return None
     request, _ = exact(request)
     current = old.placement
-    decision = decide_by_given_policy(machine, policy, engine, ledger, request, current)
+    decision = decide_by_given_policy(basis, engine, request, current)
     if decision.outcome is Outcome.REFUSED:
         return decision
     # Nobody can change the policy of processes that run.

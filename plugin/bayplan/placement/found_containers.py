@@ -11,13 +11,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.engines.interface import KUBELET, Engine, exclusive_candidates, reserved_cpus
+from bayplan.engines.interface import KUBELET, Engine
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Entry
 from bayplan.model.life import Report
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus, whole_cpus
-from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources
 from bayplan.model.wishes import readable_wishes, ruled_wishes, without_cpu_wishes
@@ -48,10 +48,8 @@ def has_annotated_placement(entry: Entry, container: Container) -> bool:
 
 
 def updated_from_container(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     entry: Entry,
     container: Container,
     taken: CpuSet,
@@ -68,11 +66,12 @@ def updated_from_container(
     limit of 3 GiB, nodes 0-1 and CPUs 2-5 by now. It was resized: CPUs 2-5 are its own if no other container
     has any of them, its claim is 3 GiB on nodes 0-1, and it goes back to node 0 only if its CPUs are there.
     """
+    machine, policy = basis.machine, basis.policy
     decision, resources = entry.decision, container.resources
     placement, outside = decision.placement, policy.outside_requests
     request = changed_request(decision.request, resources, Resources(), machine, outside)
     resized = request != decision.request
-    unavailable = taken | reserved_cpus(machine, policy)
+    unavailable = taken | Allocatable(machine, policy).reserved_cpus
     own = _exclusive_cpus_now(request, placement, resources.cpuset_cpus, unavailable, alone=alone)
     if own != placement.exclusive_cpus or (own and own == resources.cpuset_cpus):
         entry = replace(entry, notified_cpus=resources.cpuset_cpus)
@@ -80,7 +79,7 @@ def updated_from_container(
     if resources.cpuset_mems is not None:
         placement = _moved_since(machine, placement, resources.cpuset_mems, resized=resized)
     if resized:
-        amounts, claim = engine.adopt(machine, policy, ledger, request, placement.mems), placement.claim
+        amounts, claim = engine.adopt(basis, request, placement.mems), placement.claim
         placement = replace(placement, booked_bytes=amounts.booked_bytes)
         if claim is not None and amounts.claim is not None:
             placement = replace(placement, claim=_grown(machine, claim, amounts.claim.amounts_bytes))
@@ -136,10 +135,8 @@ def _grown(machine: Machine, claim: Claim, wanted_bytes: Mapping[str, int]) -> C
 
 
 def adopt(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     pod: Pod,
     container: Container,
     others: Iterable[CpuSet] = (),
@@ -150,6 +147,7 @@ def adopt(
     they could be given to it and are in no other cpuset (*others*), are taken to be its exclusive CPUs: that
     is what our own looks like after a lost state store. What it claims is promised where its spec lets it go.
     """
+    machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     wishes = readable_wishes(pod.annotations, container.name, machine)
     wishes = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
     if engine.name == KUBELET:
@@ -158,7 +156,7 @@ def adopt(
     request = replace(request, placement_file=container.has_our_placement, environment=(), exec_cpus=None)
     cpus, mems = request.pinned_cpus, request.pinned_mems
     isolated = request.wishes_isolated_cpus
-    candidates = exclusive_candidates(machine, policy, ledger, isolated=isolated)
+    candidates = basis.exclusive_candidates(isolated=isolated)
     own = (
         cpus is not None
         and len(cpus) == request.exclusive_cpus
@@ -167,24 +165,23 @@ def adopt(
     )
     if cpus and own:
         request = replace(request, pinned_cpus=None, pinned_mems=None)
-    placement = engine.adopt(machine, policy, ledger, request, mems)
+    placement = engine.adopt(basis, request, mems)
     if cpus and own:
         placement = replace(placement, mems=mems, exclusive_cpus=cpus)
     return Entry(Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)), notified_cpus=cpus)
 
 
-def shared_pools(
-    machine: Machine, policy: PlacementPolicy, ledger: Ledger, found: Collection[Entry], *, lost: bool
-) -> frozenset[CpuSet]:
+def shared_pools(basis: Basis, found: Collection[Entry], *, lost: bool) -> frozenset[CpuSet]:
     """The cpusets that say that a container runs on our shared CPUs: what these are now, what members are
     known to have been notified of, and, where all records are *lost*, what most of those *found* have.
 
     Every pool of ours has the reserved CPUs in it, unless they are withheld.
     """
+    machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     members = [entry for entry in ledger.entries.values() if entry.decision.shares_cpus]
     pools = {ledger.shared_cpus(machine, policy.withheld_cpus), *_notified(members)}
     pinned = Counter(one for entry in found if (one := entry.decision.request.pinned_cpus))
-    reserved = reserved_cpus(machine, policy) - policy.withheld_cpus
+    reserved = Allocatable(machine, policy).reserved_cpus - policy.withheld_cpus
     for cpus, count in pinned.items():
         if lost and 2 * count > pinned.total() and reserved <= cpus:
             pools.add(cpus)

@@ -25,6 +25,7 @@ from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE
 from bayplan.errors import Problem
 from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
+from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.ledger import Entry, Ledger
@@ -61,7 +62,7 @@ def hand_back(
     problems += _not_of_kubelet(ledger, kubelets)
     problems += _overlapping(kubelets)
     engine, prepared = KubeletEngine(options), PreparedManagers.of(machine, policy, options)
-    booked = engine.converted(machine, policy, Ledger.of(map(_by_itself, own)))
+    booked = engine.converted(Basis(machine, policy, Ledger.of(map(_by_itself, own))))
     problems += _short(booked)
     state = managers_state(MemoryManagerPolicy.STATIC, prepared.empty, prepared.kubelet.cpus, booked)
     cpus = CpuState(state.cpus.shared, _renamed(state.cpus.assignments, names))

@@ -15,12 +15,12 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
+from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.ledger import Entry, Ledger, notice_of, score_key, shares_beside
 from bayplan.model.ledger_totals import is_short
-from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.machine import MEMORY
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
-from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.shortfall import lost_cpus, overclaims
 from bayplan.sets import CpuSet, cpus_text
 
@@ -50,11 +50,12 @@ class Fault(Struct, frozen=True):
         return self.text
 
 
-def check(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> tuple[Fault, ...]:
+def check(basis: Basis) -> tuple[Fault, ...]:
     """Everything about *ledger* that does not hold; nothing if it is as it must be."""
+    machine, ledger = basis.machine, basis.ledger
     return (
         *contradictions(ledger),
-        *(Fault(OVERCLAIMED, str(one)) for one in overclaims(machine, policy, ledger)),
+        *(Fault(OVERCLAIMED, str(one)) for one in overclaims(basis)),
         *(Fault(LOST_CPUS, str(one)) for one in lost_cpus(machine, ledger)),
     )
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
@@ -76,10 +76,9 @@ def within_promises(
     reserved = {
         node: {**least.reserved_bytes.get(node, {}), MEMORY: amount} for node, amount in wanted_bytes.items()
     }
-    flows = ResourceFlows(machine, replace(least, reserved_bytes={**least.reserved_bytes, **reserved}))
-    flows.follow(ledger)
-    flow = flows.flow(MEMORY)
-    most = allocatable_bytes(machine, least)
+    policy = replace(least, reserved_bytes={**least.reserved_bytes, **reserved})
+    flow = ResourceFlows(Basis(machine, policy, ledger)).flow(MEMORY)
+    most = Allocatable(machine, least).bytes_by_node
     kept = {}
     for node, amount_bytes in sorted(wanted_bytes.items()):
         least_bytes = least.reserved_bytes.get(node, {}).get(MEMORY, 0)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.interface import AS_WISHED, PINNED, WISH_NOT_GRANTED, Engine, pinned_reason
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Decision,
     MemoryPolicyMode,
@@ -25,9 +26,7 @@ from bayplan.model.decision import (
     Reason,
     Request,
 )
-from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.model.sentences import policy_text
 from bayplan.sets import NodeSet, nodes_text
 
@@ -46,10 +45,8 @@ class MemoryPolicyAbility(Struct, frozen=True):
 
 
 def decide_by_given_policy(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     request: Request,
     current: Placement | None = None,
 ) -> Decision:
@@ -59,11 +56,12 @@ def decide_by_given_policy(
     is left alone and counted, as one with a cpuset.mems of somebody else. With other policies the container
     may always use their nodes.
     """
+    machine = basis.machine
     given = request.given_policy
     nodes = NodeSet() if given is None else _existing_nodes(machine, given)
 
     def decide(asked: Request) -> Decision:
-        return engine.decide(machine, policy, ledger, asked, current)
+        return engine.decide(basis, asked, current)
 
     if given is None or request.opted_out or not nodes:
         return decide(request)

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import retained_changes
@@ -51,10 +52,8 @@ class Reconciliation(Struct, frozen=True):
 
 
 def reconcile(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     pods: Mapping[str, Pod],
     containers: Collection[Container],
     *,
@@ -84,6 +83,7 @@ def reconcile(
     record. a and c are gone; b stays; d is adopted; the CPUs that a had to itself become shared, and b and d
     get an update if they run on the shared CPUs.
     """
+    machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     observed = {
         container.id: container for container in containers if container.state is not ContainerState.STOPPED
     }
@@ -104,18 +104,18 @@ def reconcile(
     agreed = Ledger.of(entries)
     if recovered:
         # They may have been written while another engine decided.
-        agreed = engine.converted(machine, policy, agreed)
+        agreed = engine.converted(basis.with_ledger(agreed))
         entries = list(agreed.entries.values())
-    found = _adopted(machine, policy, engine, agreed, pods, observed, cpusets)
+    found = _adopted(basis.with_ledger(agreed), engine, pods, observed, cpusets)
     if found:
         agreed = Ledger.of([*entries, *found])
         candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
-        pools = shared_pools(machine, policy, agreed, candidates, lost=not known)
+        pools = shared_pools(basis.with_ledger(agreed), candidates, lost=not known)
         if members := _members(pools, candidates):
             agreed = Ledger.of([*entries, *found, *members])
     if recovered:
         # What a pod has as a whole is in the annotation of the container that was its first.
-        agreed, _ = with_completed_claims(machine, policy, engine, agreed)
+        agreed, _ = with_completed_claims(basis.with_ledger(agreed), engine)
     agreed = _with_retained(ledger, gone, agreed, pods)
     shared = agreed.shared_cpus(machine, policy.withheld_cpus)
     repairs = [repair for _, repair in compared if repair is not None]
@@ -171,10 +171,8 @@ def _reconciliation(
 
 
 def _adopted(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     pods: Mapping[str, Pod],
     observed: Mapping[str, Container],
     cpusets: Mapping[CpuSet | None, int],
@@ -185,14 +183,14 @@ def _adopted(
     containers, and a claim is made whether or not it fits. To enter one copies all others, so that only those
     are entered meanwhile.
     """
-    found = []
+    ledger, found = basis.ledger, []
     unknown = sorted(observed.keys() - ledger.entries.keys())
     for container_id in sorted(unknown, key=lambda key: not observed[key].resources.cpuset_cpus):
         container = observed[container_id]
         pod = pods.get(container.pod_id, Pod(container.pod_id))
         own = container.resources.cpuset_cpus
         others = (cpus for cpus, count in cpusets.items() if cpus and (cpus != own or count > 1))
-        entry = adopt(machine, policy, engine, ledger, pod, container, others)
+        entry = adopt(basis.with_ledger(ledger), engine, pod, container, others)
         if entry.decision.placement.claim is None:
             ledger = ledger.with_entry(entry)
         found.append(entry)
@@ -252,7 +250,7 @@ def _updated_from_containers(
         of_pod = of_pods.get(pod_id, CpuSet())
         of_others = taken - of_pod
         entry = updated_from_container(
-            machine, policy, engine, ledger, entry, container, of_others, alone=alone
+            Basis(machine, policy, ledger), engine, entry, container, of_others, alone=alone
         )
         placement = entry.decision.placement
         if not placement.exclusive_cpus.isdisjoint(of_others):

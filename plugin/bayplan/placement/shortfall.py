@@ -11,10 +11,10 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.engines.exact.witness import shortages
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.model.sentences import verb_after
 from bayplan.quantity import MILLI_PER_CPU, counted, format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
@@ -59,18 +59,17 @@ class LostCpus(Struct, frozen=True):
         return f"{self.name} lost {cpus_text(self.lost)}, offline now, of its own; {rest}"
 
 
-def overclaims(
-    machine: Machine, policy: PlacementPolicy, ledger: Ledger, held_bytes: Mapping[int, int] = NOTHING_HELD
-) -> tuple[Overclaim, ...]:
+def overclaims(basis: Basis, held_bytes: Mapping[int, int] = NOTHING_HELD) -> tuple[Overclaim, ...]:
     """The smallest sets of nodes that were promised more than containers can have there, by resource.
     *held_bytes* of memory were measured outside of containers, by node."""
+    machine = basis.machine
     return tuple(
         Overclaim(
             found,
             found.nodes - machine.node_ids,
             sum(held_bytes.get(node, 0) for node in found.nodes) if found.resource == MEMORY else 0,
         )
-        for found in shortages(machine, policy, ledger)
+        for found in shortages(basis)
     )
 
 
@@ -87,10 +86,11 @@ class CrowdedPool(Struct, frozen=True):
         return f"the shared pool has {cpus_text(self.cpus)} only; {who} {asked}"
 
 
-def crowded_pool(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> CrowdedPool | None:
+def crowded_pool(basis: Basis) -> CrowdedPool | None:
     """The shared pool if it is too small for what its containers request; those that are left as they are run
     elsewhere, and those with CPUs of their own do not count. Nor does a mere weight: nomad writes MHz as CPU
     shares."""
+    machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     shared = ledger.shared_cpus(machine, policy.withheld_cpus)
     there = [
         requested

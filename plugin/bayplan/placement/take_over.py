@@ -12,15 +12,14 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.interface import Engine, reserved_cpus
+from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.memory.state import Blocks, MemoryState
 from bayplan.errors import Problem
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Decision, Outcome, QosSource, Reason
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 TAKEN_OVER: Final = "taken-over"
@@ -73,10 +72,8 @@ class _Found(Struct):
 
 
 def take_over(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     names: Names,
     state: KubeletState,
 ) -> TakeOver:
@@ -84,6 +81,7 @@ def take_over(
 
     *names* are those of the containers that run. Containers that opted out stay as they are.
     """
+    ledger = basis.ledger
     ids = {name: key for key, name in names.items() if key in ledger.entries}
     found, absent = list[_Found](), list[tuple[str, str]]()
     for uid, name in state.containers():
@@ -94,8 +92,8 @@ def take_over(
             cpus = None if state.cpus is None else state.cpus.of(uid, name)
             blocks = None if state.memory is None else state.memory.blocks(uid, name)
             found.append(_Found(ledger.entries[key], cpus, blocks))
-    entries = [_taken(machine, policy, engine, ledger, one, state) for one in found]
-    problems = (*_differences(found, entries), *_contended(machine, policy, ledger, found))
+    entries = [_taken(basis, engine, one, state) for one in found]
+    problems = (*_differences(found, entries), *_contended(basis, found))
     if problems:
         return TakeOver(ledger, absent=tuple(absent), problems=problems)
     after = ledger
@@ -110,14 +108,13 @@ def take_over(
 
 
 def _taken(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
-    ledger: Ledger,
     one: _Found,
     state: KubeletState,
 ) -> Entry:
     """The entry of a container once it is ours. What a file that is left out would say stays as it is."""
+    ledger = basis.ledger
     entry = one.entry
     request, before = entry.decision.request, entry.decision.placement
     cpus, mems, notified = before.exclusive_cpus, before.mems, entry.notified_cpus
@@ -127,7 +124,7 @@ def _taken(
         request, mems = replace(request, pinned_mems=None), one.nodes
     request = replace(request, pinned_by_update=False)
     base = ledger.without(entry.container_id)
-    placement = engine.adopt(machine, policy, base, request, mems or request.pinned_mems)
+    placement = engine.adopt(basis.with_ledger(base), request, mems or request.pinned_mems)
     claim = None if placement.claim is None else replace(placement.claim, flexible=False)
     placement = replace(placement, mems=mems, exclusive_cpus=cpus, claim=claim)
     what = [cpus_text(one.cpus)] if one.cpus else []
@@ -171,10 +168,9 @@ def _amounts(bytes_by_resource: Mapping[str, int]) -> str:
     return ", ".join(listed) or "no memory"
 
 
-def _contended(
-    machine: Machine, policy: PlacementPolicy, ledger: Ledger, found: list[_Found]
-) -> Iterator[Problem]:
+def _contended(basis: Basis, found: list[_Found]) -> Iterator[Problem]:
     """The CPUs that cannot be one container's alone here."""
+    machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     own = {one.entry.container_id for one in found if one.cpus}
     owners: dict[int, str] = {}
     for entry in ledger.entries.values():
@@ -182,7 +178,7 @@ def _contended(
             owners |= dict.fromkeys(entry.decision.placement.exclusive_cpus, entry.decision.request.name)
     for one in found:
         name, cpus = one.entry.decision.request.name, one.cpus or CpuSet()
-        reserved = cpus & reserved_cpus(machine, policy)
+        reserved = cpus & Allocatable(machine, policy).reserved_cpus
         if reserved:
             expected = "none that is reserved here; reservedSystemCPUs as kubelet has them"
             yield Problem(f"{name}, in a file", cpus_text(reserved), expected)

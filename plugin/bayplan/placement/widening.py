@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from bayplan.engines.exact.moves import MAX_MOVES, Mover, movers_of, wider_sets
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
+from bayplan.model.basis import Basis
 from bayplan.model.decision import MEMORY_TAKEN, Move, Reason
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.page_owners import stays
 from bayplan.placement.page_placement import ContainerPages, LivePages, short_nodes, unmet_bytes
 from bayplan.quantity import MIB
@@ -30,12 +29,13 @@ LEAST_GAIN_BYTES: Final = 32 * MIB
 """Nobody gets another node for less than this, unless that is all that lacks."""
 
 
-def widenings(machine: Machine, policy: PlacementPolicy, ledger: Ledger, live: LivePages) -> tuple[Move, ...]:
+def widenings(basis: Basis, live: LivePages) -> tuple[Move, ...]:
     """All that get more nodes, so that as much as possible has a place at once: who starts meanwhile is not
     to wait for one look after the other."""
+    ledger = basis.ledger
     found: dict[str, Move] = {}
     for _ in range(MAX_MOVES):
-        move = widening(machine, policy, ledger, live)
+        move = widening(basis.with_ledger(ledger), live)
         if move is None:
             break
         key = move.container_id
@@ -46,7 +46,7 @@ def widenings(machine: Machine, policy: PlacementPolicy, ledger: Ledger, live: L
     return tuple(found.values())
 
 
-def widening(machine: Machine, policy: PlacementPolicy, ledger: Ledger, live: LivePages) -> Move | None:
+def widening(basis: Basis, live: LivePages) -> Move | None:
     """The container that gets another node, with the node; None if nothing lacks or that would not help.
 
     The smallest that suffices; if none does, the one that helps most.
@@ -54,11 +54,9 @@ def widening(machine: Machine, policy: PlacementPolicy, ledger: Ledger, live: Li
     lacking_bytes = unmet_bytes(live.nodes, live.everybody)
     if not lacking_bytes:
         return None
-    flows = ResourceFlows(machine, policy)
-    flows.follow(ledger)
-    topology = NodeTopology(machine)
+    flows, topology = ResourceFlows(basis), NodeTopology(basis.machine)
     best, best_bytes = None, lacking_bytes - min(lacking_bytes, LEAST_GAIN_BYTES)
-    for mover in list(_movers(flows, ledger, live))[:MOST_TRIED]:
+    for mover in list(_movers(flows, basis.ledger, live))[:MOST_TRIED]:
         key, before = mover.entry.container_id, mover.claim.nodes
         for wider in wider_sets(topology, flows, mover):
             if not wider <= NodeSet(live.nodes):

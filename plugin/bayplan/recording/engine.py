@@ -4,10 +4,9 @@ import time
 from collections.abc import Collection, Mapping
 
 from bayplan.engines.interface import Engine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.recording.questions import (
     Adopt,
     CompletedClaims,
@@ -40,62 +39,53 @@ class RecordedEngine:
 
     def decide(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
         """See `Engine`."""
-        answer = self._engine.decide(machine, policy, ledger, request, current)
+        answer = self._engine.decide(basis, request, current)
         question = Decide(_now_us(), answer, request, current)
-        self._recording.add(self._options, machine, policy, ledger, question)
+        self._recording.add(self._options, basis, question)
         return answer
 
     def adopt(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         mems: NodeSet | None,
     ) -> Placement:
         """See `Engine`."""
-        answer = self._engine.adopt(machine, policy, ledger, request, mems)
+        answer = self._engine.adopt(basis, request, mems)
         question = Adopt(_now_us(), answer, request, mems)
-        self._recording.add(self._options, machine, policy, ledger, question)
+        self._recording.add(self._options, basis, question)
         return answer
 
-    def moves_back(
-        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, staying: Collection[str] = ()
-    ) -> tuple[Move, ...]:
+    def moves_back(self, basis: Basis, staying: Collection[str] = ()) -> tuple[Move, ...]:
         """See `Engine`."""
-        answer = self._engine.moves_back(machine, policy, ledger, staying)
+        answer = self._engine.moves_back(basis, staying)
         question = MovesBack(_now_us(), answer, tuple(sorted(staying)))
-        self._recording.add(self._options, machine, policy, ledger, question)
+        self._recording.add(self._options, basis, question)
         return answer
 
-    def widened_placements(
-        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger
-    ) -> Mapping[str, Placement]:
+    def widened_placements(self, basis: Basis) -> Mapping[str, Placement]:
         """See `Engine`."""
-        answer = self._engine.widened_placements(machine, policy, ledger)
-        self._recording.add(self._options, machine, policy, ledger, WidenedPlacements(_now_us(), answer))
+        answer = self._engine.widened_placements(basis)
+        self._recording.add(self._options, basis, WidenedPlacements(_now_us(), answer))
         return answer
 
-    def completed_claims(
-        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger
-    ) -> Mapping[str, Claim]:
+    def completed_claims(self, basis: Basis) -> Mapping[str, Claim]:
         """See `Engine`."""
-        answer = self._engine.completed_claims(machine, policy, ledger)
-        self._recording.add(self._options, machine, policy, ledger, CompletedClaims(_now_us(), answer))
+        answer = self._engine.completed_claims(basis)
+        self._recording.add(self._options, basis, CompletedClaims(_now_us(), answer))
         return answer
 
-    def converted(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
+    def converted(self, basis: Basis) -> Ledger:
         """See `Engine`."""
-        answer = self._engine.converted(machine, policy, ledger)
+        ledger = basis.ledger
+        answer = self._engine.converted(basis)
         question = Converted(_now_us(), changed_entries(ledger, answer))
-        self._recording.add(self._options, machine, policy, ledger, question)
+        self._recording.add(self._options, basis, question)
         return answer
 
 

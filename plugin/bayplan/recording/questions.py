@@ -17,6 +17,7 @@ from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import ParseError
 from bayplan.kubelet.manager_options import ManagerOptions
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import changed_ids, entries_of
@@ -96,7 +97,7 @@ class EngineCall(Protocol):
         """The name of the container it is about, empty for questions about all of them."""
         ...
 
-    def ask(self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> object:
+    def ask(self, engine: Engine, basis: Basis) -> object:
         """The answer of *engine*."""
         ...
 
@@ -114,9 +115,9 @@ class Decide(Struct, frozen=True, tag="Decide", tag_field="kind"):
         """See `EngineCall`."""
         return self.request.name
 
-    def ask(self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Decision:
+    def ask(self, engine: Engine, basis: Basis) -> Decision:
         """See `EngineCall`."""
-        return engine.decide(machine, policy, ledger, self.request, self.current)
+        return engine.decide(basis, self.request, self.current)
 
 
 class Adopt(Struct, frozen=True, tag="Adopt", tag_field="kind"):
@@ -132,9 +133,9 @@ class Adopt(Struct, frozen=True, tag="Adopt", tag_field="kind"):
         """See `EngineCall`."""
         return self.request.name
 
-    def ask(self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Placement:
+    def ask(self, engine: Engine, basis: Basis) -> Placement:
         """See `EngineCall`."""
-        return engine.adopt(machine, policy, ledger, self.request, self.mems)
+        return engine.adopt(basis, self.request, self.mems)
 
 
 class MovesBack(Struct, frozen=True, tag="MovesBack", tag_field="kind"):
@@ -145,11 +146,9 @@ class MovesBack(Struct, frozen=True, tag="MovesBack", tag_field="kind"):
     staying: tuple[str, ...] = ()
     about: ClassVar[str] = ""
 
-    def ask(
-        self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
-    ) -> tuple[Move, ...]:
+    def ask(self, engine: Engine, basis: Basis) -> tuple[Move, ...]:
         """See `EngineCall`."""
-        return engine.moves_back(machine, policy, ledger, self.staying)
+        return engine.moves_back(basis, self.staying)
 
 
 class WidenedPlacements(Struct, frozen=True, tag="WidenedPlacements", tag_field="kind"):
@@ -159,11 +158,9 @@ class WidenedPlacements(Struct, frozen=True, tag="WidenedPlacements", tag_field=
     answer: Mapping[str, Placement]
     about: ClassVar[str] = ""
 
-    def ask(
-        self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
-    ) -> Mapping[str, Placement]:
+    def ask(self, engine: Engine, basis: Basis) -> Mapping[str, Placement]:
         """See `EngineCall`."""
-        return engine.widened_placements(machine, policy, ledger)
+        return engine.widened_placements(basis)
 
 
 class CompletedClaims(Struct, frozen=True, tag="CompletedClaims", tag_field="kind"):
@@ -173,11 +170,9 @@ class CompletedClaims(Struct, frozen=True, tag="CompletedClaims", tag_field="kin
     answer: Mapping[str, Claim]
     about: ClassVar[str] = ""
 
-    def ask(
-        self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
-    ) -> Mapping[str, Claim]:
+    def ask(self, engine: Engine, basis: Basis) -> Mapping[str, Claim]:
         """See `EngineCall`."""
-        return engine.completed_claims(machine, policy, ledger)
+        return engine.completed_claims(basis)
 
 
 class Converted(Struct, frozen=True, tag="Converted", tag_field="kind"):
@@ -187,11 +182,9 @@ class Converted(Struct, frozen=True, tag="Converted", tag_field="kind"):
     answer: Mapping[str, Entry]
     about: ClassVar[str] = ""
 
-    def ask(
-        self, engine: Engine, machine: Machine, policy: PlacementPolicy, ledger: Ledger
-    ) -> Mapping[str, Entry]:
+    def ask(self, engine: Engine, basis: Basis) -> Mapping[str, Entry]:
         """See `EngineCall`."""
-        return changed_entries(ledger, engine.converted(machine, policy, ledger))
+        return changed_entries(basis.ledger, engine.converted(basis))
 
 
 AnyQuestion: TypeAlias = Decide | Adopt | MovesBack | WidenedPlacements | CompletedClaims | Converted

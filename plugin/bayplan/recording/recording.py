@@ -15,6 +15,7 @@ from typing import Final, Self
 from msgspec import Struct
 
 from bayplan.control.threads import StoreThread
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.ledger_changes import changed_ids, entries_of
 from bayplan.model.machine import Machine
@@ -35,8 +36,8 @@ CLOSING_S: Final = 1.0
 """A disk that takes longer keeps no daemon from ending."""
 
 
-class _Basis(Struct, frozen=True):
-    """What a question is about."""
+class _Asked(Struct, frozen=True):
+    """What the questions so far were about."""
 
     engine: EngineOptions | None = None
     machine: Machine | None = None
@@ -57,7 +58,7 @@ class Recording:
         self._unwritten_bytes = 0
         self._failed = False
         self._size_bytes = 0
-        self._written = _Basis()
+        self._written = _Asked()
         self._begin()
 
     @classmethod
@@ -72,26 +73,24 @@ class Recording:
     def add(
         self,
         engine: EngineOptions,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         question: AnyQuestion,
     ) -> None:
         """Record *question*, which *engine* was asked about the rest."""
-        basis = _Basis(engine, machine, policy, ledger)
+        asked = _Asked(engine, basis.machine, basis.policy, basis.ledger)
         with self._lock:
             if self.problem:
                 return
-            lines = self._lines(basis, question)
+            lines = self._lines(asked, question)
             if self._size_bytes + len(lines) > self._most_bytes:
                 self._thread.submit(partial(self._attempt, self._file.begin_anew))
                 self._begin()
-                lines = self._lines(basis, question)
+                lines = self._lines(asked, question)
                 if self._size_bytes + len(lines) > self._most_bytes:
                     self._end(f"what there is takes more than {self._most_bytes} bytes")
                     return
             self._submit(lines)
-            self._written = basis
+            self._written = asked
 
     def close(self) -> None:
         """Write what was added, and close the file. Call it once, after the last `add`."""
@@ -101,20 +100,20 @@ class Recording:
             self._thread.end()
 
     def _begin(self) -> None:
-        self._size_bytes, self._written = 0, _Basis()
+        self._size_bytes, self._written = 0, _Asked()
         self._submit(encode(Begin(time.time_ns() // 1000)))
 
-    def _lines(self, basis: _Basis, question: AnyQuestion) -> bytes:
+    def _lines(self, asked: _Asked, question: AnyQuestion) -> bytes:
         """*question*, after what became different since the last one."""
         before = self._written
-        ids = changed_ids(before.ledger, basis.ledger)
-        entries = tuple(entries_of(basis.ledger, ids))
+        ids = changed_ids(before.ledger, asked.ledger)
+        entries = tuple(entries_of(asked.ledger, ids))
         changed = Changed(
             entries,
             tuple(sorted(ids.difference(entry.container_id for entry in entries))),
-            None if basis.machine is before.machine else basis.machine,
-            None if basis.policy is before.policy else basis.policy,
-            None if basis.engine == before.engine else basis.engine,
+            None if asked.machine is before.machine else asked.machine,
+            None if asked.policy is before.policy else asked.policy,
+            None if asked.engine == before.engine else asked.engine,
         )
         return (encode(changed) if changed != Changed() else b"") + encode(question)
 

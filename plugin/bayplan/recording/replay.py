@@ -18,6 +18,7 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.files import read_file
 from bayplan.model import sentences
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Move
 from bayplan.model.ledger import Ledger
 from bayplan.model.ledger_changes import with_changes
@@ -57,8 +58,8 @@ class Recorded(Struct, frozen=True):
     cut_off: bool
 
 
-class _Basis(Struct):
-    """What the questions depend on, as the lines so far have it."""
+class _Taken(Struct):
+    """What the lines so far say that the questions depend on."""
 
     machine: Machine | None = None
     policy: PlacementPolicy | None = None
@@ -115,17 +116,17 @@ def replay(path: Path, recorded: Recorded) -> Iterator[tuple[AnyQuestion, Differ
     Raises:
         ConfigError: a question comes before what it is about.
     """
-    basis = _Basis()
+    taken = _Taken()
     for number, line in enumerate(recorded.lines, start=2):
         if isinstance(line, Changed):
-            basis.take(line)
+            taken.take(line)
         elif isinstance(line, Begin):
             raise ConfigError(str(path), (Problem(f"line {number}", "a second beginning", "one, in line 1"),))
-        elif basis.machine is None or basis.policy is None or basis.engine is None:
+        elif taken.machine is None or taken.policy is None or taken.engine is None:
             expected = "machine, policy and engine before it"
             raise ConfigError(str(path), (Problem(f"line {number}", "a question", expected),))
         else:
-            now = line.ask(basis.engine, basis.machine, basis.policy, basis.ledger)
+            now = line.ask(taken.engine, Basis(taken.machine, taken.policy, taken.ledger))
             yield line, _difference(number, line, now)
 
 

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.pod_admission import PodAdmission
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, Placement, QosClass, Request
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.decide import read_annotations
@@ -36,7 +37,7 @@ class KubeletRehearsal(Rehearsal):
         if not isinstance(engine, KubeletEngine) or self._has_wishes(planned):
             return super().admit(planned)
         pod = replace(planned.spec, uid=planned.pod.id)
-        admission = engine.admission(self.machine, self.policy, self.ledger, pod)
+        admission = engine.admission(Basis(self.machine, self.policy, self.ledger), pod)
         self.engine = _Answering(engine, admission)
         try:
             if admission.refused:
@@ -73,15 +74,14 @@ class _Answering(KubeletEngine):
 
     def decide(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
         """See `Engine.decide`."""
+        ledger = basis.ledger
         if self._admission.refused:
             return self._admission.refusal(ledger, request)
         if request.qos is QosClass.GUARANTEED and not request.pod_level:
             return self._admission.decision(ledger, request)
-        return super().decide(machine, policy, ledger, request, current)
+        return super().decide(basis, request, current)

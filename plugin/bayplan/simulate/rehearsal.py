@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from bayplan.engines.interface import Engine
 from bayplan.kubelet.pod import PodSpec
 from bayplan.kubelet.resources import has_pod_level, most_exclusive_cpus
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Move, Outcome, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -75,10 +76,8 @@ class Rehearsal(Struct):
         base = self.ledger.without(container.id)
         annotated = read_annotations(self.machine, self.policy, pod, container)
         decision = decide_creation(
-            self.machine,
-            self.policy,
+            Basis(self.machine, self.policy, base),
             self.engine,
-            base,
             pod,
             container,
             annotated=annotated,
@@ -95,7 +94,7 @@ class Rehearsal(Struct):
         entry, container = self.ledger.entries[container_id], self.containers[container_id]
         base = self.ledger.without(container_id)
         decision = decide_change(
-            self.machine, self.policy, self.engine, base, entry.decision, container.resources, change
+            Basis(self.machine, self.policy, base), self.engine, entry.decision, container.resources, change
         )
         if decision is not None and decision.outcome is not Outcome.REFUSED:
             resized = applied(base, replace(entry, decision=decision))
@@ -113,7 +112,7 @@ class Rehearsal(Struct):
         self.containers.pop(container_id, None)
 
     def _relieve(self, left: Ledger) -> None:
-        self.ledger, moves, promised = after_removal(self.machine, self.policy, self.engine, left)
+        self.ledger, moves, promised = after_removal(Basis(self.machine, self.policy, left), self.engine)
         self.returned += moves
         self.promised += [self.ledger.entries[one].decision.request.name for one in promised]
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.engines.interface import Engine, allocatable_bytes
+from bayplan.engines.interface import Engine
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
@@ -115,7 +116,7 @@ class Simulation:
         machine, policy = self.rehearsal.machine, self.rehearsal.policy
         nodes = {
             node: row.get(MEMORY, 0)
-            for node, row in allocatable_bytes(machine, policy).items()
+            for node, row in Allocatable(machine, policy).bytes_by_node.items()
             if node in machine.ordinary_nodes
         }
         whole, largest_node = sum(nodes.values()), max(nodes.values(), default=0)
@@ -208,7 +209,7 @@ class Simulation:
             Interval(size_bytes, size_bytes, "limit"), size_bytes,
         )  # fmt: skip
         rehearsal = self.rehearsal
-        decision = rehearsal.engine.decide(rehearsal.machine, strict, rehearsal.ledger, probe)
+        decision = rehearsal.engine.decide(Basis(rehearsal.machine, strict, rehearsal.ledger), probe)
         return decision.outcome is Outcome.PLACED and not decision.moves
 
 

@@ -7,57 +7,53 @@ on the others. Pure.
 
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.engines.interface import allocatable_bytes, exclusive_candidates, exclusive_room
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Request
-from bayplan.model.ledger import Ledger
-from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.machine import MEMORY
 from bayplan.quantity import MIB
 from bayplan.views.decision_view import View
 
 
-def free_bytes_by_node(
-    machine: Machine, policy: PlacementPolicy, ledger: Ledger
-) -> dict[int, dict[str, int]]:
-    """What each node alone can still be promised beside *ledger*: node id -> resource -> bytes."""
-    flows = ResourceFlows(machine, policy)
-    flows.follow(ledger)
+def free_bytes_by_node(basis: Basis) -> dict[int, dict[str, int]]:
+    """What each node alone can still be promised: node id -> resource -> bytes."""
+    flows = ResourceFlows(basis)
     return {
         node.id: {
             resource: flows.flow(resource).room(1 << node.id, by_node.get(1 << node.id, 0))
             for resource, by_node in flows.capacity.items()
         }
-        for node in machine.nodes
+        for node in basis.machine.nodes
     }
 
 
-def free_cpus_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[int, int]:
+def free_cpus_by_node(basis: Basis) -> dict[int, int]:
     """How many CPUs of each node one container could still have to itself."""
-    candidates = exclusive_candidates(machine, policy, ledger)
-    room = max(0, exclusive_room(machine, policy, ledger))
+    machine = basis.machine
+    candidates = basis.exclusive_candidates()
+    room = max(0, basis.exclusive_room())
     return {node.id: min(room, len(node.cpus & candidates)) for node in machine.nodes}
 
 
-def claimable_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[int, dict[str, int]]:
+def claimable_by_node(basis: Basis) -> dict[int, dict[str, int]]:
     """What resource claims can have of each node alone: node id -> resource -> bytes, and ``cpu`` -> CPUs."""
-    free_bytes = free_bytes_by_node(machine, policy, ledger)
-    free_cpus = free_cpus_by_node(machine, policy, ledger)
+    nodes, free_bytes, free_cpus = (
+        basis.machine.node_by_id,
+        free_bytes_by_node(basis),
+        free_cpus_by_node(basis),
+    )
     return {
-        node: {"cpu": free_cpus[node], **(free_bytes[node] if machine.node_by_id[node].memory_bytes else {})}
-        for node in free_cpus
+        node: {"cpu": cpus, **(free_bytes[node] if nodes[node].memory_bytes else {})}
+        for node, cpus in free_cpus.items()
     }
 
 
-def node_rooms(
-    machine: Machine, policy: PlacementPolicy, ledger: Ledger, request: Request | None = None
-) -> list[View]:
+def node_rooms(basis: Basis, request: Request | None = None) -> list[View]:
     """For each node with memory what it may promise, has promised and has left, and how many CPUs could
     become exclusive there; with a *request* also by how much it is short of that on the node alone."""
-    free_by_node = free_bytes_by_node(machine, policy, ledger)
-    allocatable = allocatable_bytes(machine, policy)
-    cpus_by_node = free_cpus_by_node(machine, policy, ledger)
+    free_by_node, allocatable = free_bytes_by_node(basis), basis.allocatable.bytes_by_node
+    cpus_by_node = free_cpus_by_node(basis)
     rows = []
-    for node in machine.nodes:
+    for node in basis.machine.nodes:
         if not node.memory_bytes:
             continue
         free = free_by_node[node.id]

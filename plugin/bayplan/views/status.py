@@ -10,7 +10,8 @@ from typing import Any
 
 from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
-from bayplan.engines.interface import KUBELET, allocatable_bytes, reserved_cpus
+from bayplan.engines.interface import KUBELET
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Cpu, Machine, Node
@@ -38,7 +39,7 @@ def ping_view(snapshot: Snapshot) -> View:
 
 def spreads_of(snapshot: Snapshot) -> Spreads:
     """The witness of the snapshot: milliseconds where there are many nodes and containers."""
-    return witness(snapshot.machine, snapshot.policy, snapshot.ledger)
+    return witness(Basis(snapshot.machine, snapshot.policy, snapshot.ledger))
 
 
 def cpu_holders(snapshot: Snapshot) -> CpuHolders:
@@ -80,10 +81,10 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
     """Every NUMA node: what it has, keeps, promised and has left, and who is there. *spreads* as for
     `status_view`."""
     machine = snapshot.machine
-    allocatable, ranks = allocatable_bytes(machine, snapshot.policy), tier_ranks(machine)
+    allocatable, ranks = Allocatable(machine, snapshot.policy).bytes_by_node, tier_ranks(machine)
     spreads = spreads_of(snapshot) if spreads is None else spreads
     booked = by_node(spreads.values())
-    free = free_bytes_by_node(machine, snapshot.policy, snapshot.ledger)
+    free = free_bytes_by_node(snapshot.basis)
     holders = cpu_holders(snapshot)
     return _document(
         "Nodes",
@@ -250,7 +251,7 @@ def _node(
             "exclusive": str(node.cpus & holders.alone),
             "contested": str(node.cpus & holders.contested),
             "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
-            "reserved": str(node.cpus & reserved_cpus(machine, snapshot.policy)),
+            "reserved": str(node.cpus & Allocatable(machine, snapshot.policy).reserved_cpus),
             "isolated": str(node.cpus & machine.isolated),
             "kinds": {
                 kind: str(node.cpus & of_kind)

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, combinations
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.control.ended_containers import PATIENCE_S
 from bayplan.control.placement_files import GRACE_S
-from bayplan.control.transactions import RETRY_S, Basis
-from bayplan.engines.interface import Engine, allocatable_bytes, reserved_cpus
+from bayplan.control.transactions import RETRY_S, Current
+from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, UnavailableError
 from bayplan.host.placement_files import FILE
 from bayplan.host.unix_socket import Peer
@@ -65,7 +67,7 @@ class SimulatedHost:
         self.runtime = NriRuntime(self.kernel, self._ask)
         self.hooked: dict[str, tuple[str, int]] = {}
         """Containers of the hook by id: their cgroups' paths and their processes."""
-        self._checked: Basis | None = None
+        self._checked: Current | None = None
         self._follower = Follower()
         self._excess_bytes = 0
         self._numbers = 0
@@ -269,13 +271,13 @@ class SimulatedHost:
         if basis is self._checked:
             return
         before, self._checked = self._checked, basis
-        same = before is not None and before[:3] == basis[:3]
+        same = before is not None and replace(before, ledger=basis.ledger) == basis
         fresh = (
             basis.ledger.exclusive_cpus - before.ledger.exclusive_cpus
             if before is not None and same
             else CpuSet()
         )
-        if fresh & reserved_cpus(basis.machine, basis.policy):
+        if fresh & basis.allocatable.reserved_cpus:
             raise InvariantError("a reserved CPU became exclusive")
         if not basis.shared_cpus:
             raise InvariantError("no CPU is shared")
@@ -324,7 +326,7 @@ class SimulatedHost:
 
         self._check_files(controller.basis)
 
-    def _check_files(self, basis: Basis) -> None:
+    def _check_files(self, basis: Current) -> None:
         """Who was given a file has one, with what the ledger says, and nobody else has."""
         told = {one.name: one / FILE for one in self.kernel.placements.glob("*")}
         wanted = {
@@ -367,7 +369,7 @@ def _found(before: Ledger, after: Ledger) -> bool:
     )
 
 
-def _excess_bytes(basis: Basis) -> Iterator[tuple[NodeSet, int]]:
+def _excess_bytes(basis: Current) -> Iterator[tuple[NodeSet, int]]:
     """For each set of nodes what is promised within it beyond what it has, which Hall's condition forbids."""
     promised: Counter[NodeSet] = Counter()
     for entry in basis.ledger.entries.values():
@@ -377,7 +379,7 @@ def _excess_bytes(basis: Basis) -> Iterator[tuple[NodeSet, int]]:
         else:
             for node, row in placement.booked_bytes.items():
                 promised[NodeSet([node])] += row.get(MEMORY, 0)
-    rooms = {node: row.get(MEMORY, 0) for node, row in allocatable_bytes(basis.machine, basis.policy).items()}
+    rooms = {node: row.get(MEMORY, 0) for node, row in basis.allocatable.bytes_by_node.items()}
     nodes = sorted(rooms.keys() | set(chain.from_iterable(promised)))
     for size in range(1, len(nodes) + 1):
         for chosen in map(NodeSet, combinations(nodes, size)):

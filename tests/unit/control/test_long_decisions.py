@@ -10,9 +10,9 @@ import pytest
 from bayplan.control.threads import WorkThread
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Placement, QosClass, Request
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.resources import Resources
@@ -37,15 +37,13 @@ class Waiting(ExactEngine):
 
     def decide(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
         self.begun.set()
         assert self.goes_on.wait(PATIENCE_S), "the event loop stood still"
-        return super().decide(machine, policy, ledger, request, current)
+        return super().decide(basis, request, current)
 
 
 @pytest.fixture
@@ -92,5 +90,7 @@ def test_another_engine_answers_the_same() -> None:
         for size in (1, 20, 70):
             one = container("c", GUARANTEED, memory_bytes=size * 200 * MIB, milli_cpus=500)
             request = derive_request(GUARANTEED, one, MANY)
-            answers = [each.decide(MANY, PlacementPolicy(), Ledger(), request) for each in (engine, twin)]
+            answers = [
+                each.decide(Basis(MANY, PlacementPolicy(), Ledger()), request) for each in (engine, twin)
+            ]
             assert answers[0] == answers[1]

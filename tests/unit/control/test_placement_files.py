@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.control.placement_files import GRACE_S, UNLISTED_S, PlacementFiles
-from bayplan.control.transactions import Basis
+from bayplan.control.transactions import Current
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import HostError
 from bayplan.host.placement_files import FILE, PlacementDirectory
@@ -28,7 +28,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.basis = Basis(MACHINE, PlacementPolicy(), ExactEngine(), Ledger())
+        self.basis = Current(MACHINE, PlacementPolicy(), Ledger(), ExactEngine())
         self.phases: dict[str, Phase] = {}
         self.listed = True
         self.now_s = root.stat().st_mtime if root.exists() else root.parent.stat().st_mtime

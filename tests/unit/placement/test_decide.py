@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     CpuUse,
     CpuWish,
@@ -33,7 +34,7 @@ def decide(annotations: dict[str, str], policy: PlacementPolicy = PlacementPolic
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=500)
     asked = read_annotations(MACHINE, policy, owner, one)
     return decide_creation(
-        MACHINE, policy, ExactEngine(), Ledger(), owner, one, annotated=asked, ability=ABLE
+        Basis(MACHINE, policy, Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
 
 
@@ -70,11 +71,14 @@ def test_a_change_keeps_the_memory_policy_that_the_processes_have() -> None:
     assert old.placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0]))
     spec = container("c", pod("p"), memory_bytes=GIB // 2, milli_cpus=500).resources
     larger = Resources(memory_limit_bytes=GIB // 2 + MIB)
-    changed = decide_change(MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), old, spec, larger)
+    changed = decide_change(Basis(MACHINE, PlacementPolicy(), Ledger()), ExactEngine(), old, spec, larger)
     assert changed is not None
     assert changed.request.memory_limit_bytes == GIB // 2 + MIB
     assert changed.placement.memory_policy == old.placement.memory_policy
-    assert decide_change(MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), old, spec, Resources()) is None
+    assert (
+        decide_change(Basis(MACHINE, PlacementPolicy(), Ledger()), ExactEngine(), old, spec, Resources())
+        is None
+    )
 
 
 def test_what_is_not_taken_at_its_word_is_named() -> None:
@@ -89,7 +93,7 @@ def test_what_is_not_taken_at_its_word_is_named() -> None:
     one = container("c", owner, resources=read(written))
     asked = read_annotations(MACHINE, PlacementPolicy(), owner, one)
     decision = decide_creation(
-        MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), owner, one, annotated=asked, ability=ABLE
+        Basis(MACHINE, PlacementPolicy(), Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
     codes = [reason.code for reason in decision.reasons]
     assert codes == ["pinned", "unreadable", "overridden", "limits-nothing", "promised-in-part"]
@@ -117,7 +121,12 @@ def test_an_affinity_of_exec_outside_of_its_cpus_is_named(
     one = replace(one, resources=resources, exec_cpus=exec_cpus and CpuSet(exec_cpus))
     annotated = read_annotations(MACHINE, PlacementPolicy(), owner, one)
     decision = decide_creation(
-        MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), owner, one, annotated=annotated, ability=ABLE
+        Basis(MACHINE, PlacementPolicy(), Ledger()),
+        ExactEngine(),
+        owner,
+        one,
+        annotated=annotated,
+        ability=ABLE,
     )
     assert 0 not in decision.placement.exclusive_cpus
     assert (decision.outcome, "exec-apart" in codes(decision)) == (outcome, named)
@@ -129,7 +138,12 @@ def test_ids_that_the_machine_does_not_have_are_named() -> None:
         one = container("c", owner, resources=read(WrittenResources(cpus=cpus, mems=mems)))
         annotated = read_annotations(MACHINE, PlacementPolicy(), owner, one)
         decision = decide_creation(
-            MACHINE, PlacementPolicy(), ExactEngine(), Ledger(), owner, one, annotated=annotated, ability=ABLE
+            Basis(MACHINE, PlacementPolicy(), Ledger()),
+            ExactEngine(),
+            owner,
+            one,
+            annotated=annotated,
+            ability=ABLE,
         )
         found = [reason.text for reason in decision.reasons if reason.code == "absent-ids"]
         assert len(found) == bool(text)
@@ -154,7 +168,7 @@ def with_cpus(
         one = replace(one, resources=replace(one.resources, cpuset_cpus=CpuSet.parse(cpuset)))
     asked = read_annotations(machine, policy, owner, one)
     return decide_creation(
-        machine, policy, ExactEngine(), Ledger(), owner, one, annotated=asked, ability=ABLE
+        Basis(machine, policy, Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
 
 
@@ -175,10 +189,10 @@ def test_cpus_are_used_as_wished_whatever_the_class(
     assert len(decision.placement.exclusive_cpus) == own
     assert (decision.placement.exclusive_cpus <= CpuSet([6, 7])) is (wish != "exclusive")
     resized = decide_change(
-        ISOLATING,
-        PlacementPolicy(isolated_cpus=CpuSet([6, 7]), withheld_cpus=CpuSet([6, 7])),
+        Basis(
+            ISOLATING, PlacementPolicy(isolated_cpus=CpuSet([6, 7]), withheld_cpus=CpuSet([6, 7])), Ledger()
+        ),
         ExactEngine(),
-        Ledger(),
         decision,
         container("c", pod("p", qos), memory_bytes=GIB // 2, milli_cpus=milli_cpus).resources,
         container("c", pod("p", qos), milli_cpus=1500).resources,
@@ -292,7 +306,7 @@ def test_the_first_rule_for_a_container_counts(
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=milli_cpus)
     asked = read_annotations(MACHINE, policy, owner, one)
     decision = decide_creation(
-        MACHINE, policy, ExactEngine(), Ledger(), owner, one, annotated=asked, ability=ABLE
+        Basis(MACHINE, policy, Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
     assert (decision.outcome is Outcome.REFUSED) is (code == "wrong-annotation")
     assert len(decision.placement.exclusive_cpus) == own

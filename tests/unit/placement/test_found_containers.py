@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.origin import Form, Origin
@@ -36,7 +37,7 @@ def running(one: Container, cpus: str = "", mems: str = "") -> Container:
 def against(
     containers: list[Container], ledger: Ledger = Ledger(), carried: dict[str, Entry] | None = None
 ) -> Reconciliation:
-    return reconcile(MACHINE, CPU_0, ExactEngine(), ledger, PODS, containers, carried=carried or {})
+    return reconcile(Basis(MACHINE, CPU_0, ledger), ExactEngine(), PODS, containers, carried=carried or {})
 
 
 def own(name: str, cpus: int = 1, memory_bytes: int = 100 * MIB) -> Container:
@@ -51,7 +52,7 @@ def decided(one: Container, ledger: Ledger = Ledger()) -> Entry:
     """The entry of *one* as it was made at its creation."""
     owner = next(each for each in PODS.values() if each.id == one.pod_id)
     request = derive_request(owner, one, MACHINE)
-    decision = ExactEngine().decide(MACHINE, CPU_0, ledger, request)
+    decision = ExactEngine().decide(Basis(MACHINE, CPU_0, ledger), request)
     after = ledger.with_entry(Entry(decision))
     return Entry(decision, cpus_for(decision, after.shared_cpus(MACHINE)))
 
@@ -108,7 +109,9 @@ class TestWithoutAnnotation:
 
     def test_what_kubelet_pins_is_kubelets(self) -> None:
         crowd = [running(shared(name), "0,2,5-7") for name in "abc"]
-        result = reconcile(MACHINE, CPU_0, ExactEngine(), Ledger(), PODS, crowd, kubelet_pins_cpus=True)
+        result = reconcile(
+            Basis(MACHINE, CPU_0, Ledger()), ExactEngine(), PODS, crowd, kubelet_pins_cpus=True
+        )
         assert len(pinned(result)) == 3
 
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.control.controller import Controller
+from bayplan.model.basis import Basis
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -79,7 +80,7 @@ DAMAGES: dict[str, Callable[[Ledger], Ledger]] = {
 
 
 def test_a_ledger_that_came_about_by_decisions_is_good(good: Ledger) -> None:
-    assert check(MACHINE, PlacementPolicy(), good) == ()
+    assert check(Basis(MACHINE, PlacementPolicy(), good)) == ()
     assert mended(good) == good
 
 
@@ -143,7 +144,7 @@ def test_each_way_in_which_the_record_is_another_is_said_otherwise(good: Ledger)
     ids=["memory", "CPUs"],
 )
 def test_what_hardware_took_away_is_no_mistake_of_ours(smaller: Machine, code: str, good: Ledger) -> None:
-    faults = check(smaller, PlacementPolicy(), good)
+    faults = check(Basis(smaller, PlacementPolicy(), good))
     assert {fault.code for fault in faults} == {code}
     assert not any(fault.is_ours for fault in faults)
 

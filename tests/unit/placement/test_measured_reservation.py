@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -197,8 +197,8 @@ def test_no_measurement_makes_promises_infeasible(claimed, configured, wanted):
         policy,
         reserved_bytes={**policy.reserved_bytes, **{node: {MEMORY: kept[node]} for node in kept}},
     )
-    if not overclaims(FOUR, policy, ledger):
-        assert not overclaims(FOUR, after, ledger)
+    if not overclaims(Basis(FOUR, policy, ledger)):
+        assert not overclaims(Basis(FOUR, after, ledger))
 
 
 @given(claims, amounts, amounts)
@@ -212,9 +212,7 @@ def test_what_is_given_up_is_what_promises_lack_and_leaves_room_for_nothing_new(
     given_up = {node: wanted[node] - kept[node] for node in wanted}
     assert sum(given_up.values()) == lacking(full, ledger) - lacking(after, ledger)
     assert lacking(after, ledger) == lacking(least_policy, ledger)
-    before, now = (ResourceFlows(FOUR, policy) for policy in (full, after))
-    for flows in (before, now):
-        flows.follow(ledger)
+    before, now = (ResourceFlows(Basis(FOUR, policy, ledger)) for policy in (full, after))
     for nodes in range(1, 16):
         assert now.flow(MEMORY).room(nodes, 99 * GIB) <= before.flow(MEMORY).room(nodes, 99 * GIB)
 
@@ -229,7 +227,7 @@ def lacking(policy, ledger):
     """How much of what *ledger* promises has no place, by brute force: the most by which the claims within a
     set of nodes exceed what it can allocate (Hall's theorem with a deficiency)."""
     loads = [(claim.nodes.mask, claim.amounts_bytes[MEMORY]) for claim in claims_of(ledger)]
-    capacity = {node: row[MEMORY] for node, row in allocatable_bytes(FOUR, policy).items()}
+    capacity = {node: row[MEMORY] for node, row in Allocatable(FOUR, policy).bytes_by_node.items()}
     return max(
         sum(amount for nodes, amount in loads if not nodes & ~within)
         - sum(capacity[node] for node in range(4) if within >> node & 1)

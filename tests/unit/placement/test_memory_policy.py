@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Decision,
     Interval,
@@ -141,7 +142,9 @@ def given(
         Interval(memory_bytes, memory_bytes, "limit"), memory_bytes, exclusive_cpus=1, cpu_milli=1000,
         nodes=nodes, memory_policy=wish, pinned_mems=pinned, given_policy=policy,
     )  # fmt: skip
-    found = decide_by_given_policy(MACHINE, PlacementPolicy(), engine or ExactEngine(), Ledger(), request)
+    found = decide_by_given_policy(
+        Basis(MACHINE, PlacementPolicy(), Ledger()), engine or ExactEngine(), request
+    )
     assert found.request.nodes == nodes
     return with_memory_policy(MACHINE, ABLE, found)
 

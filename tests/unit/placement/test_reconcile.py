@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy
@@ -23,7 +24,7 @@ PODS = {one.id: one for one in (GUARANTEED, BURSTABLE)}
 
 def placed(ledger: Ledger, owner: Pod, one: Container) -> Ledger:
     request = derive_request(owner, one, MACHINE)
-    decision = ExactEngine().decide(MACHINE, PlacementPolicy(), ledger, request)
+    decision = ExactEngine().decide(Basis(MACHINE, PlacementPolicy(), ledger), request)
     after = ledger.with_entry(Entry(decision))
     shared = after.shared_cpus(MACHINE)
     return after.with_notified_cpus({one.id: cpus_for(decision, shared) or CpuSet()})
@@ -46,7 +47,7 @@ AS_PLACED = [running(EXCLUSIVE, "1-2", "0"), running(SHARED, "0,3-7")]
 
 
 def against(containers: list[Container], ledger: Ledger = LEDGER) -> Reconciliation:
-    return reconcile(MACHINE, PlacementPolicy(), ExactEngine(), ledger, PODS, containers)
+    return reconcile(Basis(MACHINE, PlacementPolicy(), ledger), ExactEngine(), PODS, containers)
 
 
 def test_agreement_changes_nothing() -> None:

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from bayplan.engines.interface import free_bytes
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -52,22 +52,22 @@ def shrunk(node: int, memory_bytes: int) -> Machine:
 
 
 def test_nothing_is_reported_while_everything_fits():
-    assert overclaims(MACHINE, PlacementPolicy(), LEDGER) == ()
+    assert overclaims(Basis(MACHINE, PlacementPolicy(), LEDGER)) == ()
 
 
 def test_memory_that_left_a_node():
     smaller = shrunk(0, 2 * GIB)
-    (one,) = overclaims(smaller, PlacementPolicy(), LEDGER)
+    (one,) = overclaims(Basis(smaller, PlacementPolicy(), LEDGER))
     assert (one.shortage.nodes, one.shortage.resource, one.gone) == (NodeSet([0]), MEMORY, NodeSet())
     assert str(one) == (
         "node 0 has 1984Mi for containers, and 3Gi memory are promised to ns/p/a, ns/p/b; "
         "nothing new is placed there"
     )
-    assert free_bytes(smaller, PlacementPolicy(), LEDGER)[0][MEMORY] == 0
+    assert Basis(smaller, PlacementPolicy(), LEDGER).free_bytes[0][MEMORY] == 0
 
 
 def test_a_node_that_is_gone_with_its_huge_pages():
-    found = overclaims(without(1), PlacementPolicy(), LEDGER)
+    found = overclaims(Basis(without(1), PlacementPolicy(), LEDGER))
     assert [(one.shortage.resource, one.gone) for one in found] == [
         (PAGES, NodeSet([1])),
         (MEMORY, NodeSet([1])),
@@ -83,29 +83,29 @@ def test_a_claim_on_several_nodes_is_short_only_if_all_of_them_are():
         return Entry(replace(plain.decision, placement=placement))
 
     ledger = Ledger.of([claim("a", "0-1", 3 * GIB), claim("b", "0-1", 3 * GIB)])
-    assert overclaims(shrunk(0, 3 * GIB), PlacementPolicy(), ledger) == ()
-    (one,) = overclaims(shrunk(0, 2 * GIB), PlacementPolicy(), ledger)
+    assert overclaims(Basis(shrunk(0, 3 * GIB), PlacementPolicy(), ledger)) == ()
+    (one,) = overclaims(Basis(shrunk(0, 2 * GIB), PlacementPolicy(), ledger))
     promised = "for containers, and 6Gi memory are promised to ns/p/a, ns/p/b"
     assert str(one).startswith(f"nodes 0-1 have 6016Mi {promised}")
-    (one,) = overclaims(without(0), PlacementPolicy(), ledger)
+    (one,) = overclaims(Basis(without(0), PlacementPolicy(), ledger))
     assert str(one).startswith(f"nodes 0-1 (node 0 is gone) have 4032Mi {promised}")
 
 
 def test_a_reservation_that_grew_over_what_is_promised():
-    (one,) = overclaims(MACHINE, PlacementPolicy(reserved_bytes={0: {MEMORY: 2 * GIB}}), LEDGER)
+    (one,) = overclaims(Basis(MACHINE, PlacementPolicy(reserved_bytes={0: {MEMORY: 2 * GIB}}), LEDGER))
     assert (one.shortage.capacity_bytes, one.shortage.promised_bytes) == (2 * GIB - 64 * MIB, 3 * GIB)
 
 
 def test_what_is_held_outside_of_containers_is_named_with_what_it_leaves():
     policy = PlacementPolicy(reserved_bytes={0: {MEMORY: 2 * GIB}})
-    (one,) = overclaims(MACHINE, policy, LEDGER, {0: 2 * GIB, 1: GIB})
+    (one,) = overclaims(Basis(MACHINE, policy, LEDGER), {0: 2 * GIB, 1: GIB})
     assert one.held_bytes == 2 * GIB
     assert "has 1984Mi for containers, 2Gi are held outside of containers, and 3Gi memory are" in str(one)
 
 
 def test_a_long_list_is_cut():
     ledger = Ledger.of([entry(f"c{number}", "0", {0: {MEMORY: GIB}}) for number in range(8)])
-    (one,) = overclaims(MACHINE, PlacementPolicy(), ledger)
+    (one,) = overclaims(Basis(MACHINE, PlacementPolicy(), ledger))
     assert "ns/p/c0, ns/p/c1, ns/p/c2, ns/p/c3, ns/p/c4 and 3 more" in str(one)
 
 
@@ -129,13 +129,13 @@ def test_a_pool_with_fewer_cpus_than_its_containers_request_is_named() -> None:
     policy = PlacementPolicy(reserved_cpus=CpuSet([0]))
     ledger = Ledger.of([shares("own", 6000, "1-6"), shares("a", 1500), shares("b", 500), shares("idle", 0)])
     # CPUs 0 and 7 are left: as many as are requested.
-    assert crowded_pool(MACHINE, policy, ledger) is None
+    assert crowded_pool(Basis(MACHINE, policy, ledger)) is None
     more = ledger.with_entry(shares("c", 1))
-    assert crowded_pool(MACHINE, policy, more) == CrowdedPool(CpuSet([0, 7]), 2001, 3)
+    assert crowded_pool(Basis(MACHINE, policy, more)) == CrowdedPool(CpuSet([0, 7]), 2001, 3)
     # Those that are left as they are run elsewhere, and a weight requests nothing.
     for elsewhere in (
         shares("pinned", 4000, pinned_cpus=CpuSet([3])),
         shares("out", 4000, opted_out=True),
         shares("weighed", 4000, cpu_weighed=True),
     ):
-        assert crowded_pool(MACHINE, policy, ledger.with_entry(elsewhere)) is None
+        assert crowded_pool(Basis(MACHINE, policy, ledger.with_entry(elsewhere))) is None

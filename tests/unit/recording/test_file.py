@@ -9,6 +9,7 @@ import pytest
 from bayplan.control.threads import StoreThread
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import ConfigError
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import GIB
@@ -26,7 +27,7 @@ HARDWARE = machine(2, cpus_per_node=4, memory_bytes=GIB)
 
 def decide(engine: RecordedEngine, count: int) -> None:
     for number in range(count):
-        engine.decide(HARDWARE, PlacementPolicy(), Ledger(), guaranteed_request(f"c{number}"))
+        engine.decide(Basis(HARDWARE, PlacementPolicy(), Ledger()), guaranteed_request(f"c{number}"))
 
 
 @pytest.mark.parametrize("where", ["recording", "recording.1"])

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Affinity,
     DeviceHint,
@@ -32,7 +33,7 @@ MADE = container("x" * 64, OWNER, memory_bytes=100 * MIB, milli_cpus=2000)
 
 def decided() -> Entry:
     decision = ExactEngine().decide(
-        MACHINE, PlacementPolicy(), Ledger(), derive_request(OWNER, MADE, MACHINE)
+        Basis(MACHINE, PlacementPolicy(), Ledger()), derive_request(OWNER, MADE, MACHINE)
     )
     return Entry(decision, notified_cpus=CpuSet([1, 2]), oom_group=True)
 
@@ -108,6 +109,6 @@ def test_the_oldest_comes_first() -> None:
     listed = []
     for at_us, one in zip((3, 1, 2), made, strict=True):
         request = derive_request(OWNER, one, MACHINE)
-        entry = Entry(ExactEngine().decide(MACHINE, PlacementPolicy(), Ledger(), request))
+        entry = Entry(ExactEngine().decide(Basis(MACHINE, PlacementPolicy(), Ledger()), request))
         listed.append(replace(one, annotations=annotations_of(entry, at_us)))
     assert list(entries_in(listed)) == ["b", "c", "a"]

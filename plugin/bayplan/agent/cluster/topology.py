@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bayplan.agent.cluster.awaited_pods import PodName
 from bayplan.agent.cluster.fingerprint import pod_fingerprint
-from bayplan.engines.interface import assignable_cpus
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.container_names import parts_in_pod
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node
@@ -59,8 +59,8 @@ def pods_of(ledger: Ledger) -> set[PodName]:
 def _zones(snapshot: Snapshot) -> Iterator[Object]:
     """A zone for each node whose memory or CPUs a container gets without asking for them."""
     machine = snapshot.machine
-    rooms = {room["id"]: room for room in node_rooms(machine, snapshot.policy, snapshot.ledger)}
-    free_cpus = free_cpus_by_node(machine, snapshot.policy, snapshot.ledger)
+    rooms = {room["id"]: room for room in node_rooms(Basis(machine, snapshot.policy, snapshot.ledger))}
+    free_cpus = free_cpus_by_node(Basis(machine, snapshot.policy, snapshot.ledger))
     for node in machine.nodes:
         if node.id in machine.ordinary_nodes or node.cpus:
             yield {
@@ -79,7 +79,7 @@ def _zones(snapshot: Snapshot) -> Iterator[Object]:
 
 def _cpus(snapshot: Snapshot, node: Node, available: int) -> Iterator[Object]:
     if node.cpus:
-        allocatable = node.cpus & assignable_cpus(snapshot.machine, snapshot.policy)
+        allocatable = node.cpus & Allocatable(snapshot.machine, snapshot.policy).exclusive_cpus
         yield _resource("cpu", len(node.cpus), len(allocatable), available)
 
 

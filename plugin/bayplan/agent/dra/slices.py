@@ -72,7 +72,7 @@ def step_of(resource: str) -> int:
 
 def devices_of(snapshot: Snapshot) -> list[Object]:
     """A device for each node with CPUs, or with memory that is not a device's own."""
-    machine, rooms = snapshot.machine, claimable_by_node(snapshot.machine, snapshot.policy, snapshot.ledger)
+    machine, rooms = snapshot.machine, claimable_by_node(snapshot.basis)
     groupings = tuple(_groupings(machine))
     return [
         {

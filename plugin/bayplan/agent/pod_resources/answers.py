@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.engines.interface import allocatable_bytes, assignable_cpus
+from bayplan.model.basis import Allocatable
 from bayplan.model.container_names import parts_in_pod
 from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Ledger
@@ -51,10 +51,10 @@ def allocatable_answer(
     the reserved and the isolated ones, and kubelet's devices."""
     return pb.AllocatableResourcesResponse(
         devices=kubelet.devices,
-        cpu_ids=assignable_cpus(machine, policy),
+        cpu_ids=Allocatable(machine, policy).exclusive_cpus,
         memory=[
             _block(resource, amount_bytes, NodeSet([node]))
-            for node, resources in sorted(allocatable_bytes(machine, policy).items())
+            for node, resources in sorted(Allocatable(machine, policy).bytes_by_node.items())
             for resource, amount_bytes in sorted(resources.items())
             if amount_bytes
         ],

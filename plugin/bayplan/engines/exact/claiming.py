@@ -15,8 +15,6 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import assignable_cpus
 from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import Claim, QosClass, Request
 from bayplan.model.ledger import Ledger
@@ -225,11 +223,6 @@ def _meets(nodes: int, needs: Sequence[Need], devices: Sequence[int]) -> bool:
 
 def _together(by_node: Mapping[int, int], nodes: int) -> int:
     return sum([by_node.get(node, 0) for node in bits(nodes)])
-
-
-def unreserved_cpus(topology: NodeTopology, flows: ResourceFlows) -> dict[int, int]:
-    """How many CPUs each node could give to containers, were there none yet."""
-    return topology.free_cpus(assignable_cpus(topology.machine, flows.policy))
 
 
 def most_on_empty(by_node: Mapping[int, int], nodes: NodeSet, widest: int) -> tuple[int, NodeSet]:

@@ -97,7 +97,7 @@ class Confinement:
         self.bounded = is_bounded(request) and request.pinned_cpus is None
         self.strict = self.policy.topology in STRICT
         self.aligned = self.policy.topology is not TopologyPolicy.NONE
-        self.exclusive = ExclusiveCpus(topology, self.policy, ledger, request, current)
+        self.exclusive = ExclusiveCpus(topology, flows.basis, request, current)
         # How many CPUs the set must have.
         self.cpus = self.exclusive.count
         self.by_pod = scope is TopologyScope.POD and self.aligned
@@ -268,7 +268,7 @@ class Confinement:
             self.topology.scarce({*self.request.hugepages_bytes, *([DEVICES] if every_hint else [])}),
             self.exclusive.fit(cpus),
             self.exclusive.free_on if self.policy.cpu_alignment.align_by_socket else None,
-            self.topology.free_cpus(self.exclusive.assignable) if cpus else {},
+            self.exclusive.assignable_by_node() if cpus else {},
         )
         area = area_of(question, candidates, self.request.even_hugepages)
         more = bool(without(amounts, self.amounts)) or cpus > self.cpus
@@ -278,7 +278,7 @@ class Confinement:
         """What is taken of the nodes, if the container goes where the least is."""
         if (self.request.strategy or self.policy.strategy) is PlacementStrategy.PACK:
             return None
-        return Shares.of(self.topology, self.flows, self.ledger, amounts)
+        return Shares.of(self.topology, self.flows, amounts)
 
     def _best_set(self, attempt: Attempt) -> Decision | None:
         """The best set of an attempt, for a running container among those that keep most of its place."""
@@ -355,7 +355,7 @@ class Confinement:
             booked = _on_one(claim.nodes, claim.amounts_bytes)
             return placement if placement.booked_bytes == booked else replace(placement, booked_bytes=booked)
         after = ledger.with_entry(Entry(Decision(self.request, Outcome.PLACED, placement)))
-        spread = share(self.machine, self.policy, after, self.request.container_id)
+        spread = share(self.flows.basis.with_ledger(after), self.request.container_id)
         setting = None
         if placement.overlapping and spread:
             main = min(spread, key=lambda node: (-spread[node].get(MEMORY, 0), node))

@@ -621,7 +621,7 @@ class _Choosing:
     def _lowest(self, parts: Iterable[int], count: int) -> int:
         """What the lowest *count* CPUs of *parts* count as."""
         every = sum(parts)
-        return self.fields.value(_first(every, count))
+        return self.fields.value(first_of(every, count))
 
     def _spread(self, cores: _Class, most: int) -> Table:
         """`_of_class` where one CPU of each core comes first."""
@@ -631,7 +631,7 @@ class _Choosing:
         rest = sum(cores.parts) & ~sum(firsts)
         for count in range(1, most + 1):
             used = min(count, len(firsts))
-            chosen = sum(firsts[:used]) | _first(rest, count - used)
+            chosen = sum(firsts[:used]) | first_of(rest, count - used)
             table[count] = (count - used << fields.broken) + used * touched - fields.value(chosen)
         return table
 
@@ -651,7 +651,7 @@ class _Choosing:
                     part = core & wanted.available & ~taken
                     if whole_only and (part != core or part.bit_count() > need):
                         continue
-                    part = _first(part, need)
+                    part = first_of(part, need)
                     taken |= part
                     need -= part.bit_count()
         return taken
@@ -676,11 +676,11 @@ def _kept_core(layout: CpuLayout, core: int, wanted: Wanted, *, whole: bool) -> 
             cost += had + count - 1 << fields.broken
         elif had + count < size:
             cost += (1 << fields.split) + (int(whole) << fields.broken)
-        table[count] = cost - fields.value(_first(part, count))
+        table[count] = cost - fields.value(first_of(part, count))
     return table
 
 
-def _first(cpus: int, count: int) -> int:
+def first_of(cpus: int, count: int) -> int:
     """The lowest *count* of *cpus*."""
     found = 0
     for _ in range(min(count, cpus.bit_count())):
@@ -692,7 +692,7 @@ def _first(cpus: int, count: int) -> int:
 
 def _last(cpus: int, count: int) -> int:
     """The highest *count* of *cpus*."""
-    return cpus ^ _first(cpus, cpus.bit_count() - count)
+    return cpus ^ first_of(cpus, cpus.bit_count() - count)
 
 
 def _by_key(cpus: Iterable[Cpu], key: Callable[[Cpu], _Key]) -> dict[_Key, int]:

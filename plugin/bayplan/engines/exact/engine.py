@@ -19,6 +19,7 @@ from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
 from bayplan.engines.exact.unconfined import completed_claims, place_unconfined, widened_placements
 from bayplan.engines.exact.whole_pods import decide_in_pod
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -31,7 +32,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import is_member
-from bayplan.model.policy import PlacementPolicy, TopologyScope
+from bayplan.model.policy import TopologyScope
 from bayplan.sets import CpuSet, NodeSet
 
 
@@ -58,18 +59,13 @@ class ExactEngine:
         """See `Engine.separate_copy`."""
         return ExactEngine(self.scope, max_combinations=self._max_combinations, max_steps=self._max_steps)
 
-    def decide(
-        self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
-        request: Request,
-        current: Placement | None = None,
-    ) -> Decision:
+    def decide(self, basis: Basis, request: Request, current: Placement | None = None) -> Decision:
         """See `Engine.decide`. A changed request is refused only where a new one would be, and never if it
         asks for no more than before."""
-        ledger = ledger.as_if_newest(request)
-        flows = self._followed(machine, policy, ledger)
+        machine, ledger = basis.machine, basis.ledger.as_if_newest(request)
+        if ledger is not basis.ledger:
+            basis = basis.with_ledger(ledger)
+        flows = self._followed(basis)
         if is_left_alone(request):
             return left_alone(self._topology_of(machine), flows, ledger, request, current)
         if is_member(request):
@@ -99,51 +95,36 @@ class ExactEngine:
             decision = _with_original_nodes(topology, decision, current)
         return decision
 
-    def adopt(
-        self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,  # noqa: ARG002 - the engines have one shape
-        request: Request,
-        mems: NodeSet | None,
-    ) -> Placement:
+    def adopt(self, basis: Basis, request: Request, mems: NodeSet | None) -> Placement:
         """See `Engine.adopt`: claimed in full, whether or not it fits, because it is there."""
-        claim = claim_in_full(request, mems or machine.ordinary_nodes, flexible=is_flexible(policy, request))
+        nodes = mems or basis.machine.ordinary_nodes
+        claim = claim_in_full(request, nodes, flexible=is_flexible(basis.policy, request))
         amounts = claim.amounts_bytes
         booked = dict.fromkeys(mems or (), amounts) if len(mems or ()) == 1 and amounts else {}
         return Placement(booked_bytes=booked, claim=claim)
 
-    def moves_back(
-        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, staying: Collection[str] = ()
-    ) -> tuple[Move, ...]:
+    def moves_back(self, basis: Basis, staying: Collection[str] = ()) -> tuple[Move, ...]:
         """See `Engine.moves_back`."""
-        if not any(entry.decision.placement.original_nodes for entry in ledger.entries.values()):
+        entries = basis.ledger.entries.values()
+        if not any(entry.decision.placement.original_nodes for entry in entries):
             return ()
-        return moves_back(self._followed(machine, policy, ledger), ledger, staying)
+        return moves_back(self._followed(basis), basis.ledger, staying)
 
-    def widened_placements(
-        self,
-        machine: Machine,
-        policy: PlacementPolicy,  # noqa: ARG002 - the engines have one shape
-        ledger: Ledger,
-    ) -> dict[str, Placement]:
+    def widened_placements(self, basis: Basis) -> dict[str, Placement]:
         """See `Engine.widened_placements`."""
-        return widened_placements(machine, ledger)
+        return widened_placements(basis.machine, basis.ledger)
 
-    def completed_claims(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Claim]:
+    def completed_claims(self, basis: Basis) -> dict[str, Claim]:
         """See `Engine.completed_claims`: in the order of the ids."""
+        ledger = basis.ledger
         if not ledger.short_ids:
             return {}
-        flows = self._followed(machine, policy, ledger).copy()
+        flows = self._followed(basis).copy()
         return completed_claims(flows, ledger, sorted(ledger.short_ids))
 
-    def converted(
-        self,
-        machine: Machine,
-        policy: PlacementPolicy,  # noqa: ARG002 - the engines have one shape
-        ledger: Ledger,
-    ) -> Ledger:
+    def converted(self, basis: Basis) -> Ledger:
         """See `Engine.converted`: a container without a claim gets the one that the rules give."""
+        machine, ledger = basis.machine, basis.ledger
         entries = ledger.entries.values()
         if all(entry.decision.placement.claim is not None for entry in entries):
             return ledger
@@ -153,11 +134,12 @@ class ExactEngine:
         ]
         return Ledger.of([*claiming, *ledger.retained.values()])
 
-    def _followed(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> ResourceFlows:
+    def _followed(self, basis: Basis) -> ResourceFlows:
         flows = self._flows
-        if flows is None or flows.machine is not machine or flows.policy is not policy:
-            flows = self._flows = ResourceFlows(machine, policy)
-        flows.follow(ledger)
+        if flows is None or flows.machine is not basis.machine or flows.policy is not basis.policy:
+            flows = self._flows = ResourceFlows(basis)
+        elif flows.basis.ledger is not basis.ledger:
+            flows.follow(basis)
         return flows
 
     def _topology_of(self, machine: Machine) -> NodeTopology:

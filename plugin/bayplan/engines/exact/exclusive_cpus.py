@@ -14,19 +14,11 @@ from msgspec.structs import replace
 
 from bayplan.engines.device_hints import device_shares
 from bayplan.engines.exact.claiming import STRICT
-from bayplan.engines.exact.cpu_choice import Fit, Rules, Wanted, choose, fit
-from bayplan.engines.exact.flow import bits
+from bayplan.engines.exact.cpu_choice import Fit, Rules, Wanted, choose, first_of, fit
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import (
-    assignable_cpus,
-    exclusive_candidates,
-    exclusive_room,
-    shared_cpus_minimum,
-)
+from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import proportional
 from bayplan.model.decision import DeviceHint, Placement, QosSource, Reason, Request
-from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
 from bayplan.model.policy import CpuAlignment, PlacementPolicy
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet
@@ -72,31 +64,29 @@ class ExclusiveCpus:
     full-pcpus-only what these are in whole cores. They are of one kind of cores, and isolated where it wishes
     such. ``assignable`` are all that it could have on an empty machine. ``obstacle`` is why none of the
     others are free to it: the shared pool would be left with too few, or what it asks for is no whole number
-    of cores."""
+    of cores. Within the class sets of CPUs are masks."""
 
     def __init__(
-        self,
-        topology: NodeTopology,
-        policy: PlacementPolicy,
-        ledger: Ledger,
-        request: Request,
-        current: Placement | None,
+        self, topology: NodeTopology, basis: Basis, request: Request, current: Placement | None
     ) -> None:
-        self._topology, self._machine, self._layout = topology, topology.machine, topology.cpu_layout
-        self._hints, self._policy, self._ledger = request.hints, policy, ledger
+        self._topology, self._layout, self._basis = topology, topology.cpu_layout, basis
+        self._hints, self._alignment = request.hints, basis.policy.cpu_alignment
         self._isolated, self._wished_kind = request.wishes_isolated_cpus, request.cpu_kind
         kubelets = request.qos_source is QosSource.CGROUP_PARENT and request.shares_rest
         self._rest_milli = request.pool_milli(request.exclusive_cpus) if kubelets else 0
-        self._rules = rules_of(policy.cpu_alignment)
+        self._rules = rules_of(self._alignment)
         self.own = CpuSet() if current is None else current.exclusive_cpus
+        self._online = self.own.mask & basis.machine.online_cpus.mask
+        allocatable = basis.allocatable
+        self._every = (allocatable.isolated_cpus if self._isolated else allocatable.exclusive_cpus).mask
         self._asked = 0 if request.pinned_cpus is not None else request.exclusive_cpus
-        self._only_cores = policy.cpu_alignment.full_pcpus_only and self._asked > len(self.own)
+        self._only_cores = self._alignment.full_pcpus_only and self._asked > len(self.own)
         self.count = self._asked
-        if self._only_cores and policy.topology not in STRICT:
+        if self._only_cores and basis.policy.topology not in STRICT:
             self.count = self._layout.in_whole_cores(self._asked)
 
     @cached_property
-    def free(self) -> CpuSet:
+    def free(self) -> int:
         """See the class."""
         return self._online if self.obstacle is not None else self._candidates
 
@@ -106,29 +96,25 @@ class ExclusiveCpus:
         if self._only_cores and self._layout.in_whole_cores(self.count) != self.count:
             asked = f"{counted(self.count, 'exclusive CPU')} asked for"
             return Reason(SMT_ALIGNMENT, f"{asked}, which is no whole number of cores; {_FULL_CORES}")
-        if self._isolated or not len(self.own) < self.count <= len(self._candidates | self.own):
+        own = self.own.mask
+        if self._isolated or not own.bit_count() < self.count <= (self._candidates | own).bit_count():
             return None
-        return kept_shared(self.count, self._machine, self._policy, self._ledger, self._rest_milli)
+        return kept_shared(self.count, self._basis, self._rest_milli)
 
     @cached_property
-    def _online(self) -> CpuSet:
-        return self.own & self._machine.online_cpus
-
-    @cached_property
-    def _candidates(self) -> CpuSet:
+    def _candidates(self) -> int:
         """The CPUs that may be its own, of one kind if that is enough; with full-pcpus-only those of cores of
         which others have nothing."""
-        free = exclusive_candidates(self._machine, self._policy, self._ledger, isolated=self._isolated)
-        free |= self._online
+        free = self._basis.exclusive_candidates(isolated=self._isolated).mask | self._online
         if self._only_cores:
-            free = CpuSet.of_mask(self._layout.whole_cores(free.mask)) | self._online
+            free = self._layout.whole_cores(free) | self._online
         return self._of_one_kind(free)
 
-    def _of_one_kind(self, cpus: CpuSet) -> CpuSet:
+    def _of_one_kind(self, cpus: int) -> int:
         """Those of *cpus* that are of the kind it is to have; all of them if no kind has enough."""
         for kind in self._kinds:
-            of_kind = cpus & self._machine.cpus_by_kind[kind]
-            if kind == self._wished_kind or len(of_kind) >= self.count:
+            of_kind = cpus & self._basis.machine.cpus_by_kind[kind].mask
+            if kind == self._wished_kind or of_kind.bit_count() >= self.count:
                 return of_kind
         return cpus
 
@@ -136,51 +122,46 @@ class ExclusiveCpus:
     def _kinds(self) -> Sequence[str]:
         """The kinds of cores that it may have CPUs of, the first ones rather than the others: what it wishes
         alone, else what it has, else that of which most containers like it can have theirs."""
-        kinds = self._machine.cpus_by_kind
+        kinds = self._basis.machine.cpus_by_kind
         if self._wished_kind in kinds:
             return (self._wished_kind,)
-        every = assignable_cpus(self._machine, self._policy, isolated=self._isolated)
 
         def rank(kind: str) -> tuple[int, int]:
-            return len(kinds[kind] & self.own), len(kinds[kind] & every) // max(1, self.count)
+            cpus = kinds[kind].mask
+            return (cpus & self.own.mask).bit_count(), (cpus & self._every).bit_count() // max(1, self.count)
 
         return sorted(kinds, key=rank, reverse=True)
 
-    @cached_property
-    def assignable(self) -> CpuSet:
-        """See the class."""
-        return self._of_one_kind(assignable_cpus(self._machine, self._policy, isolated=self._isolated))
+    def assignable_by_node(self) -> dict[int, int]:
+        """How many each node could give to it on an empty machine."""
+        return self._topology.counted(self._of_one_kind(self._every))
 
-    def near(self, nodes: NodeSet) -> CpuSet:
+    def near(self, nodes: NodeSet) -> int:
         """The CPUs that count as those of *nodes*; with align-by-socket all of their sockets."""
-        near = self._topology.cpus_near(nodes)
-        if self._policy.cpu_alignment.align_by_socket:
-            return CpuSet.of_mask(self._layout.in_sockets_of(near.mask))
-        return near
+        near = self._topology.near(nodes.mask)
+        return self._layout.in_sockets_of(near) if self._alignment.align_by_socket else near
 
     def free_by_node(self) -> dict[int, int]:
         """How many free ones each node has."""
-        if self._policy.cpu_alignment.align_by_socket:
-            return {1 << node: self.free_on(1 << node) for node in self._machine.memory_nodes}
-        return self._topology.free_cpus(self.free)
+        if self._alignment.align_by_socket:
+            return {1 << node: self.free_on(1 << node) for node in self._basis.machine.memory_nodes}
+        return self._topology.counted(self.free)
 
     def free_on(self, nodes: int) -> int:
         """How many free ones *nodes* have together; with align-by-socket they can be the same ones."""
-        return len(self.near(NodeSet.of_mask(nodes)) & self.free)
+        return (self.near(NodeSet.of_mask(nodes)) & self.free).bit_count()
 
     def fit(self, count: int) -> Callable[[int], Fit] | None:
         """What the best *count* CPUs on a set of nodes cost; None where it does not matter which they are."""
-        layout, near, known = self._layout, self._topology.near_masks, dict[int, Fit]()
+        layout, topology, known = self._layout, self._topology, dict[int, Fit]()
         if not count or not layout.differs:
             return None
-        free, rules, by_socket = self.free.mask, self._rules, self._policy.cpu_alignment.align_by_socket
+        free, rules, by_socket = self.free, self._rules, self._alignment.align_by_socket
 
         def fit_on(nodes: int) -> Fit:
             found = known.get(nodes)
             if found is None:
-                cpus = 0
-                for node in bits(nodes):
-                    cpus |= near.get(node, 0)
+                cpus = topology.near(nodes)
                 cpus = layout.in_sockets_of(cpus) if by_socket else cpus
                 found = known[nodes] = fit(layout, cpus & free, count, rules)
             return found
@@ -196,9 +177,9 @@ class ExclusiveCpus:
         """
         if self.count == 0 or self.obstacle is not None:
             return Taken(CpuSet(), self.obstacle)
-        free = self.free | self.own
-        if self.count > len(free):
-            return Taken(CpuSet(), self._too_few(len(free)))
+        free = (self.free | self.own.mask).bit_count()
+        if self.count > free:
+            return Taken(CpuSet(), self._too_few(free))
         wanted, offline = self._wanted(nodes)
         for part, most in self._parts(nodes, wanted).items():
             held, there = wanted.kept & part, wanted.available & part
@@ -213,10 +194,10 @@ class ExclusiveCpus:
         if not choice.proven:
             text = "the choice of its CPUs ended after too many steps: better ones may exist"
             remarks.append(Reason(CPU_CHOICE_ENDED, text))
-        cpus = CpuSet.of_mask(choice.cpus) | offline
+        cpus = CpuSet.of_mask(choice.cpus | offline)
         if self._isolated:
             remarks.append(_ISOLATED)
-        of_kinds = {kind: cpus & one for kind, one in self._machine.cpus_by_kind.items() if cpus & one}
+        of_kinds = {kind: cpus & one for kind, one in self._basis.machine.cpus_by_kind.items() if cpus & one}
         if len(of_kinds) > 1:
             which = " and ".join(f"{one} {kind}" for kind, one in of_kinds.items())
             remarks.append(Reason(CORE_KINDS_MIXED, f"no kind of cores has enough CPUs left: {which}"))
@@ -225,64 +206,59 @@ class ExclusiveCpus:
     def _too_few(self, left: int) -> Reason:
         """That only so many are *left* of those that it could have."""
         what = " isolated" if self._isolated else ""
-        if self._wished_kind in self._machine.cpus_by_kind:
+        if self._wished_kind in self._basis.machine.cpus_by_kind:
             what += f" of the kind {self._wished_kind}"
         asked = f"{counted(self.count, 'exclusive CPU')} asked for"
         text = f"{asked}, {left}{what} left; runs on the shared CPUs"
-        if self._policy.isolated_cpus and not self._isolated:
-            text += f"; CPUs {self._policy.isolated_cpus} are isolated, for containers that ask for such"
+        if self._basis.policy.isolated_cpus and not self._isolated:
+            text += (
+                f"; CPUs {self._basis.policy.isolated_cpus} are isolated, for containers that ask for such"
+            )
         return Reason(NO_EXCLUSIVE_CPUS, text)
 
-    def _wanted(self, nodes: NodeSet) -> tuple[Wanted, CpuSet]:
+    def _wanted(self, nodes: NodeSet) -> tuple[Wanted, int]:
         """What is to be chosen on *nodes*, and which CPUs it keeps that are offline: only where others would
         have to come from elsewhere."""
-        free, offline = self.free, CpuSet()
-        near = self.near(nodes) & free if nodes else free
-        if self.count <= len(near):
-            kept = available = self._online & near
-            if len(kept) < self.count:
+        free, offline, online = self.free, 0, self._online
+        near = self.near(nodes) & free if nodes.mask else free
+        there = near.bit_count()
+        if self.count <= there:
+            kept = available = online & near
+            if kept.bit_count() < self.count:
                 available = near
-            elif len(kept) > self.count:
-                kept = CpuSet()
+            elif kept.bit_count() > self.count:
+                kept = 0
         else:
-            offline = _first_of(self.own - self._online, self.count - len(near))
-            kept = near | _first_of(self._online - near, self.count - len(near) - len(offline))
+            offline = first_of(self.own.mask & ~online, self.count - there)
+            kept = near | first_of(online & ~near, self.count - there - offline.bit_count())
             available = free
-        wanted = Wanted(
-            self.count - len(offline),
-            available.mask,
-            free.mask,
-            kept.mask,
-            {} if self._is_alone(nodes, available) else distances_to(self._topology, nodes, self._hints),
-            self._rules,
-        )
-        return wanted, offline
-
-    def _is_alone(self, nodes: NodeSet, cpus: CpuSet) -> bool:
-        """Whether all of *cpus* are on the one node of *nodes*."""
-        return len(nodes) == 1 and cpus <= self._machine.node_by_id[next(iter(nodes))].cpus
+        on_one = nodes.mask.bit_count() == 1 and not available & ~self._topology.cpus_of(nodes.mask)
+        distances = {} if on_one else distances_to(self._topology, nodes, self._hints)
+        return Wanted(
+            self.count - offline.bit_count(), available, free, kept, distances, self._rules
+        ), offline
 
     def _parts(self, nodes: NodeSet, wanted: Wanted) -> Mapping[int, int]:
         """The CPUs near each of *nodes* on which there is to be a number of them, in whole cores as far as
         they divide: where there are devices of the container near several of them, or all are to have as
         many."""
         shares = device_shares(self._hints, nodes)
-        evenly = self._policy.cpu_alignment.distribute_cpus_across_numa and len(nodes) > 1
-        near = {node: self._topology.cpus_near(NodeSet([node])).mask for node in nodes}
-        size = max(self._machine.core_sizes.values(), default=1)
+        evenly = self._alignment.distribute_cpus_across_numa and nodes.mask.bit_count() > 1
+        if len(shares) <= 1 and not evenly:
+            return {}
+        near = {node: self._topology.near(1 << node) for node in nodes}
+        size = max(self._basis.machine.core_sizes.values(), default=1)
         cores = wanted.count // size
         if len(shares) > 1:
             parts = proportional(cores, shares)
-        elif evenly:
+        else:
             rooms = {node: (cpus & wanted.available).bit_count() // size for node, cpus in near.items()}
             parts = _evenly(cores, rooms)
-        else:
-            return {}
         return {near[node]: size * count for node, count in parts.items()}
 
     def away_from(self, nodes: NodeSet, cpus: CpuSet) -> CpuSet:
         """Those of *cpus* that are online and not on *nodes*."""
-        return (cpus & self._machine.online_cpus) - self.near(nodes)
+        return CpuSet.of_mask(cpus.mask & self._basis.machine.online_cpus.mask & ~self.near(nodes))
 
 
 def best_cpus(
@@ -326,16 +302,14 @@ def distances_to(
     return {node: distance - least for node, distance in found.items()}
 
 
-def kept_shared(
-    count: int, machine: Machine, policy: PlacementPolicy, ledger: Ledger, rest_milli: int = 0
-) -> Reason | None:
+def kept_shared(count: int, basis: Basis, rest_milli: int = 0) -> Reason | None:
     """Why *count* CPUs of the shared pool cannot become exclusive to one container, which asks for
     *rest_milli* of it beside them: it would be left with fewer than are to stay. None if they can."""
-    least = shared_cpus_minimum(policy, ledger, rest_milli)
-    room = exclusive_room(machine, policy, ledger, rest_milli)
+    room = basis.exclusive_room(rest_milli)
     if count <= room:
         return None
-    configured = policy.shared_cpus_minimum is not None
+    least = basis.shared_cpus_minimum(rest_milli)
+    configured = basis.policy.shared_cpus_minimum is not None
     whose = "stay in it at least (sharedCPUsMinimum)" if configured else "its containers request"
     text = (
         f"{counted(count, 'exclusive CPU')} asked for; the shared pool has {room + least}, of which {least} "
@@ -351,7 +325,3 @@ def _evenly(count: int, rooms: Mapping[int, int]) -> dict[int, int]:
         found[node] = min(rooms[node], left // (len(rooms) - index))
         left -= found[node]
     return found
-
-
-def _first_of(cpus: CpuSet, count: int) -> CpuSet:
-    return CpuSet(list(cpus)[: max(0, count)])

@@ -62,7 +62,7 @@ def left_alone(
         taken = Taken(CpuSet())
     elif request.pinned_mems is not None and not request.opted_out:
         aligned = flows.policy.topology is not TopologyPolicy.NONE
-        exclusive = ExclusiveCpus(topology, flows.policy, ledger, request, current)
+        exclusive = ExclusiveCpus(topology, flows.basis, request, current)
         taken = exclusive.take(nodes if aligned else NodeSet())
     placement = Placement(mems=mems, exclusive_cpus=taken.cpus, claim=claim)
     notes = [OPTED_OUT] if request.opted_out else []

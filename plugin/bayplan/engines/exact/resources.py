@@ -10,12 +10,11 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.engines.exact.flow import Flow, bits
-from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import OVERCOMMITTED, Claim, Holder, Placement, Reason, Shortage
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet
 
 NAMED_HOLDERS: Final = 5
@@ -39,18 +38,21 @@ class Cut(Struct, frozen=True):
 
 
 class ResourceFlows:
-    """All promises on *machine* under *policy*."""
+    """All promises of the ledger of ``basis``, which is the one that was followed last."""
 
-    def __init__(self, machine: Machine, policy: PlacementPolicy) -> None:
-        self.machine, self.policy = machine, policy
-        self.capacity = capacity_by_resource(machine, policy)
+    def __init__(self, basis: Basis) -> None:
+        self.basis = basis
+        self.machine, self.policy = basis.machine, basis.policy
+        self.capacity = capacity_by_resource(basis.allocatable)
         self.largest_node_bytes = max(self.capacity.get(MEMORY, {}).values(), default=0)
         self.by_resource: dict[str, Flow] = {}
         self._totals: dict[NodeSet, Amounts] = {}
+        self.follow(basis)
 
-    def follow(self, ledger: Ledger) -> None:
-        """Bring the flows in step with *ledger*: claims that became smaller first, so that room is there."""
-        wanted = totals(ledger)
+    def follow(self, basis: Basis) -> None:
+        """Bring the flows in step with the ledger of *basis*, whose machine and policy are the same: claims
+        that became smaller first, so that room is there."""
+        wanted, self.basis = totals(basis.ledger), basis
         changes: list[tuple[int, str, int]] = []
         for nodes, row in wanted.items():
             before = self._totals.get(nodes)
@@ -114,7 +116,8 @@ class ResourceFlows:
     def copy(self) -> "ResourceFlows":
         """Independent flows with the same promises."""
         twin = ResourceFlows.__new__(ResourceFlows)
-        twin.machine, twin.policy, twin.capacity = self.machine, self.policy, self.capacity
+        twin.basis, twin.capacity = self.basis, self.capacity
+        twin.machine, twin.policy = self.machine, self.policy
         twin.largest_node_bytes = self.largest_node_bytes
         twin.by_resource = {resource: flow.copy() for resource, flow in self.by_resource.items()}
         twin._totals = self._totals  # noqa: SLF001 - of its own class
@@ -167,10 +170,10 @@ class ResourceFlows:
                     raise OvercommitError(f"{resource} on nodes {nodes}: {amount_bytes} of {left} bytes left")
 
 
-def capacity_by_resource(machine: Machine, policy: PlacementPolicy) -> dict[str, dict[int, int]]:
+def capacity_by_resource(allocatable: Allocatable) -> dict[str, dict[int, int]]:
     """What containers may have of each resource, by node as a mask."""
     capacity: dict[str, dict[int, int]] = {}
-    for node, amounts in allocatable_bytes(machine, policy).items():
+    for node, amounts in allocatable.bytes_by_node.items():
         for resource, amount_bytes in amounts.items():
             capacity.setdefault(resource, {})[1 << node] = amount_bytes
     return capacity

@@ -9,12 +9,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.engines.exact.claiming import unreserved_cpus
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import exclusive_candidates
-from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
 
 THOUSANDTHS: Final = 1000
@@ -33,13 +30,11 @@ class Shares(Struct, frozen=True):
     resources: tuple[Taken, ...]
 
     @classmethod
-    def of(
-        cls, topology: NodeTopology, flows: ResourceFlows, ledger: Ledger, asked: Iterable[str]
-    ) -> "Shares":
-        """What is promised by *flows*, and the CPUs that containers of *ledger* have to themselves."""
+    def of(cls, topology: NodeTopology, flows: ResourceFlows, asked: Iterable[str]) -> "Shares":
+        """What is promised by *flows*, and the CPUs that containers have to themselves."""
         found = [_promised(flows, resource) for resource in dict.fromkeys((MEMORY, *asked))]
-        cpus = unreserved_cpus(topology, flows)
-        free = topology.free_cpus(exclusive_candidates(topology.machine, flows.policy, ledger))
+        cpus = topology.counted(flows.basis.allocatable.exclusive_cpus.mask)
+        free = topology.counted(flows.basis.exclusive_candidates().mask)
         owned = {node: count - free.get(node, 0) for node, count in cpus.items()}
         return cls((*found, Taken(owned, cpus)))
 

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from bayplan.engines.exact.bounds import NearestNodes, Pairs, rows_on
 from bayplan.engines.exact.cpu_choice import CpuLayout
 from bayplan.engines.exact.flow import bits
-from bayplan.model.machine import MEMORY, Machine, union
+from bayplan.model.machine import MEMORY, Machine
 from bayplan.sets import CpuSet, NodeSet
 
 MAX_COMBINATIONS: Final = 1000
@@ -55,13 +55,9 @@ class NodeTopology:
         self._initiators = {
             1 << node.id: node.initiators.mask for node in machine.nodes if node.initiators or not node.cpus
         }
-        self._cpus = {1 << node: cpus for node, cpus in _cpus_by_memory_node(machine).items()}
+        self._near = {1 << node: cpus.mask for node, cpus in _cpus_by_memory_node(machine).items()}
+        self._cpus = {1 << node.id: node.cpus.mask for node in machine.nodes}
         self._more = _more_than_others(machine)
-
-    @cached_property
-    def near_masks(self) -> Mapping[int, int]:
-        """The CPUs that count as those of each node, both as masks."""
-        return {node: cpus.mask for node, cpus in self._cpus.items()}
 
     @cached_property
     def cpu_layout(self) -> CpuLayout:
@@ -118,17 +114,28 @@ class NodeTopology:
                     found[node] = found.get(node, 0) + more
         return found
 
-    def free_cpus(self, candidates: CpuSet) -> dict[int, int]:
-        """How many of *candidates* each node with memory has; a node without gives them to the nearest."""
-        return {node: len(cpus & candidates) for node, cpus in self._cpus.items()}
+    def counted(self, cpus: int) -> dict[int, int]:
+        """How many of *cpus* each node with memory has; a node without gives them to the nearest."""
+        return {node: (near & cpus).bit_count() for node, near in self._near.items()}
+
+    def near(self, nodes: int) -> int:
+        """The CPUs that count as those of *nodes*."""
+        found = self._near.get(nodes)  # most sets have one node
+        if found is None:
+            return sum([near for node, near in self._near.items() if node & nodes])
+        return found
+
+    def cpus_of(self, node: int) -> int:
+        """The CPUs of *node* itself."""
+        return self._cpus.get(node, 0)
 
     def cpus_near(self, nodes: NodeSet) -> CpuSet:
-        """The CPUs that count as those of *nodes*."""
-        return union(self._cpus.get(node, CpuSet()) for node in bits(nodes.mask))
+        """`near`, as sets."""
+        return CpuSet.of_mask(self.near(nodes.mask))
 
     def nodes_near(self, cpus: CpuSet) -> NodeSet:
         """The nodes with memory that have some of *cpus*."""
-        return NodeSet.of_mask(sum(node for node, near in self._cpus.items() if not near.isdisjoint(cpus)))
+        return NodeSet.of_mask(sum([node for node, near in self._near.items() if near & cpus.mask]))
 
     def ranked(self, allowed: int, width: int, rooms: Mapping[int, int]) -> list[int]:
         """The sets of *width* of the *allowed* nodes: by distance, initiators and ids.

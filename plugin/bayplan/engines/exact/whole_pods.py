@@ -14,7 +14,6 @@ from bayplan.engines.exact.claiming import STRICT, without
 from bayplan.engines.exact.exclusive_cpus import best_cpus, kept_shared
 from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import exclusive_candidates, exclusive_room
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import (
     OVERCOMMITTED,
@@ -171,7 +170,7 @@ class _Joining:
     def _cpus(self, had: CpuSet) -> tuple[CpuSet, CpuSet, Reason | None]:
         """The CPUs that the pod has as a whole, those that the container runs on, of which it *had* some, and
         the reason if these are too few."""
-        request, topology, machine = self.request, self.topology, self.topology.machine
+        request, topology = self.request, self.topology
         totals = request.pod_totals
         assert totals is not None
         cpus = union(held_cpus(one.placement) for one in self.group.values())
@@ -186,9 +185,10 @@ class _Joining:
             wanted = len(parts) + request.exclusive_cpus
         policy, few = self.flows.policy, None
         if wanted > len(cpus):
-            free, more = exclusive_candidates(machine, policy, self.ledger) - cpus, wanted - len(cpus)
-            few = kept_shared(min(more, len(free)), machine, policy, self.ledger)
-            most = max(0, exclusive_room(machine, policy, self.ledger))
+            basis, more = self.flows.basis, wanted - len(cpus)
+            free = basis.exclusive_candidates() - cpus
+            few = kept_shared(min(more, len(free)), basis)
+            most = max(0, basis.exclusive_room())
             cpus |= best_cpus(topology, policy, free, min(more, most), self.nodes)
         elif wanted < len(cpus):
             spare = max(0, wanted - len(parts))

@@ -18,23 +18,23 @@ from bayplan.engines.exact.resources import (
     shortage,
     totals,
 )
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Placement, Shortage
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import is_member
-from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import NodeSet
 
 Spread = Mapping[int, Mapping[str, int]]
 """Node id -> resource -> bytes."""
 
 
-def witness(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Spread]:
+def witness(basis: Basis) -> dict[str, Spread]:
     """What every container has on each node: container id -> node id -> resource -> bytes.
 
     Placements without a claim have what was booked for them.
     """
-    loads = _loads(machine, policy, ledger)
+    ledger = basis.ledger
+    loads = _loads(basis)
     found: dict[str, Spread] = {}
     for container_id, entry in sorted(ledger.entries.items()):
         placement = entry.decision.placement
@@ -56,9 +56,10 @@ def by_node(spreads: Iterable[Spread]) -> dict[int, dict[str, int]]:
     return sums
 
 
-def settled_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
-    """*ledger* for an engine that knows no claims: each becomes what the witness has of it on each node."""
-    spreads = witness(machine, policy, ledger)
+def settled_by_node(basis: Basis) -> Ledger:
+    """The ledger for an engine that knows no claims: each becomes what the witness has of it on each node."""
+    ledger = basis.ledger
+    spreads = witness(basis)
     entries = []
     for container_id, entry in ledger.entries.items():
         placement = entry.decision.placement
@@ -70,12 +71,13 @@ def settled_by_node(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -
     return Ledger.of([*entries, *kept])
 
 
-def share(machine: Machine, policy: PlacementPolicy, ledger: Ledger, container_id: str) -> Spread:
-    """The witness of one container of *ledger*."""
+def share(basis: Basis, container_id: str) -> Spread:
+    """The witness of one container."""
+    ledger = basis.ledger
     claim = ledger.entries[container_id].decision.placement.claim
     if claim is None:
         return ledger.entries[container_id].decision.placement.booked_bytes
-    loads = _loads(machine, policy, ledger)
+    loads = _loads(basis)
     beside = [
         key
         for key, entry in ledger.entries.items()
@@ -88,21 +90,19 @@ def share(machine: Machine, policy: PlacementPolicy, ledger: Ledger, container_i
     return _taken(loads, claim)
 
 
-def shortages(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> tuple[Shortage, ...]:
+def shortages(basis: Basis) -> tuple[Shortage, ...]:
     """The sets of nodes whose capacity is below what is claimed there: the smallest ones, each resource.
 
     This happens when capacity goes away (hotplug, a larger reservation), or where containers came without us.
     """
-    flows = ResourceFlows(machine, policy)
-    flows.follow(ledger)
-    found = []
+    flows, found = ResourceFlows(basis), []
     for resource, flow in sorted(flows.by_resource.items()):
         seen: set[int] = set()
         for nodes in sorted(flow.unmet):
             reached = flow.cut([(nodes, 1)])
             if reached not in seen:
                 seen.add(reached)
-                found.append(shortage(flows, ledger, Cut(resource, NodeSet.of_mask(reached))))
+                found.append(shortage(flows, basis.ledger, Cut(resource, NodeSet.of_mask(reached))))
     return tuple(found)
 
 
@@ -113,10 +113,10 @@ def _claims_on(placement: Placement, claim: Claim) -> bool:
     return any(nodes == other for nodes, _ in placement.claim.parts for other, _ in claim.parts)
 
 
-def _loads(machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> dict[str, Flow]:
+def _loads(basis: Basis) -> dict[str, Flow]:
     """A flow for each resource, from nothing: narrow sets first, then by ids."""
-    flows = {resource: Flow(row) for resource, row in capacity_by_resource(machine, policy).items()}
-    claimed = totals(ledger)
+    flows = {resource: Flow(row) for resource, row in capacity_by_resource(basis.allocatable).items()}
+    claimed = totals(basis.ledger)
     for nodes in sorted(claimed, key=lambda each: (len(each), each.mask)):
         for resource, amount_bytes in claimed[nodes].items():
             if amount_bytes:

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.engines.exact.witness import settled_by_node
-from bayplan.engines.interface import KUBELET, free_bytes, pinned_text, unmet_wish
+from bayplan.engines.interface import KUBELET, pinned_text, unmet_wish
 from bayplan.engines.kubelet.booking import book, memory_need
 from bayplan.engines.kubelet.creation import Creation
 from bayplan.engines.kubelet.ledger_state import managers_state
@@ -21,6 +21,7 @@ from bayplan.engines.kubelet.resize import Resize
 from bayplan.engines.kubelet.trivial_decision import trivial_decision
 from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.kubelet.pod import PodSpec
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -58,15 +59,14 @@ class KubeletEngine:
 
     def decide(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
         """See `Engine.decide`. The policy must be one that `bayplan.config.reservations` found good. kubelet
         knows no wishes: a place that one happens not to meet is degraded."""
-        decision = self._as_kubelet(machine, policy, ledger, request, current)
+        machine = basis.machine
+        decision = self._as_kubelet(basis, request, current)
         if not request.wishes_nodes or decision.outcome is Outcome.REFUSED:
             return decision
         mems = decision.placement.mems if request.pinned_mems is None else request.pinned_mems
@@ -79,14 +79,13 @@ class KubeletEngine:
 
     def _as_kubelet(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         current: Placement | None,
     ) -> Decision:
         """What kubelet's managers answer."""
-        answer = trivial_decision(machine, policy, ledger, request, current)
+        machine, policy, ledger = basis.machine, basis.policy, basis.ledger
+        answer = trivial_decision(basis, request, current)
         if answer is not None and (current is not None or not _aligns_devices(policy, request)):
             return answer
         if request.pod_level:
@@ -105,10 +104,9 @@ class KubeletEngine:
             state = replace(state, memory=NO_MEMORY_MANAGER)
         return Creation(prepared, ledger, state, request).decide()
 
-    def admission(
-        self, machine: Machine, policy: PlacementPolicy, ledger: Ledger, pod: PodSpec
-    ) -> PodAdmission:
+    def admission(self, basis: Basis, pod: PodSpec) -> PodAdmission:
         """What kubelet answers about *pod*, a new one, as a whole. Its uid is the id that requests have."""
+        machine, policy, ledger = basis.machine, basis.policy, basis.ledger
         prepared = self._managers_on(machine, policy)
         state = managers_state(
             self.managers.memory, prepared.empty, prepared.kubelet.cpus, ledger, blocks=False
@@ -123,49 +121,41 @@ class KubeletEngine:
 
     def adopt(
         self,
-        machine: Machine,
-        policy: PlacementPolicy,
-        ledger: Ledger,
+        basis: Basis,
         request: Request,
         mems: NodeSet | None,
     ) -> Placement:
         """See `Engine.adopt`: booked where its spec lets it go, as far as there is room."""
+        machine = basis.machine
         need = memory_need(request) if request.qos is QosClass.GUARANTEED else {}
-        return Placement(
-            booked_bytes=book(free_bytes(machine, policy, ledger), mems or machine.memory_nodes, need)
-        )
+        return Placement(booked_bytes=book(basis.free_bytes, mems or machine.memory_nodes, need))
 
     def moves_back(
         self,
-        machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
-        ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
-        staying: Collection[str] = (),  # noqa: ARG002 - the signature is the interface's
+        basis: Basis,  # noqa: ARG002 - the engines have one shape
+        staying: Collection[str] = (),  # noqa: ARG002 - the engines have one shape
     ) -> tuple[Move, ...]:
         """See `Engine.moves_back`: kubelet moves no container."""
         return ()
 
     def widened_placements(
         self,
-        machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
-        ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
+        basis: Basis,  # noqa: ARG002 - the engines have one shape
     ) -> Mapping[str, Placement]:
         """See `Engine.widened_placements`: those that kubelet does not confine have nothing on any node."""
         return {}
 
     def completed_claims(
         self,
-        machine: Machine,  # noqa: ARG002 - the engines have one shape
-        policy: PlacementPolicy,  # noqa: ARG002 - the signature is the interface's
-        ledger: Ledger,  # noqa: ARG002 - the signature is the interface's
+        basis: Basis,  # noqa: ARG002 - the engines have one shape
     ) -> Mapping[str, Claim]:
         """See `Engine.completed_claims`: kubelet promises all or nothing."""
         return {}
 
-    def converted(self, machine: Machine, policy: PlacementPolicy, ledger: Ledger) -> Ledger:
+    def converted(self, basis: Basis) -> Ledger:
         """See `Engine.converted`."""
-        return settled_by_node(machine, policy, ledger) if ledger.claimed_bytes else ledger
+        ledger = basis.ledger
+        return settled_by_node(basis) if ledger.claimed_bytes else ledger
 
 
 def _aligns_devices(policy: PlacementPolicy, request: Request) -> bool:

@@ -7,7 +7,6 @@ lowest node first, may split a group's memory otherwise; the sums over a group a
 
 from collections.abc import Iterator, Mapping
 
-from bayplan.engines.interface import kept_by_pin
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.kept_for_pods import REST_OF_POD, KeptForPod, kept_for_pods
@@ -15,6 +14,7 @@ from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState
 from bayplan.engines.kubelet.memory.manager import MemoryManager
 from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
+from bayplan.model.basis import kept_by_pin
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Affinity, Decision, Placement
 from bayplan.model.ledger import Ledger

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.engines.interface import reserved_cpus
 from bayplan.engines.kubelet.attached_devices import AttachedDevices
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
@@ -21,6 +20,7 @@ from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
 from bayplan.engines.kubelet.topology.manager import Admission, Provider, TopologyManager
 from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
+from bayplan.model.basis import Allocatable
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
@@ -101,7 +101,7 @@ class PreparedManagers(Struct, frozen=True):
         topology = TopologyManager.of(machine, policy.topology, options.scope, options.topology_options)
         cpus = None
         if options.static_cpus:
-            kept = reserved_cpus(machine, policy)
+            kept = Allocatable(machine, policy).reserved_cpus
             gates = FeatureGates(rules=policy.kubelet_rules)
             cpus = StaticCpuPolicy(CpuTopology.of_machine(machine), options.cpu_options, kept, gates)
         empty = empty_nodes(machine, policy.reserved_bytes)

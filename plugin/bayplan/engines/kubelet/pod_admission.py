@@ -9,12 +9,12 @@ those after it: CPUs always, memory if it is on the same nodes. kubelet refuses 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.interface import free_bytes
 from bayplan.engines.kubelet.booking import book, memory_need
 from bayplan.engines.kubelet.creation import Creation
 from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers
 from bayplan.engines.kubelet.topology.manager import Admission
 from bayplan.kubelet.pod import PodSpec
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import union
@@ -68,7 +68,7 @@ class PodAdmission(Struct, frozen=True):
         memory = self.admission.state.memory
         blocks = memory.state.blocks(self.pod.uid, name) or ()
         nodes = NodeSet(node for block in blocks for node in block.nodes)
-        free = free_bytes(self.prepared.machine, self.prepared.policy, ledger)
+        free = Basis(self.prepared.machine, self.prepared.policy, ledger).free_bytes
         creation = Creation(self.prepared, ledger, self.before, request)
         placed = Placement(
             memory.mems(self.pod.uid, name),

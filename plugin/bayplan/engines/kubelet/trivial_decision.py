@@ -6,19 +6,15 @@ CPUs and may use every node. Nothing here looks for room.
 
 from msgspec.structs import replace
 
-from bayplan.engines.interface import OPTED_OUT, free_bytes, pinned_reason
+from bayplan.engines.interface import OPTED_OUT, pinned_reason
 from bayplan.engines.kubelet.booking import book, memory_need
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, Placement, QosClass, Reason, Request
-from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 
 
 def trivial_decision(
-    machine: Machine,
-    policy: PlacementPolicy,
-    ledger: Ledger,
+    basis: Basis,
     request: Request,
     current: Placement | None = None,
 ) -> Decision | None:
@@ -29,7 +25,7 @@ def trivial_decision(
     if request.opted_out and request.pinned_cpus is None and request.pinned_mems is None:
         return Decision(request, Outcome.PLACED, Placement(), (OPTED_OUT,))
     if request.pinned_cpus is not None or request.pinned_mems is not None:
-        return _respect_pins(machine, policy, ledger, request, current or Placement())
+        return _respect_pins(basis, request, current or Placement())
     if request.qos is not QosClass.GUARANTEED:
         text = f"{request.qos.value} containers share the CPUs and may use every node"
         reason = Reason("shared-pool", text)
@@ -37,9 +33,7 @@ def trivial_decision(
     return None
 
 
-def _respect_pins(
-    machine: Machine, policy: PlacementPolicy, ledger: Ledger, request: Request, current: Placement
-) -> Decision:
+def _respect_pins(basis: Basis, request: Request, current: Placement) -> Decision:
     """Keep what somebody else set, and book what it uses, so that nobody else is promised it."""
     reason = pinned_reason(request)
     placement = current if request.pinned_mems is None else replace(current, mems=None, claim=None)
@@ -49,6 +43,6 @@ def _respect_pins(
     if request.qos is QosClass.GUARANTEED:
         need = memory_need(request)
         claim = None if placement.claim is None else replace(placement.claim, amounts_bytes=need)
-        booked = book(free_bytes(machine, policy, ledger), nodes, need)
+        booked = book(basis.free_bytes, nodes, need)
         placement = replace(placement, booked_bytes=booked, claim=claim)
     return Decision(request, Outcome.PLACED, placement, (reason,))

@@ -6,7 +6,7 @@ kubelet counts pods and containers that its managers decide about; here it is ea
 from collections.abc import Callable
 from typing import Final
 
-from bayplan.engines.interface import reserved_cpus
+from bayplan.model.basis import Allocatable
 from bayplan.model.decision import Outcome
 from bayplan.sets import CpuSet
 from bayplan.views.durations import KUBELET_BOUNDS_MS, Durations
@@ -24,7 +24,7 @@ def _admission_duration(facts: Facts) -> Histogram:
 def _available_millicores(facts: Facts) -> float:
     machine, policy = facts.snapshot.machine, facts.snapshot.policy
     shared = facts.snapshot.ledger.shared_cpus(machine, policy.withheld_cpus)
-    return 1000 * len(shared - reserved_cpus(machine, policy))
+    return 1000 * len(shared - Allocatable(machine, policy).reserved_cpus)
 
 
 def _exclusive_by_node(facts: Facts) -> list[Sample]:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from bayplan.agent.cluster.fingerprint import pod_fingerprint
 from bayplan.agent.cluster.topology import pods_of, topology_object
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -46,7 +47,7 @@ def test_what_is_promised_on_several_nodes_counts_where_it_cannot_lie_elsewhere(
     wide = replace(BURSTABLE, placement=Placement(NodeSet([0, 1]), claim=claim))
     snapshot = make_snapshot(ledger=Ledger.of([Entry(wide)]), policy=PlacementPolicy())
     zones = topology_object("node-a", "", snapshot)["zones"]
-    rooms = node_rooms(MACHINE, snapshot.policy, snapshot.ledger)
+    rooms = node_rooms(Basis(MACHINE, snapshot.policy, snapshot.ledger))
     free = [room["resources"]["memory"]["freeBytes"] for room in rooms]
     assert [amounts(zone, "memory")[2] for zone in zones] == free
     nodes = nodes_view(snapshot)["nodes"]

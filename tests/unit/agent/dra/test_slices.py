@@ -16,6 +16,7 @@ from bayplan.agent.dra.slices import (
     resource_slices,
     step_of,
 )
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -147,7 +148,7 @@ def test_the_api_server_takes_the_slices_of_every_machine(seed: int, count: int,
     assert [one for each in made for one in complaints(each)] == []
     found = pool_devices(made)
     assert found is not None
-    rooms = claimable_by_node(machine, snapshot.policy, snapshot.ledger)
+    rooms = claimable_by_node(Basis(machine, snapshot.policy, snapshot.ledger))
     for node, room in rooms.items():
         for resource, amount in room.items():
             entry = found[device_name(node)]["capacity"].get(f"bayplan.dev/{capacity_key(resource)}")

@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, DeviceHint, Interval, NodeWish, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine, Node
@@ -31,7 +32,7 @@ def decide(
     ledger: Ledger = Ledger(),
     policy: PlacementPolicy = PlacementPolicy(),
 ) -> Decision:
-    return ExactEngine().decide(hardware, policy, ledger, request)
+    return ExactEngine().decide(Basis(hardware, policy, ledger), request)
 
 
 def won(decision: Decision) -> str:

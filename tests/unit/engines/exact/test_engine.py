@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.witness import shortages
-from bayplan.engines.interface import Engine, reserved_cpus
+from bayplan.engines.interface import Engine
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -51,7 +52,7 @@ class Node:
         return self.decide(request)
 
     def decide(self, request: Request) -> Decision:
-        decision = ENGINE.decide(self.machine, self.policy, self.ledger, request)
+        decision = ENGINE.decide(Basis(self.machine, self.policy, self.ledger), request)
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
         return decision
@@ -193,7 +194,7 @@ def test_cpus_elsewhere_are_better_than_no_memory() -> None:
 def test_the_configured_cpus_stay_shared() -> None:
     policy = PlacementPolicy(reserved_cpus=CpuSet([3]))
     assert str(Node(machine(1), policy).place("c", MIB, 3000).placement.exclusive_cpus) == "0-2"
-    assert reserved_cpus(machine(1), PlacementPolicy()) == CpuSet([0])
+    assert Allocatable(machine(1), PlacementPolicy()).reserved_cpus == CpuSet([0])
 
 
 def wish(container_id: str, memory_bytes: int, nodes: str, *, required: bool = True) -> Request:
@@ -247,9 +248,9 @@ def test_a_flexible_container_moves_over_and_back() -> None:
         "0",
         "0",
     )
-    assert ENGINE.moves_back(node.machine, node.policy, node.ledger) == ()
+    assert ENGINE.moves_back(Basis(node.machine, node.policy, node.ledger)) == ()
     node.ledger = node.ledger.without("late")
-    back = ENGINE.moves_back(node.machine, node.policy, node.ledger)
+    back = ENGINE.moves_back(Basis(node.machine, node.policy, node.ledger))
     assert [(move.container_id, str(move.after)) for move in back] == [("flexible", "0")]
     node.ledger = node.ledger.moved(back)
     assert node.ledger.entries["flexible"].decision.placement.original_nodes is None
@@ -260,12 +261,12 @@ def test_a_short_promise_is_made_up_for_when_somebody_goes() -> None:
     for name in ("a", "b", "short"):
         node.place(name, 900 * MIB)
     left = node.ledger.without("a")
-    after, moves, more = after_removal(node.machine, node.policy, ENGINE, left)
+    after, moves, more = after_removal(Basis(node.machine, node.policy, left), ENGINE)
     assert (moves, more) == ((), ("short",))
     decision = after.entries["short"].decision
     assert (decision.outcome, codes(decision)) == (Outcome.PLACED, ["promised-later"])
     assert decision.placement.claim == Claim(NodeSet([0, 1]), {"memory": 900 * MIB}, flexible=True)
-    assert after_removal(node.machine, node.policy, ENGINE, after.without("b")) == (
+    assert after_removal(Basis(node.machine, node.policy, after.without("b")), ENGINE) == (
         after.without("b"),
         (),
         (),
@@ -282,7 +283,7 @@ def test_no_more_containers_move_than_needed_and_never_too_many() -> None:
     one = node.decide(wish("first", 1000 * MIB, "0"))
     assert [move.container_id for move in one.moves] == ["large"]
     node.ledger = node.ledger.without("first").moved(
-        ENGINE.moves_back(node.machine, node.policy, node.ledger.without("first"))
+        ENGINE.moves_back(Basis(node.machine, node.policy, node.ledger.without("first")))
     )
     several = node.decide(wish("second", 2150 * MIB, "0"))
     assert [move.container_id for move in several.moves][:2] == ["large", "larger"]
@@ -329,10 +330,10 @@ def test_others_move_over_for_a_running_container_to_grow_on_more_nodes_than_a_n
         node.decide(wish(f"firm-{number}", memory_mib * MIB, str(number)))
     node.decide(replace(wish("there", 500 * MIB, "0", required=False), qos=QosClass.BURSTABLE))
     has = Placement(NodeSet([0, 1]), claim=Claim(NodeSet([0, 1]), {"memory": 100 * MIB}, flexible=False))
-    grown = ENGINE.decide(node.machine, RESTRICTED, node.ledger, request("grows", 700 * MIB), has)
+    grown = ENGINE.decide(Basis(node.machine, RESTRICTED, node.ledger), request("grows", 700 * MIB), has)
     assert (grown.outcome, str(grown.placement.mems)) == (Outcome.PLACED, "0-1")
     assert [move.name for move in grown.moves] == ["default/g/there-name"]
-    more = ENGINE.decide(node.machine, RESTRICTED, node.ledger, request("grows", 950 * MIB), has)
+    more = ENGINE.decide(Basis(node.machine, RESTRICTED, node.ledger), request("grows", 950 * MIB), has)
     assert more.outcome is Outcome.REFUSED
 
 
@@ -362,21 +363,21 @@ def test_the_pod_scope_keeps_a_pod_together() -> None:
     engine = ExactEngine(TopologyScope.POD)
     ledger, hardware, policy = Ledger(), machine(2), RESTRICTED
     totals = PodTotals(900 * MIB)
-    other = engine.decide(hardware, policy, ledger, request("other", 300 * MIB))
+    other = engine.decide(Basis(hardware, policy, ledger), request("other", 300 * MIB))
     ledger = ledger.with_entry(Entry(other))
     placed = []
     for name, size in (("one", 600 * MIB), ("two", 300 * MIB)):
         asked = replace(request(name, size), pod_id="together", pod_totals=totals)
-        decision = engine.decide(hardware, policy, ledger, asked)
+        decision = engine.decide(Basis(hardware, policy, ledger), asked)
         ledger = ledger.with_entry(Entry(decision))
         placed.append(str(decision.placement.mems))
     assert str(other.placement.mems) == "0"
     assert placed == ["1", "1"]
     third = replace(request("third", 100 * MIB), pod_id="apart", pod_totals=PodTotals(900 * MIB))
-    refused = engine.decide(hardware, policy, ledger, third)
+    refused = engine.decide(Basis(hardware, policy, ledger), third)
     assert refused.reasons[0].text == "asks for 900Mi with the rest of its pod on one node under restricted"
     assert cut(refused.shortage) == ("0", GIB, 300 * MIB, 900 * MIB, ["other"])
-    loose = engine.decide(hardware, PlacementPolicy(), ledger, third)
+    loose = engine.decide(Basis(hardware, PlacementPolicy(), ledger), third)
     assert (loose.outcome, codes(loose)) == (Outcome.DEGRADED, ["pod-apart", "best-set"])
 
 
@@ -394,18 +395,18 @@ def test_under_the_pod_scope_the_cpus_of_the_rest_of_the_pod_count_too() -> None
     for policy in (SINGLE, RESTRICTED, PlacementPolicy()):
         ledger = Ledger()
         for name, expected in (("a", "8-11"), ("b", "12-15")):
-            decision = engine.decide(hardware, policy, ledger, in_pod(name, 4, 500 * MIB, 8))
+            decision = engine.decide(Basis(hardware, policy, ledger), in_pod(name, 4, 500 * MIB, 8))
             assert (decision.outcome, str(decision.placement.exclusive_cpus)) == (Outcome.PLACED, expected)
             ledger = ledger.with_entry(Entry(decision))
 
 
 def test_cpus_of_the_rest_that_may_be_shared_ones_are_no_reason_to_refuse() -> None:
     engine, hardware = ExactEngine(TopologyScope.POD), machine(2, cpus_per_node=8, memory_bytes=2 * GIB)
-    unknown = engine.decide(hardware, SINGLE, Ledger(), in_pod("a", 8, 500 * MIB, 9))
+    unknown = engine.decide(Basis(hardware, SINGLE, Ledger()), in_pod("a", 8, 500 * MIB, 9))
     assert (unknown.outcome, str(unknown.placement.mems)) == (Outcome.PLACED, "1")
-    known = engine.decide(hardware, SINGLE, Ledger(), in_pod("a", 8, 500 * MIB, 9, 9))
+    known = engine.decide(Basis(hardware, SINGLE, Ledger()), in_pod("a", 8, 500 * MIB, 9, 9))
     assert (known.outcome, codes(known)) == (Outcome.REFUSED, ["no-room", "too-large"])
-    known = engine.decide(hardware, SINGLE, Ledger(), in_pod("a", 8, 500 * MIB, 9, 8))
+    known = engine.decide(Basis(hardware, SINGLE, Ledger()), in_pod("a", 8, 500 * MIB, 9, 8))
     assert known.outcome is Outcome.PLACED
 
 
@@ -416,8 +417,8 @@ def test_a_resize_is_answered_as_a_new_container_would_be() -> None:
         before = node.place("grown", 900 * MIB)
         node.ledger = node.ledger.without("grown")
         asked = request("grown", 1200 * MIB)
-        grown = ENGINE.decide(node.machine, policy, node.ledger, asked, before.placement)
-        assert grown.outcome is ENGINE.decide(node.machine, policy, node.ledger, asked).outcome
+        grown = ENGINE.decide(Basis(node.machine, policy, node.ledger), asked, before.placement)
+        assert grown.outcome is ENGINE.decide(Basis(node.machine, policy, node.ledger), asked).outcome
         assert cut(grown.shortage) == ("0-1", 2 * GIB, 900 * MIB, 1200 * MIB, ["neighbour"])
         assert ("unchanged" in codes(grown)) == (policy is RESTRICTED)
 
@@ -429,7 +430,7 @@ def test_a_resize_takes_more_nodes_around_those_it_has_and_a_smaller_one_none() 
     base = node.ledger.without("grown")
 
     def resized(size: int) -> Decision:
-        return ENGINE.decide(node.machine, node.policy, base, request("grown", size), before.placement)
+        return ENGINE.decide(Basis(node.machine, node.policy, base), request("grown", size), before.placement)
 
     wider = resized(1100 * MIB)
     assert (wider.outcome, str(wider.placement.mems)) == (Outcome.PLACED, "0-1")
@@ -444,7 +445,7 @@ def test_cpus_go_where_memory_has_to_go() -> None:
         assert (str(before.placement.mems), str(before.placement.exclusive_cpus)) == ("0", "1-2")
         base = node.ledger.without("grown")
         asked = sized(before.request, 500 * MIB)
-        grown = ENGINE.decide(node.machine, policy, base, asked, before.placement)
+        grown = ENGINE.decide(Basis(node.machine, policy, base), asked, before.placement)
         assert grown.outcome is Outcome.PLACED
         if policy.topology is TopologyPolicy.BEST_EFFORT:  # may have both nodes, and keeps its CPUs
             assert (str(grown.placement.mems), str(grown.placement.exclusive_cpus)) == ("0-1", "1-2")
@@ -461,7 +462,7 @@ def test_memory_without_cpus_beside_it_is_refused_by_strict_policies_and_else_de
         base = node.ledger.without("grown")
         for size in (400 * MIB, 1200 * MIB):
             asked = sized(before.request, size)
-            grown = ENGINE.decide(node.machine, policy, base, asked, before.placement)
+            grown = ENGINE.decide(Basis(node.machine, policy, base), asked, before.placement)
             if policy is SINGLE:
                 assert grown.outcome is Outcome.REFUSED
             elif size > GIB:
@@ -475,10 +476,10 @@ def test_a_container_whose_cpus_are_apart_may_always_shrink_and_is_told() -> Non
     apart = Placement(NodeSet([0]), CpuSet([4, 5]), claim=Claim(NodeSet([0]), {"memory": 300 * MIB}))
     node.decide(wish("neighbour", 900 * MIB, "1"))
     asked = replace(request("shrinks", 200 * MIB), exclusive_cpus=2)
-    shrunk = ENGINE.decide(node.machine, SINGLE, node.ledger, asked, apart)
+    shrunk = ENGINE.decide(Basis(node.machine, SINGLE, node.ledger), asked, apart)
     assert (shrunk.outcome, codes(shrunk)) == (Outcome.DEGRADED, ["kept", "apart"])
     assert (str(shrunk.placement.mems), str(shrunk.placement.exclusive_cpus)) == ("0", "4-5")
-    more = ENGINE.decide(node.machine, SINGLE, node.ledger, sized(asked, 310 * MIB), apart)
+    more = ENGINE.decide(Basis(node.machine, SINGLE, node.ledger), sized(asked, 310 * MIB), apart)
     assert more.outcome is Outcome.REFUSED
 
 
@@ -488,7 +489,7 @@ def test_a_wish_that_was_not_granted_is_still_told_of_after_a_resize() -> None:
     before = node.decide(wish("c", 500 * MIB, "1", required=False))
     assert before.outcome is Outcome.DEGRADED
     asked = sized(before.request, 400 * MIB)
-    after = ENGINE.decide(node.machine, node.policy, node.ledger.without("c"), asked, before.placement)
+    after = ENGINE.decide(Basis(node.machine, node.policy, node.ledger.without("c")), asked, before.placement)
     assert (after.outcome, codes(after)) == (Outcome.DEGRADED, ["kept", "wish-not-granted"])
 
 
@@ -562,7 +563,7 @@ def test_a_resize_that_asks_for_too_many_cpus_shares_all_of_them_as_a_new_contai
         assert str(before.placement.exclusive_cpus) == "8-9"
         base = node.ledger.without("grown")
         more = replace(before.request, exclusive_cpus=4)
-        grown = ENGINE.decide(node.machine, policy, base, more, before.placement)
+        grown = ENGINE.decide(Basis(node.machine, policy, base), more, before.placement)
         if policy is SINGLE:
             assert codes(grown) == ["no-room", "cpus-taken", "unchanged"]
         else:
@@ -578,7 +579,7 @@ def test_a_resize_by_cpus_keeps_those_that_it_has() -> None:
     base = node.ledger.without("c")
     for count, cpus in ((3, "1-2,4"), (1, "1")):
         asked = replace(before.request, exclusive_cpus=count)
-        changed = ENGINE.decide(node.machine, SINGLE, base, asked, before.placement)
+        changed = ENGINE.decide(Basis(node.machine, SINGLE, base), asked, before.placement)
         assert (codes(changed), str(changed.placement.exclusive_cpus)) == (["kept"], cpus)
 
 
@@ -596,7 +597,7 @@ def test_a_node_that_lost_memory_takes_nothing_new() -> None:
     node = Node(machine(2))
     node.place("a", 900 * MIB)
     smaller = machine(2, memory_bytes=512 * MIB)
-    (lacking,) = shortages(smaller, node.policy, node.ledger)
+    (lacking,) = shortages(Basis(smaller, node.policy, node.ledger))
     assert cut(lacking) == ("0", 512 * MIB, 900 * MIB, 0, ["a"])
     node.machine = smaller
     assert node.mems("b", 100 * MIB) == "1"
@@ -606,9 +607,7 @@ def test_a_node_that_lost_memory_takes_nothing_new() -> None:
     assert node.mems("d", 300 * MIB) == "1"
     assert node.decide(replace(everywhere, container_id="e")).outcome is Outcome.DEGRADED
     less = ENGINE.decide(
-        smaller,
-        node.policy,
-        node.ledger.without("a"),
+        Basis(smaller, node.policy, node.ledger.without("a")),
         request("a", 800 * MIB),
         node.ledger.entries["a"].decision.placement,
     )
@@ -620,13 +619,13 @@ def test_a_resize_of_who_was_found_beside_more_than_there_is_says_so() -> None:
     node = Node(machine(1, memory_bytes=16 * GIB))
     for name, size in (("large", 12 * GIB), ("small", 6 * GIB)):
         asked = request(name, size)
-        placement = ENGINE.adopt(node.machine, node.policy, node.ledger, asked, NodeSet([0]))
+        placement = ENGINE.adopt(Basis(node.machine, node.policy, node.ledger), asked, NodeSet([0]))
         node.ledger = node.ledger.with_entry(Entry(Decision(asked, Outcome.ADOPTED, placement)))
 
     def resized(name: str, size: int) -> Decision:
         current = node.ledger.entries[name].decision.placement
         left = node.ledger.without(name)
-        return ENGINE.decide(node.machine, node.policy, left, request(name, size), current)
+        return ENGINE.decide(Basis(node.machine, node.policy, left), request(name, size), current)
 
     still = resized("small", 5 * GIB)
     assert (still.outcome, codes(still)) == (Outcome.DEGRADED, ["kept", "overcommitted"])
@@ -674,14 +673,14 @@ def test_wishes_for_nodes_are_held_against_pinned_nodes() -> None:
     assert (within.outcome, codes(within)) == (Outcome.PLACED, ["pinned"])
     elsewhere = replace(pinned, nodes=NodeWish(NodeSet([1]), required=True))
     assert (
-        refused := ENGINE.decide(node.machine, node.policy, Ledger(), elsewhere)
+        refused := ENGINE.decide(Basis(node.machine, node.policy, Ledger()), elsewhere)
     ).outcome is Outcome.REFUSED
     assert codes(refused) == ["wish-not-granted"]
     soft = ENGINE.decide(
-        node.machine, node.policy, Ledger(), replace(elsewhere, nodes=NodeWish(NodeSet([1])))
+        Basis(node.machine, node.policy, Ledger()), replace(elsewhere, nodes=NodeWish(NodeSet([1])))
     )
     assert (soft.outcome, codes(soft)) == (Outcome.DEGRADED, ["pinned", "wish-not-granted"])
-    opted_out = ENGINE.decide(node.machine, node.policy, Ledger(), replace(elsewhere, opted_out=True))
+    opted_out = ENGINE.decide(Basis(node.machine, node.policy, Ledger()), replace(elsewhere, opted_out=True))
     assert (opted_out.outcome, codes(opted_out)[-1]) == (Outcome.DEGRADED, "wish-not-granted")
 
 
@@ -691,23 +690,23 @@ def test_an_update_that_pins_nodes_elsewhere_is_refused_and_a_later_one_of_the_a
     before = node.decide(replace(request("c", 300 * MIB), nodes=wish))
     assert before.placement.mems == NodeSet([1])
     pinned = replace(before.request, pinned_mems=NodeSet([0]), pinned_by_update=True)
-    refused = ENGINE.decide(node.machine, node.policy, Ledger(), pinned, before.placement)
+    refused = ENGINE.decide(Basis(node.machine, node.policy, Ledger()), pinned, before.placement)
     assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["wish-not-granted", "unchanged"])
-    found = ENGINE.adopt(node.machine, node.policy, Ledger(), pinned, NodeSet([0]))
-    resized = ENGINE.decide(node.machine, node.policy, Ledger(), sized(pinned, 400 * MIB), found)
+    found = ENGINE.adopt(Basis(node.machine, node.policy, Ledger()), pinned, NodeSet([0]))
+    resized = ENGINE.decide(Basis(node.machine, node.policy, Ledger()), sized(pinned, 400 * MIB), found)
     assert (resized.outcome, codes(resized)) == (Outcome.DEGRADED, ["pinned", "wish-not-granted"])
 
 
 def test_other_classes_are_not_confined() -> None:
     burstable = pod("b", QosClass.BURSTABLE)
     request = derive_request(burstable, container("c", burstable, memory_bytes=GIB), machine(4))
-    decision = ENGINE.decide(machine(4), RESTRICTED, Ledger(), request)
+    decision = ENGINE.decide(Basis(machine(4), RESTRICTED, Ledger()), request)
     assert (decision.outcome, decision.placement.mems) == (Outcome.PLACED, None)
 
 
 def test_nothing_asked_is_placed_anywhere() -> None:
     request = derive_request(GUARANTEED, container("c", GUARANTEED, resources=Resources()), machine(4))
-    assert codes(ENGINE.decide(machine(4), RESTRICTED, Ledger(), request)) == ["nothing-claimed"]
+    assert codes(ENGINE.decide(Basis(machine(4), RESTRICTED, Ledger()), request)) == ["nothing-claimed"]
 
 
 def test_a_changed_container_stays_where_it_is_if_it_can() -> None:
@@ -718,7 +717,7 @@ def test_a_changed_container_stays_where_it_is_if_it_can() -> None:
         before.request, memory=replace(before.request.memory, low_bytes=200 * MIB, high_bytes=200 * MIB)
     )
     base = node.ledger.without("b")
-    after = ENGINE.decide(node.machine, node.policy, base, request, before.placement)
+    after = ENGINE.decide(Basis(node.machine, node.policy, base), request, before.placement)
     assert after.placement.mems == before.placement.mems
     assert after.placement.exclusive_cpus == before.placement.exclusive_cpus
 
@@ -752,4 +751,4 @@ def check_invariants(node: Node) -> None:
     assert len(exclusive) == len(set(exclusive))
     assert CpuSet(exclusive) == node.ledger.exclusive_cpus
     assert node.ledger.shared_cpus(node.machine)
-    assert not shortages(node.machine, node.policy, node.ledger)
+    assert not shortages(Basis(node.machine, node.policy, node.ledger))

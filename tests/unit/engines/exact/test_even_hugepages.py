@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.witness import witness
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Decision,
     EvenHugepagesWish,
@@ -49,13 +50,13 @@ class Host:
     ledger: Ledger = field(default_factory=Ledger)
 
     def place(self, request: Request) -> Decision:
-        decision = self.engine.decide(self.hardware, self.policy, self.ledger, request)
+        decision = self.engine.decide(Basis(self.hardware, self.policy, self.ledger), request)
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
         return decision
 
     def pages(self, container_id: str) -> dict[int, int]:
-        spread = witness(self.hardware, self.policy, self.ledger)[container_id]
+        spread = witness(Basis(self.hardware, self.policy, self.ledger))[container_id]
         return {node: row[PAGES] // MIB for node, row in spread.items() if PAGES in row}
 
 
@@ -133,7 +134,7 @@ def test_several_sizes_are_divided_each_for_itself() -> None:
     host = Host(machine(2, memory_bytes=8 * GIB, hugepages_bytes={**EACH, GIB: 4 * GIB}))
     both = {PAGES: 4 * MIB, "hugepages-1Gi": 4 * GIB}
     host.place(replace(asking("a", 0, 2), hugepages_bytes=both))
-    spread = witness(host.hardware, host.policy, host.ledger)["a"]
+    spread = witness(Basis(host.hardware, host.policy, host.ledger))["a"]
     assert {
         node: {PAGES: row[PAGES], "hugepages-1Gi": row["hugepages-1Gi"]} for node, row in spread.items()
     } == {node: {PAGES: 2 * MIB, "hugepages-1Gi": 2 * GIB} for node in (0, 1)}
@@ -179,7 +180,7 @@ def test_a_resize_leaves_them_where_they_are() -> None:
     host.place(guaranteed_request("beside", 500 * MIB))
     more = replace(before.request, memory=Interval(GIB, GIB, "limit"), memory_limit_bytes=GIB)
     base = host.ledger.without("a")
-    decision = host.engine.decide(host.hardware, host.policy, base, more, before.placement)
+    decision = host.engine.decide(Basis(host.hardware, host.policy, base), more, before.placement)
     claim = decision.placement.claim
     assert claim is not None
     assert (str(claim.nodes), claim.even_hugepages) == ("0-1", True)
@@ -201,14 +202,14 @@ def test_others_make_room_for_them_and_they_for_nobody() -> None:
 def test_a_container_that_is_found_counts_as_it_was_asked_for() -> None:
     host = Host()
     request = asking("a", 64 * MIB, 2)
-    placement = host.engine.adopt(host.hardware, host.policy, host.ledger, request, NodeSet([0, 3]))
+    placement = host.engine.adopt(Basis(host.hardware, host.policy, host.ledger), request, NodeSet([0, 3]))
     assert placement.claim is not None
     assert placement.claim.parts == (
         (NodeSet([0]), {PAGES: 32 * MIB}),
         (NodeSet([3]), {PAGES: 32 * MIB}),
         (NodeSet([0, 3]), {"memory": 100 * MIB}),
     )
-    elsewhere = host.engine.adopt(host.hardware, host.policy, host.ledger, request, NodeSet([0, 1, 3]))
+    elsewhere = host.engine.adopt(Basis(host.hardware, host.policy, host.ledger), request, NodeSet([0, 1, 3]))
     assert elsewhere.claim is not None
     assert not elsewhere.claim.even_hugepages
 

@@ -12,6 +12,7 @@ from bayplan.engines.exact.exclusive_cpus import (
     NO_EXCLUSIVE_CPUS,
     SMT_ALIGNMENT,
 )
+from bayplan.model.basis import Basis
 from bayplan.model.decision import CpuUse, CpuWish, Decision, DeviceHint, Outcome, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Cpu, Machine
@@ -32,14 +33,14 @@ def arrivals(
     engine, ledger, found = ExactEngine(), Ledger(), []
     for number, count in enumerate(counts):
         request = guaranteed_request(f"c{number}", exclusive_cpus=count)
-        found.append(engine.decide(machine, policy, ledger, request))
+        found.append(engine.decide(Basis(machine, policy, ledger), request))
         ledger = ledger.with_entry(Entry(found[-1]))
     return found
 
 
 def first(machine: Machine, request: Request, alignment: CpuAlignment, **policy: object) -> Decision:
     rules = replace(PlacementPolicy(cpu_alignment=alignment), **policy)
-    return ExactEngine().decide(machine, rules, Ledger(), request)
+    return ExactEngine().decide(Basis(machine, rules, Ledger()), request)
 
 
 def caches(machine: Machine, cpus: CpuSet) -> set[int | None]:
@@ -136,7 +137,7 @@ def test_a_changed_container_keeps_its_cpus_and_gets_the_best_beside_them() -> N
     (decision,) = arrivals(machine, [4])
     for count in (6, 8, 5, 2):
         request = guaranteed_request("c0", exclusive_cpus=count)
-        changed = engine.decide(machine, policy, Ledger(), request, decision.placement)
+        changed = engine.decide(Basis(machine, policy, Ledger()), request, decision.placement)
         before, after = decision.placement.exclusive_cpus, changed.placement.exclusive_cpus
         assert before <= after or after <= before
         assert len(after) == count
@@ -175,7 +176,7 @@ class TestOptions:
         (before,) = arrivals(machine, [3])
         policy = PlacementPolicy(TopologyPolicy.RESTRICTED, cpu_alignment=CpuAlignment(full_pcpus_only=True))
         request = guaranteed_request("c0", exclusive_cpus=3)
-        after = ExactEngine().decide(machine, policy, Ledger(), request, before.placement)
+        after = ExactEngine().decide(Basis(machine, policy, Ledger()), request, before.placement)
         assert after.outcome is Outcome.PLACED
         assert after.placement.exclusive_cpus == before.placement.exclusive_cpus
 
@@ -255,7 +256,7 @@ def test_isolated_cpus_are_neither_shared_nor_exclusive_but_to_who_asks() -> Non
         request = guaranteed_request(f"c{number}", exclusive_cpus=1)
         if number % 3 == 0:
             request = replace(request, cpus=CpuWish(CpuUse.ISOLATED))
-        decision = engine.decide(machine, policy, ledger, request)
+        decision = engine.decide(Basis(machine, policy, ledger), request)
         own = decision.placement.exclusive_cpus
         assert own.isdisjoint(ledger.exclusive_cpus)
         if number % 3 == 0:
@@ -273,7 +274,7 @@ def test_isolated_cpus_are_neither_shared_nor_exclusive_but_to_who_asks() -> Non
 def test_more_isolated_cpus_than_there_are(topology: TopologyPolicy, qos: QosClass) -> None:
     machine, policy = isolating(alder_lake(), CpuSet([2, 3]))
     request = replace(guaranteed_request("c", exclusive_cpus=3), qos=qos, cpus=CpuWish(CpuUse.ISOLATED))
-    decision = ExactEngine().decide(machine, replace(policy, topology=topology), Ledger(), request)
+    decision = ExactEngine().decide(Basis(machine, replace(policy, topology=topology), Ledger()), request)
     strict = topology in {TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE}
     assert decision.outcome is (Outcome.REFUSED if strict else Outcome.DEGRADED)
     assert not decision.placement.exclusive_cpus
@@ -283,7 +284,7 @@ def test_more_isolated_cpus_than_there_are(topology: TopologyPolicy, qos: QosCla
 @pytest.mark.parametrize("count", range(1, 10))
 def test_a_wished_kind_is_that_kind_or_none(kind: str, count: int) -> None:
     request = replace(guaranteed_request("c", exclusive_cpus=count), cpu_kind=kind)
-    decision = ExactEngine().decide(HYBRID, PlacementPolicy(), Ledger(), request)
+    decision = ExactEngine().decide(Basis(HYBRID, PlacementPolicy(), Ledger()), request)
     own = decision.placement.exclusive_cpus
     assert own <= HYBRID.cpus_by_kind[kind]
     assert len(own) == (count if count <= 8 or kind == "performance" else 0)

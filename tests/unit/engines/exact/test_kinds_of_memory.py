@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Decision,
     DeviceHint,
@@ -49,7 +50,7 @@ def asking(qos: QosClass, memory_bytes: int = 100 * MIB, **more: object) -> Requ
 def decide(
     request: Request, policy: PlacementPolicy = PlacementPolicy(), ledger: Ledger = Ledger()
 ) -> Decision:
-    return ExactEngine().decide(MACHINE, policy, ledger, request)
+    return ExactEngine().decide(Basis(MACHINE, policy, ledger), request)
 
 
 def test_nobody_gets_other_memory_unasked() -> None:
@@ -118,7 +119,7 @@ def test_whatever_is_asked_the_rules_hold(asked: list[Request], topology: Topolo
     engine = ExactEngine()
     for number, one in enumerate(asked):
         request = replace(one, container_id=f"c{number}")
-        decision = engine.decide(MACHINE, policy, ledger, request)
+        decision = engine.decide(Basis(MACHINE, policy, ledger), request)
         if decision.outcome is Outcome.REFUSED:
             continue
         allowed = usable_nodes(MACHINE, request) | MACHINE.ordinary_nodes

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -64,7 +65,7 @@ def promised(
 def decide(
     hardware: Machine, ledger: Ledger, memory_bytes: int, policy: PlacementPolicy = RESTRICTED
 ) -> Decision:
-    return ExactEngine().decide(hardware, policy, ledger, asking(memory_bytes))
+    return ExactEngine().decide(Basis(hardware, policy, ledger), asking(memory_bytes))
 
 
 @pytest.mark.parametrize(("nodes", "width"), [(16, 8), (32, 12), (64, 24), (64, 40)])
@@ -100,7 +101,7 @@ DECOYS += [(0, 6, 9), (1, 7, 10), (2, 4, 11), (3, 5, 8), (0, 7, 11), (1, 4, 10),
 def test_an_exact_cover_is_found_and_its_absence_is_proven() -> None:
     apart = [(12, 13, 14), (12, 15, 16), (13, 15, 17), (14, 16, 17)]
     hardware, ledger = covers(18, [*DECOYS, *apart])
-    refused = ExactEngine(max_steps=LONG).decide(hardware, RESTRICTED, ledger, asking(18 * GIB))
+    refused = ExactEngine(max_steps=LONG).decide(Basis(hardware, RESTRICTED, ledger), asking(18 * GIB))
     assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room", "shortage"])
     hardware, ledger = covers(18, [*DECOYS, *apart, (15, 16, 17)])
     found = decide(hardware, ledger, 18 * GIB)
@@ -112,7 +113,7 @@ def test_an_exact_cover_is_found_and_its_absence_is_proven() -> None:
 def test_a_refusal_without_a_proof_says_so() -> None:
     hardware, ledger = covers(18, DECOYS)
     engine = ExactEngine(max_steps=100)
-    refused = engine.decide(hardware, RESTRICTED, ledger, asking(18 * GIB))
+    refused = engine.decide(Basis(hardware, RESTRICTED, ledger), asking(18 * GIB))
     assert refused.outcome is Outcome.REFUSED
     assert codes(refused) == ["no-room", "shortage", SEARCH_ENDED]
 
@@ -157,9 +158,9 @@ def test_a_machine_at_the_kernels_limit() -> None:
     pairs = [((low, low + 1), GIB) for low in range(0, 1000, 2)]
     hardware, ledger = machine(1024, cpus_per_node=1, memory_bytes=GIB), promised(pairs)
     engine = ExactEngine(max_steps=LONG)
-    found = engine.decide(hardware, RESTRICTED, ledger, asking(24 * GIB))
+    found = engine.decide(Basis(hardware, RESTRICTED, ledger), asking(24 * GIB))
     assert (str(found.placement.mems), codes(found)) == ("1000-1023", ["best-set"])
-    refused = engine.decide(hardware, RESTRICTED, ledger, asking(525 * GIB))
+    refused = engine.decide(Basis(hardware, RESTRICTED, ledger), asking(525 * GIB))
     assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room", "shortage"])
     quick = decide(hardware, ledger, 24 * GIB)
     assert str(quick.placement.mems) == "1000-1023" or SEARCH_ENDED in codes(quick)
@@ -175,10 +176,10 @@ def test_exclusive_cpus_decide_as_memory_does() -> None:
         busy = replace(asking(0, f"busy-{node:02}"), pinned_cpus=cpus)
         ledger = ledger.with_entry(Entry(Decision(busy, Outcome.PLACED)))
     request = replace(asking(4 * GIB), exclusive_cpus=16)
-    found = ExactEngine().decide(hardware, RESTRICTED, ledger, request)
+    found = ExactEngine().decide(Basis(hardware, RESTRICTED, ledger), request)
     assert str(found.placement.mems) == "28-31"
     more = replace(asking(5 * GIB), exclusive_cpus=20)
-    refused = ExactEngine().decide(hardware, RESTRICTED, ledger, more)
+    refused = ExactEngine().decide(Basis(hardware, RESTRICTED, ledger), more)
     assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room", "cpus-taken"])
 
 
@@ -231,7 +232,7 @@ def test_the_order_in_which_others_came_makes_no_difference() -> None:
         engine = ExactEngine(max_steps=20_000)
         for known in (len(entries) // 2, len(entries)):
             decision = engine.decide(
-                hardware, BEST_EFFORT, Ledger.of(entries[:known]), asking(2 * GIB, f"wide-{known}")
+                Basis(hardware, BEST_EFFORT, Ledger.of(entries[:known])), asking(2 * GIB, f"wide-{known}")
             )
         answers.add((decision.explanation(), str(decision.placement.mems), tuple(codes(decision))))
     ((_, _, found),) = answers

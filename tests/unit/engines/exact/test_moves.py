@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     MOVED_OVER,
     Claim,
@@ -36,7 +37,7 @@ class Node:
         self.machine, self.policy, self.ledger = hardware, PlacementPolicy(), Ledger()
 
     def decide(self, request: Request) -> Decision:
-        decision = ENGINE.decide(self.machine, self.policy, self.ledger, request)
+        decision = ENGINE.decide(Basis(self.machine, self.policy, self.ledger), request)
         self.ledger = self.ledger.moved(decision.moves).with_entry(Entry(decision))
         return decision
 
@@ -53,7 +54,9 @@ def test_who_grew_onto_more_nodes_goes_back_when_there_is_room() -> None:
 
     def resized(size: int, old: Decision) -> Decision:
         node.ledger = node.ledger.without("grown")
-        decision = ENGINE.decide(node.machine, node.policy, node.ledger, asking("grown", size), old.placement)
+        decision = ENGINE.decide(
+            Basis(node.machine, node.policy, node.ledger), asking("grown", size), old.placement
+        )
         node.ledger = node.ledger.with_entry(Entry(decision))
         return decision
 
@@ -69,12 +72,12 @@ def test_who_grew_onto_more_nodes_goes_back_when_there_is_room() -> None:
     )
     widest = resized(2500 * MIB, wider)
     assert (str(widest.placement.mems), str(widest.placement.original_nodes)) == ("0-2", "0")
-    assert ENGINE.moves_back(node.machine, node.policy, node.ledger) == ()
+    assert ENGINE.moves_back(Basis(node.machine, node.policy, node.ledger)) == ()
     smaller = resized(300 * MIB, widest)
     assert (codes(smaller), str(smaller.placement.mems)) == (["kept"], "0-2")
-    (move,) = ENGINE.moves_back(node.machine, node.policy, node.ledger)
+    (move,) = ENGINE.moves_back(Basis(node.machine, node.policy, node.ledger))
     assert (move.container_id, str(move.before), str(move.after)) == ("grown", "0-2", "0")
-    assert ENGINE.moves_back(node.machine, node.policy, node.ledger, {"grown"}) == ()
+    assert ENGINE.moves_back(Basis(node.machine, node.policy, node.ledger), {"grown"}) == ()
 
 
 def test_who_lacks_a_part_of_its_promise_does_not_go_back() -> None:
@@ -83,7 +86,7 @@ def test_who_lacks_a_part_of_its_promise_does_not_go_back() -> None:
     claim = Claim(NodeSet([0, 1]), {"memory": 600 * MIB}, short_bytes={"memory": MIB})
     placement = replace(decision.placement, mems=claim.nodes, claim=claim, original_nodes=NodeSet([0]))
     node.ledger = node.ledger.with_entry(Entry(replace(decision, placement=placement)))
-    assert ENGINE.moves_back(node.machine, node.policy, node.ledger) == ()
+    assert ENGINE.moves_back(Basis(node.machine, node.policy, node.ledger)) == ()
 
 
 def burstable(name: str, size: int) -> Request:
@@ -96,7 +99,7 @@ def test_memory_that_comes_is_for_those_who_may_use_all_of_it() -> None:
     node.decide(asking("confined", 900 * MIB))
     assert node.decide(burstable("short", 1000 * MIB)).outcome is Outcome.DEGRADED
     node.machine = machine(3)
-    after, moves, more = after_removal(node.machine, node.policy, ENGINE, node.ledger)
+    after, moves, more = after_removal(Basis(node.machine, node.policy, node.ledger), ENGINE)
     assert (moves, more) == ((), ("short",))
     places = {key: entry.decision.placement for key, entry in after.entries.items()}
     assert {key: str(one.claim.nodes) for key, one in places.items() if one.claim} == {
@@ -110,14 +113,14 @@ def test_memory_that_comes_is_for_those_who_may_use_all_of_it() -> None:
         "short": "None",
     }
     # What has left is not taken for a reason to go elsewhere.
-    assert after_removal(machine(2), node.policy, ENGINE, after)[0] == after
+    assert after_removal(Basis(machine(2), node.policy, after), ENGINE)[0] == after
 
 
 def test_memory_that_comes_is_opened_where_other_memory_is_kept_off() -> None:
     node = Node(machine(2, cpu_less={8: GIB}))
     assert str(node.decide(burstable("free", 100 * MIB)).placement.mems) == "0-1"
     node.machine = machine(3, cpu_less={8: GIB})
-    after, _, _ = after_removal(node.machine, node.policy, ENGINE, node.ledger)
+    after, _, _ = after_removal(Basis(node.machine, node.policy, node.ledger), ENGINE)
     placement = after.entries["free"].decision.placement
     assert (str(placement.mems), placement.original_nodes, str(placement.previous_mems)) == (
         "0-2",
@@ -142,7 +145,7 @@ def test_why_somebody_stays_wide_is_said_until_it_does_not() -> None:
     node.decide(asking("flexible", 600 * MIB))
     node.decide(replace(asking("late", 900 * MIB), nodes=NodeWish(NodeSet([0]), required=True)))
     ledger = node.ledger.without("late")
-    (move,) = ENGINE.moves_back(node.machine, node.policy, ledger)
+    (move,) = ENGINE.moves_back(Basis(node.machine, node.policy, ledger))
     assert ledger.entries["flexible"].decision.reasons[-1].text == (
         "moved over for others from node 0 to nodes 0-1; goes back when there is room"
     )
@@ -167,7 +170,7 @@ def test_what_happened_since_does_not_keep_a_promise_made_up_for_degraded() -> N
     since = Reason(MOVED_OVER, "moved over for others")
     moved = replace(entry, decision=replace(entry.decision, reasons=(*entry.decision.reasons, since)))
     after, _, more = after_removal(
-        node.machine, node.policy, ENGINE, node.ledger.with_entry(moved).without("a")
+        Basis(node.machine, node.policy, node.ledger.with_entry(moved).without("a")), ENGINE
     )
     decision = after.entries["short"].decision
     assert (more, decision.outcome) == (("short",), Outcome.PLACED)

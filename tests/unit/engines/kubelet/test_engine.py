@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.interface import Engine, allocatable_bytes
+from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu.state import CpuState
 from bayplan.engines.kubelet.cpu.topology import CpuTopology
@@ -21,6 +21,7 @@ from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
 from bayplan.engines.kubelet.topology.manager import TopologyManager
 from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, PodSpec
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Decision, NodeWish, Outcome, Placement, PodTotals, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -69,7 +70,7 @@ class Node:
 
     def decide(self, request: Request, current: Placement | None = None) -> Decision:
         base = self.ledger.without(request.container_id)
-        decision = self.engine.decide(self.machine, self.policy, base, request, current)
+        decision = self.engine.decide(Basis(self.machine, self.policy, base), request, current)
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = base.with_entry(Entry(decision))
         return decision
@@ -196,7 +197,7 @@ def test_an_adopted_container_takes_room_and_binds_no_nodes() -> None:
     home = pod("g", QosClass.GUARANTEED)
     found = container("found", home, memory_bytes=1200 * MIB, milli_cpus=500)
     node.ledger = node.ledger.with_entry(
-        adopt(node.machine, node.policy, node.engine, node.ledger, home, found)
+        adopt(Basis(node.machine, node.policy, node.ledger), node.engine, home, found)
     )
     assert node.mems("next", 600 * MIB) == "1"
     assert node.place("none-left", 600 * MIB).outcome is Outcome.REFUSED
@@ -461,7 +462,7 @@ def _hardware(nodes: int) -> Machine:
 
 
 def _check_promises(node: Node) -> None:
-    allocatable = allocatable_bytes(node.machine, node.policy)
+    allocatable = Allocatable(node.machine, node.policy).bytes_by_node
     for place, row in node.ledger.booked_bytes.items():
         assert all(0 <= amount <= allocatable[place][resource] for resource, amount in row.items())
     given_away = [entry.decision.placement.exclusive_cpus for entry in node.ledger.entries.values()]
@@ -562,7 +563,7 @@ def test_where_only_kubelets_rules_refuse_the_exact_engine_does_not(
         before = node.ledger
         refused = node.decide(request)
         if "room-elsewhere" in {reason.code for reason in refused.reasons}:
-            assert exact.decide(node.machine, policy, before, request).outcome is Outcome.PLACED
+            assert exact.decide(Basis(node.machine, policy, before), request).outcome is Outcome.PLACED
 
 
 def test_wishes_that_kubelet_does_not_know_degrade_what_does_not_meet_them() -> None:
@@ -571,7 +572,7 @@ def test_wishes_that_kubelet_does_not_know_degrade_what_does_not_meet_them() -> 
     assert placed.placement.mems == NodeSet([0])
 
     def decide(request: Request) -> Decision:
-        return node.engine.decide(node.machine, node.policy, Ledger(), request)
+        return node.engine.decide(Basis(node.machine, node.policy, Ledger()), request)
 
     met = replace(placed.request, nodes=NodeWish(NodeSet([0]), required=True))
     assert decide(met).outcome is Outcome.PLACED

@@ -9,6 +9,7 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.topology.hints import HintSet
 from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.kubelet.pod import ContainerSpec, PodSpec
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, DeviceHint, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -44,7 +45,7 @@ def decide(
     one = container("c", home, memory_bytes=memory_bytes, milli_cpus=500)
     one = replace(one, resources=replace(one.resources, **spec))  # type: ignore[arg-type]  # keywords of several types
     request = derive_request(home, one, hardware, hints=hints)
-    return KubeletEngine(managers).decide(hardware, policy, ledger, request)
+    return KubeletEngine(managers).decide(Basis(hardware, policy, ledger), request)
 
 
 @pytest.mark.parametrize("nodes", [NodeSet([2]), NodeSet([0, 3])])
@@ -138,11 +139,11 @@ def test_under_the_scope_pod_the_devices_of_the_first_container_align_the_pod() 
     one = container("c", home, memory_bytes=300 * MIB, milli_cpus=500)
     request = derive_request(home, one, FOUR, hints=(DISK,))
     engine = KubeletEngine(ManagerOptions(scope=TopologyScope.POD))
-    placed = engine.decide(FOUR, RESTRICTED, Ledger(), request)
+    placed = engine.decide(Basis(FOUR, RESTRICTED, Ledger()), request)
     assert str(placed.placement.mems) == "2"
     other = derive_request(home, replace(one, id="d"), FOUR)
     ledger = Ledger().with_entry(Entry(placed))
-    assert str(engine.decide(FOUR, RESTRICTED, ledger, other).placement.mems) == "2"
+    assert str(engine.decide(Basis(FOUR, RESTRICTED, ledger), other).placement.mems) == "2"
 
 
 @pytest.mark.parametrize("qos", [QosClass.BURSTABLE, QosClass.BEST_EFFORT])
@@ -172,4 +173,4 @@ def test_the_narrowest_engine_prefers_the_nodes_of_devices() -> None:
     home = pod("p", QosClass.GUARANTEED)
     one = container("c", home, memory_bytes=100 * MIB, milli_cpus=500)
     request = derive_request(home, one, FOUR, hints=(DISK, NIC, SHARED))
-    assert str(ExactEngine().decide(FOUR, BEST_EFFORT, Ledger(), request).placement.mems) == "2"
+    assert str(ExactEngine().decide(Basis(FOUR, BEST_EFFORT, Ledger()), request).placement.mems) == "2"

@@ -15,6 +15,7 @@ from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_chec
 from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
 from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
+from bayplan.model.basis import Basis
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.request import derive_request
@@ -33,7 +34,7 @@ def test_the_same_pods_leave_the_same_state_files(files: Path) -> None:
         home = pod(uid, QosClass.GUARANTEED)
         one = container(uid, home, memory_bytes=memory_bytes, milli_cpus=milli)
         request = derive_request(home, one, MACHINE)
-        ledger = ledger.with_entry(Entry(engine.decide(MACHINE, POLICY, ledger, request)))
+        ledger = ledger.with_entry(Entry(engine.decide(Basis(MACHINE, POLICY, ledger), request)))
     cpus = StaticCpuPolicy(CpuTopology.of_machine(MACHINE), CpuOptions(), POLICY.reserved_cpus)
     empty = empty_nodes(MACHINE, POLICY.reserved_bytes)
     state = managers_state(MemoryManagerPolicy.STATIC, empty, cpus, ledger)

@@ -1,0 +1,137 @@
+"""What a decision depends on, as one value: the machine, the operator's policy and the ledger; and what these
+leave to containers, worked out once.
+
+Everything that decides takes it first. Invariant: what a basis says of the machine under the policy is what
+both say, however often the ledger changed in between (`Basis.with_ledger`).
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.model.decision import QosSource, Request
+from bayplan.model.ledger import Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import PlacementPolicy
+from bayplan.quantity import MILLI_PER_CPU
+from bayplan.sets import CpuSet
+
+
+class Allocatable(Struct, frozen=True, dict=True):
+    """What containers may have of *machine* under *policy*, were there none yet."""
+
+    machine: Machine
+    policy: PlacementPolicy
+
+    @cached_property
+    def bytes_by_node(self) -> Mapping[int, Mapping[str, int]]:
+        """Node id -> resource -> capacity less the reservation, never below 0."""
+        reserved_bytes = self.policy.reserved_bytes
+        return {
+            node.id: {
+                resource: max(0, amount - reserved_bytes.get(node.id, {}).get(resource, 0))
+                for resource, amount in node.capacity_bytes().items()
+            }
+            for node in self.machine.nodes
+        }
+
+    @cached_property
+    def reserved_cpus(self) -> CpuSet:
+        """The CPUs that never become exclusive: the configured ones, else the lowest one, because the shared
+        pool must not run empty (an empty cpuset.cpus cannot be written)."""
+        online = self.machine.online_cpus
+        configured = self.policy.reserved_cpus & online
+        if configured or not online:
+            return configured
+        return CpuSet([next(iter(online - self.policy.isolated_cpus or online))])
+
+    @cached_property
+    def exclusive_cpus(self) -> CpuSet:
+        """The CPUs that can become exclusive: all but the reserved and the isolated ones."""
+        return self.machine.online_cpus - self.reserved_cpus - self.policy.isolated_cpus
+
+    @cached_property
+    def isolated_cpus(self) -> CpuSet:
+        """Those that can become exclusive to a container that wishes isolated ones."""
+        return (self.policy.isolated_cpus & self.machine.online_cpus) - self.reserved_cpus
+
+
+class Basis(Struct, frozen=True, dict=True):
+    """See the module."""
+
+    machine: Machine
+    policy: PlacementPolicy
+    ledger: Ledger
+
+    @cached_property
+    def allocatable(self) -> Allocatable:
+        """What the containers of the ledger share."""
+        return Allocatable(self.machine, self.policy)
+
+    @property
+    def free_bytes(self) -> dict[int, dict[str, int]]:
+        """Allocatable bytes that are not promised by node: node id -> resource -> bytes, never below 0.
+
+        Claims on sets of nodes are not among these promises.
+        """
+        booked_bytes = self.ledger.booked_bytes
+        return {
+            node: {
+                resource: max(0, amount - booked_bytes.get(node, {}).get(resource, 0))
+                for resource, amount in resources.items()
+            }
+            for node, resources in self.allocatable.bytes_by_node.items()
+        }
+
+    def exclusive_candidates(self, *, isolated: bool = False) -> CpuSet:
+        """The CPUs that could become exclusive now, to a container that wishes *isolated* ones or to another:
+        those that are not exclusive to another container, and not kept by the cpuset of another container
+        that somebody else chose."""
+        allocatable, ledger = self.allocatable, self.ledger
+        free = (allocatable.isolated_cpus if isolated else allocatable.exclusive_cpus) - ledger.exclusive_cpus
+        for container_id in ledger.pinned_ids:
+            free -= kept_by_pin(ledger.entries[container_id].decision.request, self.machine.online_cpus)
+        return free
+
+    @cached_property
+    def shared_cpus(self) -> CpuSet:
+        """The CPUs of those who have none of their own."""
+        return self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
+
+    def shared_cpus_minimum(self, more_milli: int = 0) -> int:
+        """How many CPUs are to stay in the shared pool: as configured, else as many as those of its
+        containers that are kubelet's request together, with *more_milli* of one that is about to come.
+
+        kubelet admits no pod whose requests do not fit beside those of others, and exclusive CPUs are whole
+        ones: by its arithmetic these are always left. What others write as shares is a weight, and promises
+        nothing.
+        """
+        if self.policy.shared_cpus_minimum is not None:
+            return self.policy.shared_cpus_minimum
+        requested_milli = self.ledger.shared_milli.get(QosSource.CGROUP_PARENT, 0)
+        return -(-(requested_milli + more_milli) // MILLI_PER_CPU)
+
+    def exclusive_room(self, more_milli: int = 0) -> int:
+        """How many CPUs of the shared pool may become exclusive, whichever they are, so that as many as must
+        stay do, with *more_milli* as for `shared_cpus_minimum`; below 0 where there are fewer already."""
+        return len(self.shared_cpus) - self.shared_cpus_minimum(more_milli)
+
+    def with_ledger(self, ledger: Ledger) -> Self:
+        """The same machine and policy, with another ledger."""
+        after = replace(self, ledger=ledger)
+        after.__dict__["allocatable"] = self.allocatable
+        return after
+
+
+def kept_by_pin(request: Request, all_cpus: CpuSet) -> CpuSet:
+    """The CPUs that a container keeps from being exclusive to others because somebody chose them for it.
+
+    A cpuset of more than half of the CPUs chooses none in particular. Outside of kubelet's tree such a one
+    keeps none, or one container could keep out all pods of kubelet that are to have CPUs of their own.
+    """
+    pinned = request.pinned_cpus or CpuSet()
+    wide = 2 * len(pinned & all_cpus) > len(all_cpus) and request.qos_source is not QosSource.CGROUP_PARENT
+    return CpuSet() if wide else pinned
