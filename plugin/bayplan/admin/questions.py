@@ -17,7 +17,6 @@ from bayplan.config.kubelet_rules import engine_of
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
-from bayplan.model.basis import Basis
 from bayplan.model.container_names import names_container, similar_pods
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.eviction_records import EvictionRecord
@@ -297,8 +296,8 @@ def what_if_view(
         "kind": "WhatIf",
         "engine": engine.name,
         "pods": pods,
-        "nodesBefore": node_rooms(Basis(snapshot.machine, snapshot.policy, snapshot.ledger)),
-        "nodes": node_rooms(Basis(snapshot.machine, snapshot.policy, rehearsal.ledger)),
+        "nodesBefore": node_rooms(snapshot.basis),
+        "nodes": node_rooms(snapshot.basis.with_ledger(rehearsal.ledger)),
     }
 
 
@@ -306,12 +305,12 @@ def _rooms_beside_refusal(snapshot: Snapshot, decision: Decision) -> list[View] 
     """What each node has by now beside what was refused; null for what was placed."""
     if decision.outcome is not Outcome.REFUSED:
         return None
-    return node_rooms(Basis(snapshot.machine, snapshot.policy, snapshot.ledger), decision.request)
+    return node_rooms(snapshot.basis, decision.request)
 
 
 def _with_witness(snapshot: Snapshot, current: Mapping[str, Decision]) -> dict[str, Decision]:
     """*current* with what each has on which node now; later decisions may have routed it otherwise."""
-    spreads = witness(Basis(snapshot.machine, snapshot.policy, snapshot.ledger))
+    spreads = witness(snapshot.basis)
     return {
         name: replace(one, placement=replace(one.placement, booked_bytes=spreads[one.request.container_id]))
         for name, one in current.items()

@@ -13,7 +13,6 @@ from bayplan.control.controller import Controller
 from bayplan.control.verify import Drift
 from bayplan.errors import BayplanError
 from bayplan.host import proc, shadow_mode
-from bayplan.model.basis import Basis
 from bayplan.model.decision import Outcome
 from bayplan.placement.foreign_cpusets import pin_sentences
 from bayplan.placement.page_placement import LivePages
@@ -90,7 +89,7 @@ def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]
     if controller.recorder.problem is not None:
         yield controller.recorder.problem
     yield from notices
-    crowded = crowded_pool(Basis(controller.machine, controller.policy, controller.ledger))
+    crowded = crowded_pool(controller.basis)
     if crowded is not None:
         yield str(crowded)
     decisions = [entry.decision for entry in controller.ledger.entries.values()]

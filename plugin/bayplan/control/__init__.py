@@ -3,9 +3,10 @@
 Theory of operation
 ===================
 
-**One owner.** What decisions depend on (machine, policy, engine, ledger) is one immutable value, the `Basis`
-of `transactions`. Everybody may read it. It changes only in a transaction, and there is one at a time: each
-works out the next value, and makes it current when its promise is on the disk.
+**One owner.** What decisions depend on (machine, policy, ledger) is one immutable value, the `Basis` of the
+model; with the engine it is `Current` of `transactions`. Everybody may read it. It changes only in a
+transaction, and there is one at a time: each works out the next value, and makes it current when its promise
+is on the disk.
 
 **Promises and facts.** A promise counts once it is recorded: whatever ends its commit early leaves the basis
 as it was. A fact (a container has ended, runs, or has another process) counts at once, and is recorded when

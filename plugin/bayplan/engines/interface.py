@@ -51,9 +51,9 @@ class Engine(Protocol):
         request: Request,
         current: Placement | None = None,
     ) -> Decision:
-        """Answer *request*, given that everything in *ledger* is promised already.
+        """Answer *request*, given that everything in its ledger is promised already.
 
-        *current* is the placement of a running container whose request changed; it is not in *ledger*, and
+        *current* is the placement of a running container whose request changed; it is not in that, and
         it is kept if the changed request fits there. Raises nothing: a refusal is a Decision.
         """
         ...
@@ -84,7 +84,7 @@ class Engine(Protocol):
         ...
 
     def converted(self, basis: Basis) -> Ledger:
-        """*ledger*, which another engine may have made, in the form that this one keeps promises in."""
+        """The ledger, which another engine may have made, in the form that this one keeps promises in."""
         ...
 
 

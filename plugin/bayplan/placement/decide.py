@@ -86,7 +86,7 @@ def decide_creation(
     findings: Findings = NOTHING_FOUND,
     exact: ExactRequest = as_derived,
 ) -> Decision:
-    """Where *container*, which is about to be created and is not in *ledger*, goes. *annotated* is what
+    """Where *container*, which is about to be created and is not in the ledger, goes. *annotated* is what
     `read_annotations` returns for it, *findings* are those about its devices, *exact* knows more of requests
     than the spec shows."""
     machine, policy, ledger = basis.machine, basis.policy, basis.ledger
@@ -139,8 +139,8 @@ def decide_change(
     *,
     exact: ExactRequest = as_derived,
 ) -> Decision | None:
-    """What becomes of a container that *ledger* no longer has, its spec being *spec* until *change*; None if
-    it asks for the same as before. *exact* as for `decide_creation`; it may not know of the change yet."""
+    """What becomes of a container that the ledger no longer has, its spec being *spec* until *change*; None
+    if it asks for the same as before. *exact* as for `decide_creation`; it may not know of the change yet."""
     machine, policy = basis.machine, basis.policy
     request = changed_request(old.request, spec, change, machine, policy.outside_requests)
     if request == old.request:

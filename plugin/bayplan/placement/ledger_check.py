@@ -51,7 +51,7 @@ class Fault(Struct, frozen=True):
 
 
 def check(basis: Basis) -> tuple[Fault, ...]:
-    """Everything about *ledger* that does not hold; nothing if it is as it must be."""
+    """Everything about the ledger that does not hold; nothing if it is as it must be."""
     machine, ledger = basis.machine, basis.ledger
     return (
         *contradictions(ledger),

@@ -18,7 +18,6 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine, union
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus
-from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import pinned
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import MOST_UPDATES, cpus_updates, for_one_reply, merged
@@ -60,7 +59,7 @@ def reconcile(
     carried: Mapping[str, Entry] = _NOTHING_CARRIED,
     kubelet_pins_cpus: bool = False,
 ) -> Reconciliation:
-    """Bring *ledger* in line with the *containers* that the runtime lists (stopped ones hold nothing).
+    """Bring the ledger in line with the *containers* that the runtime lists (stopped ones hold nothing).
 
     *carried* are the entries that containers say they were created with, by id, the oldest first.
     *kubelet_pins_cpus*: kubelet's CPU Manager is known to be at work, so that CPUs which we did not give to a
@@ -95,7 +94,7 @@ def reconcile(
     unlisted = [entry for key, entry in ledger.entries.items() if key in elsewhere]
     if recovered:
         taken = Ledger.of(unlisted).exclusive_cpus
-        known = _updated_from_containers(machine, policy, engine, known, observed, cpusets, taken)
+        known = _updated_from_containers(basis, engine, known, observed, cpusets, taken)
     compared = [
         _as_observed(machine, as_mounted(entry, observed[key]), observed[key], kubelet_pins_cpus)
         for key, entry in known.items()
@@ -177,7 +176,7 @@ def _adopted(
     observed: Mapping[str, Container],
     cpusets: Mapping[CpuSet | None, int],
 ) -> list[Entry]:
-    """An entry for each of the *observed* containers that *ledger* does not have.
+    """An entry for each of the *observed* containers that the ledger does not have.
 
     What one has matters for the next one only where bytes are booked node by node: *cpusets* are of all
     containers, and a claim is made whether or not it fits. To enter one copies all others, so that only those
@@ -221,8 +220,7 @@ def _is_kubelets(entry: Entry) -> bool:
 
 
 def _updated_from_containers(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     engine: Engine,
     known: dict[str, Entry],
     observed: Mapping[str, Container],
@@ -235,6 +233,7 @@ def _updated_from_containers(
     list.
     """
     ledger, result = Ledger.of(known.values()), dict[str, Entry]()
+    basis = basis.with_ledger(ledger)
     known = {key: ledger.entries[key] for key in known}
     of_pods: dict[str, CpuSet] = {}
     firm = [
@@ -249,9 +248,7 @@ def _updated_from_containers(
         pod_id = request.pod_id if is_member(request) and shares_cpus(request) else ""
         of_pod = of_pods.get(pod_id, CpuSet())
         of_others = taken - of_pod
-        entry = updated_from_container(
-            Basis(machine, policy, ledger), engine, entry, container, of_others, alone=alone
-        )
+        entry = updated_from_container(basis, engine, entry, container, of_others, alone=alone)
         placement = entry.decision.placement
         if not placement.exclusive_cpus.isdisjoint(of_others):
             # They were free when the newer one was created: this one must have got others since.

@@ -77,7 +77,7 @@ def take_over(
     names: Names,
     state: KubeletState,
 ) -> TakeOver:
-    """What becomes of *ledger* when *state*, whose files are good on *machine*, is taken over.
+    """What becomes of the ledger when *state*, whose files are good on *machine*, is taken over.
 
     *names* are those of the containers that run. Containers that opted out stay as they are.
     """

@@ -37,7 +37,7 @@ class KubeletRehearsal(Rehearsal):
         if not isinstance(engine, KubeletEngine) or self._has_wishes(planned):
             return super().admit(planned)
         pod = replace(planned.spec, uid=planned.pod.id)
-        admission = engine.admission(Basis(self.machine, self.policy, self.ledger), pod)
+        admission = engine.admission(self.basis, pod)
         self.engine = _Answering(engine, admission)
         try:
             if admission.refused:

@@ -46,6 +46,11 @@ class Rehearsal(Struct):
     returned: list[Move] = field(default_factory=list)
     promised: list[str] = field(default_factory=list)
 
+    @property
+    def basis(self) -> Basis:
+        """What the next decision depends on."""
+        return Basis(self.machine, self.policy, self.ledger)
+
     def admit(self, planned: PlannedPod) -> list[Decision]:
         """Create a pod's containers, one after the other; init containers that end are released before the
         next.
@@ -76,7 +81,7 @@ class Rehearsal(Struct):
         base = self.ledger.without(container.id)
         annotated = read_annotations(self.machine, self.policy, pod, container)
         decision = decide_creation(
-            Basis(self.machine, self.policy, base),
+            self.basis.with_ledger(base),
             self.engine,
             pod,
             container,
@@ -94,7 +99,7 @@ class Rehearsal(Struct):
         entry, container = self.ledger.entries[container_id], self.containers[container_id]
         base = self.ledger.without(container_id)
         decision = decide_change(
-            Basis(self.machine, self.policy, base), self.engine, entry.decision, container.resources, change
+            self.basis.with_ledger(base), self.engine, entry.decision, container.resources, change
         )
         if decision is not None and decision.outcome is not Outcome.REFUSED:
             resized = applied(base, replace(entry, decision=decision))
@@ -112,7 +117,7 @@ class Rehearsal(Struct):
         self.containers.pop(container_id, None)
 
     def _relieve(self, left: Ledger) -> None:
-        self.ledger, moves, promised = after_removal(Basis(self.machine, self.policy, left), self.engine)
+        self.ledger, moves, promised = after_removal(self.basis.with_ledger(left), self.engine)
         self.returned += moves
         self.promised += [self.ledger.entries[one].decision.request.name for one in promised]
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from bayplan import __version__
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
@@ -91,6 +92,11 @@ class Snapshot(Observation, frozen=True, kw_only=True):
     policy: PlacementPolicy
     ledger: Ledger
     engine: str = ""
+
+    @property
+    def basis(self) -> Basis:
+        """What decisions depend on."""
+        return Basis(self.machine, self.policy, self.ledger)
 
     @property
     def observation(self) -> Observation:

@@ -39,7 +39,7 @@ def ping_view(snapshot: Snapshot) -> View:
 
 def spreads_of(snapshot: Snapshot) -> Spreads:
     """The witness of the snapshot: milliseconds where there are many nodes and containers."""
-    return witness(Basis(snapshot.machine, snapshot.policy, snapshot.ledger))
+    return witness(snapshot.basis)
 
 
 def cpu_holders(snapshot: Snapshot) -> CpuHolders:

@@ -20,7 +20,6 @@ from bayplan.engines.exact.flow import bits, crosses
 from bayplan.engines.exact.resources import Parts, ResourceFlows, claim_of, parts_of
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.witness import share
-from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import Claim, Move
 from bayplan.model.ledger import Entry, Ledger
@@ -232,7 +231,7 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
 
 def _outside_bytes(flows: ResourceFlows, ledger: Ledger, container_id: str, nodes: NodeSet) -> int:
     """What the witness of *ledger* has of a container outside of *nodes*."""
-    spread = share(Basis(flows.machine, flows.policy, ledger), container_id)
+    spread = share(flows.basis.with_ledger(ledger), container_id)
     return sum(sum(row.values()) for node, row in spread.items() if node not in nodes)
 
 
