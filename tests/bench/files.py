@@ -57,7 +57,7 @@ async def _measured() -> list[Row]:
         beside = asyncio.create_task(_wait(waits))
         for number in range(5):
             owner = entry(2 * CONTAINERS, CpuSet([7 + number]))
-            basis = basis._replace(ledger=basis.ledger.with_entry(owner))
+            basis = basis.with_ledger(basis.ledger.with_entry(owner))
             changes.append(await _ms(files.update))
         beside.cancel()
         found = [

@@ -18,7 +18,6 @@ from bayplan.agent.kubelet_pods.pod_spec import pod_of_object
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.errors import PlacementError
-from bayplan.model.basis import Basis
 from bayplan.model.decision import QosClass
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.kubelet_requests import BY_KUBELET
@@ -93,7 +92,7 @@ def resize(plane: ControlPlane, name: str, memory: str) -> None:
     """Ask for another memory request of the pod's container in place."""
     changed = {"name": "main", "resources": {"requests": {"memory": memory}}}
     strategic = "application/strategic-merge-patch+json"
-    plane.ask("PATCH", Basis(f"{PODS}/{name}/resize", {"spec": {"containers": [changed]}}, strategic))
+    plane.ask("PATCH", f"{PODS}/{name}/resize", {"spec": {"containers": [changed]}}, strategic)
 
 
 async def refuse(one: Controlled, made: Object, container_id: str) -> None:
@@ -138,7 +137,7 @@ async def test_the_room_follows_the_ledger_until_it_is_removed(
             one.controller, GUARANTEED, container("x", GUARANTEED, memory_bytes=3 * GIB, milli_cpus=2000)
         )
         await until(lambda: published(plane, node_name, one))
-        plane.ask("PATCH", Basis(f"/api/v1/nodes/{node_name}", {"metadata": {"labels": {"a": "b"}}}, MERGE))
+        plane.ask("PATCH", f"/api/v1/nodes/{node_name}", {"metadata": {"labels": {"a": "b"}}}, MERGE)
         assert not running.warnings
         for sentence in ("the node's room is not published any more", "the node's room was not published"):
             async with agent(socket, kubeconfig, node_name, "--remove-topology") as removing:
@@ -332,7 +331,7 @@ async def test_an_agent_with_the_name_of_another_machine_publishes_nothing_and_i
     plane, socket = control_plane, tmp_path / "a.sock"
     kubeconfig = plane.kubeconfig("agent", token=token)
     described = plane.ask("GET", f"/api/v1/nodes/{node_name}")["status"]["nodeInfo"] | {"bootID": "another"}
-    plane.ask("PATCH", Basis(f"/api/v1/nodes/{node_name}/status", {"status": {"nodeInfo": described}}, MERGE))
+    plane.ask("PATCH", f"/api/v1/nodes/{node_name}/status", {"status": {"nodeInfo": described}}, MERGE)
     async with (
         controlled(tmp_path / "state", on=MACHINE) as one,
         serving(one, socket),
@@ -360,8 +359,8 @@ async def test_pods_are_evicted_as_their_disruption_budgets_allow_and_told_so(
     made = burstable(plane, node_name, "evicted", "101Mi")
     path, meta = f"{PODS}/evicted", made["metadata"]
     # The API server heeds no budget of pods that do not run.
-    plane.ask("PATCH", Basis(f"{path}/status", {"status": {"phase": "Running"}}, MERGE))
-    plane.ask("PATCH", Basis(path, {"metadata": {"labels": {"app": "web"}}}, MERGE))
+    plane.ask("PATCH", f"{path}/status", {"status": {"phase": "Running"}}, MERGE)
+    plane.ask("PATCH", path, {"metadata": {"labels": {"app": "web"}}}, MERGE)
     budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "web"}}}
     budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web"}}

@@ -11,7 +11,6 @@ import pytest
 from testbed import kubernetes
 
 from bayplan.errors import PlacementError
-from bayplan.model.basis import Basis
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import MIB
@@ -67,7 +66,7 @@ class Cluster:
         """Have the scheduler try pending pods again, as it does where pods come and go on any node."""
         for name in self.nodes:
             change = {"metadata": {"labels": {"change": str(time.monotonic_ns())}}}
-            self.plane.ask("PATCH", Basis(f"{TOPOLOGIES}/{name}", change, MERGE))
+            self.plane.ask("PATCH", f"{TOPOLOGIES}/{name}", change, MERGE)
 
     def comparisons(self) -> int:
         """How often the scheduler has asked for an object since it began, to compare fingerprints."""
@@ -88,7 +87,7 @@ class Cluster:
             self.refused[name] = node_name
             return
         self.placed[name] = node_name
-        self.plane.ask("PATCH", Basis(f"{PODS}/{name}/status", {"status": {"phase": "Running"}}, MERGE))
+        self.plane.ask("PATCH", f"{PODS}/{name}/status", {"status": {"phase": "Running"}}, MERGE)
         await until(lambda: published(self.plane, node_name, one))
 
     async def run_later(self, name: str) -> None:
@@ -122,7 +121,7 @@ async def cluster(plane: ControlPlane, directory: Path) -> AsyncIterator[Cluster
         for name in LOADS:
             make_node(plane, name)
             # Of a kubelet that is not ready yet; a controller takes it away.
-            plane.ask("PATCH", Basis(f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE))
+            plane.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
             one = await running.enter_async_context(controlled(directory / name, ONE_NODE, on=MACHINE))
             socket = directory / f"{name}.sock"
             await running.enter_async_context(serving(one, socket))
@@ -199,7 +198,7 @@ async def test_a_pod_keeps_its_room_between_its_binding_and_its_creation(
     """`uneven` has room for two pods, but its only NUMA node with room has it for one. kubelet takes its time
     with the first."""
     async with cluster(control_plane, tmp_path) as found:
-        control_plane.ask("PATCH", Basis("/api/v1/nodes/even", {"spec": {"unschedulable": True}}, MERGE))
+        control_plane.ask("PATCH", "/api/v1/nodes/even", {"spec": {"unschedulable": True}}, MERGE)
         control_plane.start_scheduler(kubernetes.scheduler(), scheduler_configuration())
         try:
             first = await found.schedule("first", 5)

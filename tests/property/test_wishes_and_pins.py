@@ -49,7 +49,7 @@ def test_every_wish_is_kept_beside_every_pin_or_the_decision_says_so(
         current = draw.choice([None, running(draw, machine, policy, engine(), request)])
         decision = engine().decide(Basis(machine, policy, Ledger()), request, current)
         decision = with_memory_policy(machine, MemoryPolicyAbility(), decision)
-        check(Basis(machine, request, decision), current, knows_wishes=engine is ExactEngine)
+        check(machine, request, decision, current, knows_wishes=engine is ExactEngine)
 
 
 def wishing(draw: random.Random, machine: Machine, request: Request) -> Request:

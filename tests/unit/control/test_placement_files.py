@@ -52,15 +52,15 @@ class Node:
         request = replace(guaranteed_request(key, exclusive_cpus=len(cpus)), placement_file=True)
         entry = Entry(Decision(request, Outcome.PLACED, Placement(NodeSet([0]), cpus)))
         ledger = self.basis.ledger.with_entry(entry)
-        shared = self.basis._replace(ledger=ledger).shared_cpus
+        shared = self.basis.with_ledger(ledger).shared_cpus
         assert await self.files.prepare(MACHINE, shared, entry) == f"{self.root}/{key}"
-        self.basis = self.basis._replace(ledger=ledger)
+        self.basis = self.basis.with_ledger(ledger)
         self.phases[key] = Phase.RUNNING
         return entry
 
     def end(self, key: str) -> None:
         """A container ends."""
-        self.basis = self.basis._replace(ledger=self.basis.ledger.without(key))
+        self.basis = self.basis.with_ledger(self.basis.ledger.without(key))
         self.phases[key] = Phase.ENDED
 
     def told(self, key: str) -> tuple[int, str, str]:
@@ -144,7 +144,7 @@ async def test_one_that_was_damaged_is_written_again_by_the_next_daemon(node: No
 
 async def test_the_directory_of_an_unknown_container_stays_while_it_may_be_about_to_start(node: Node) -> None:
     await node.create("a")
-    node.basis = node.basis._replace(ledger=Ledger())
+    node.basis = node.basis.with_ledger(Ledger())
     node.phases.clear()
     node.begin()
     node.listed = False
@@ -156,7 +156,7 @@ async def test_the_directory_of_an_unknown_container_stays_while_it_may_be_about
     await node.files.sweep()
     assert names(node.root) == []
     await node.create("b")
-    node.basis = node.basis._replace(ledger=Ledger())
+    node.basis = node.basis.with_ledger(Ledger())
     node.listed = False
     node.now_s += UNLISTED_S + 1
     await node.files.sweep()

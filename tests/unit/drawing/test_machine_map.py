@@ -13,7 +13,6 @@ from bayplan.drawing.socket_layout import Socket, rows_of
 from bayplan.drawing.style import COLORS, NAMED, colors_of
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
-from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Node
 from bayplan.sets import CpuSet, NodeSet
@@ -85,9 +84,9 @@ def test_nothing_lies_outside_of_the_picture(nodes: int, width: float) -> None:
             assert right <= total[0] + 0.5, ET.tostring(one)
             assert bottom <= total[1] + 0.5, ET.tostring(one)
         for child in one:
-            check(Basis(child, left, top))
+            check(child, left, top)
 
-    check(Basis(picture, 0, 0))
+    check(picture, 0, 0)
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)

@@ -9,7 +9,6 @@ from bayplan.kubelet.manager_options import (
     OptionGates,
     TopologyOptions,
 )
-from bayplan.model.basis import Basis
 from bayplan.model.policy import TopologyPolicy
 
 
@@ -71,10 +70,10 @@ def test_align_by_socket_needs_sockets_that_hold_nodes_and_a_policy_that_allows_
     options = CpuOptions(align_by_socket=True)
 
     with pytest.raises(ManagerConfigError) as raised:
-        options.check(Basis(2, 1, TopologyPolicy.SINGLE_NUMA_NODE))
+        options.check(2, 1, TopologyPolicy.SINGLE_NUMA_NODE)
 
     assert len(raised.value.problems) == 2
-    CpuOptions().check(Basis(2, 1, TopologyPolicy.SINGLE_NUMA_NODE))
+    CpuOptions().check(2, 1, TopologyPolicy.SINGLE_NUMA_NODE)
 
 
 def test_every_wrong_option_is_named():

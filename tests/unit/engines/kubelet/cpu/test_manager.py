@@ -20,7 +20,6 @@ from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
 from bayplan.engines.kubelet.topology.hints import HintSet
 from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.model.basis import Basis
 from bayplan.sets import CpuSet, NodeSet
 from conformance.cpu_reconciliation import Reconciled, Running, UpdateNeed, reconcile_cpus
 
@@ -111,7 +110,7 @@ def test_no_cpu_is_given_away_twice_or_lost(chosen, data):
                     state = static.allocate(state, asked, each, nodes)
                 except CpuManagerError:
                     break
-        check(Basis(static, state, live))
+        check(static, state, live)
 
 
 def check(static, state, live):
