@@ -11,7 +11,7 @@ from typing import Any
 from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
 from bayplan.engines.interface import KUBELET
-from bayplan.model.basis import Allocatable, Basis
+from bayplan.model.basis import Allocatable
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Cpu, Machine, Node
