@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import astuple, replace
 from table import Row
 
-from bayplan.control.engine_thread import FEW_NODES
+from bayplan.control.threads import FEW_NODES
 from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.budget import MAX_STEPS
 from bayplan.engines.exact.engine import ExactEngine

@@ -1,23 +1,65 @@
 """What log and counters say of decisions, and of what follows from them.
 
-Lines about a reply are written after it. Nothing here decides or changes a ledger.
+Lines about a reply are written after it. That another program pins containers is counted for each pin, and
+said once: what a pin is and whose is in `bayplan.placement.foreign_cpusets`. Nothing here decides or changes
+a ledger.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
-from bayplan.control.pin_watch import PinWatch
-from bayplan.model.decision import Decision, Move, Outcome
+from bayplan.model.decision import Decision, Move, Outcome, Request
+from bayplan.model.ledger import Ledger
 from bayplan.model.life import OF_THE_LIVING, Phase, Report
 from bayplan.model.sentences import FOUND, FOUND_AFTER_ITS_END, after_its_end, move
 from bayplan.placement.decide import WRONG_ANNOTATION
+from bayplan.placement.foreign_cpusets import (
+    PinningManager,
+    how_detected,
+    is_pinned,
+    kubelet_sentence,
+    pinning_managers,
+)
 from bayplan.placement.found_containers import AFTER_ITS_END
 from bayplan.placement.reconcile import Reconciliation
 
 logger = logging.getLogger(__name__)
+
+
+class PinWatch:
+    """Counts into *counters*. ``configured`` are the managers of kubelet that its configuration switches on;
+    the log has that at the start."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self.configured: Collection[PinningManager] = ()
+        self._counters = counters
+
+    def note(self, request: Request) -> Iterator[str]:
+        """Count the pins of a container; what to log because it is the first of its kind."""
+        if not is_pinned(request):
+            return
+        self._counters["pinned_by_others"] += 1
+        seen, managers = how_detected(request).value, pinning_managers(request)
+        for manager in managers:
+            first = self._first(f"pinned_by_kubelet_{manager.name.lower()}_manager")
+            if first and manager not in self.configured:
+                yield kubelet_sentence(manager, seen)
+        if not managers and self._first("pinned_by_strangers"):
+            yield f"another program pins containers (seen in {seen}); bayplan leaves them as they are"
+
+    def kubelet_pins_cpus(self, ledger: Ledger) -> bool:
+        """Whether kubelet's CPU Manager is at work, by its configuration or by what it did."""
+        requests = (entry.decision.request for entry in ledger.entries.values())
+        return PinningManager.CPU in self.configured or any(
+            PinningManager.CPU in pinning_managers(request) for request in requests
+        )
+
+    def _first(self, counter: str) -> bool:
+        self._counters[counter] += 1
+        return self._counters[counter] == 1
 
 
 class DecisionLog:

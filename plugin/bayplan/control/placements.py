@@ -16,14 +16,13 @@ from msgspec.structs import replace
 from bayplan.control.changes import ChangeLog
 from bayplan.control.decision_log import DecisionLog
 from bayplan.control.device_search import DeviceSearch
-from bayplan.control.engine_thread import EngineThread
 from bayplan.control.known_containers import KnownContainers, without_cpus
 from bayplan.control.kubelet_pods import KubeletPods
 from bayplan.control.latency import Latency
 from bayplan.control.lives import Lives, has_had_process, phase_of
 from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
-from bayplan.control.threads import InThread
+from bayplan.control.threads import EngineThread, InThread
 from bayplan.control.transactions import Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.errors import HostError

@@ -3,8 +3,9 @@
 The store's thread runs its jobs in order, and the event loop can wait for a job in two ways: by blocking for
 a moment, when the job takes less than one iteration of the loop, or by awaiting it. An executor of the
 standard library does the same with four more locks, and at each of them the two threads can wait for the
-interpreter: submitting then takes 0.04 to 0.1 ms instead of 0.013 once both were idle. Nothing here knows
-what the work is.
+interpreter: submitting then takes 0.04 to 0.1 ms instead of 0.013 once both were idle. An engine decides at
+once on small machines, and in a thread where a decision can take longer than the runtime waits: there it does
+not keep the event loop from answering by default at the deadline. Nothing here knows what the work is.
 """
 
 import asyncio
@@ -13,9 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from time import perf_counter
+from typing import Any, Final, Generic, Protocol, TypeVar
 
+from bayplan.control.latency import DurationCounter
+from bayplan.engines.interface import Engine
 from bayplan.host.cpu_affinity import SharedCpu, use_every_cpu
+from bayplan.model.decision import Decision
+from bayplan.model.machine import Machine
 
 Result = TypeVar("Result")
 
@@ -150,3 +156,33 @@ def executor(name: str, threads: int | None = None) -> ThreadPoolExecutor:
 def _complete(finished: "asyncio.Future[None]") -> None:
     if not finished.done():  # its waiter may have given up
         finished.set_result(None)
+
+
+FEW_NODES: Final = 8
+"""Decisions on so many nodes take 10 ms at most (tests/bench/worst.py)."""
+
+Answer = TypeVar("Answer", bound=Decision | None)
+
+
+class EngineThread:
+    """Decisions by an engine; without *in_thread* all are made at once. *durations* counts how long they
+    take."""
+
+    def __init__(self, in_thread: InThread | None, durations: DurationCounter) -> None:
+        self._in_thread = in_thread
+        self._durations = durations
+        self._engines: tuple[Engine, Engine] | None = None
+        """The engine, and the one that decides for it in the thread: an engine keeps what it worked out, and
+        two threads must not write there."""
+
+    async def run(self, engine: Engine, machine: Machine, decide: Callable[[Engine], Answer]) -> Answer:
+        """What *decide* returns with *engine* on *machine*."""
+        begun_s = perf_counter()
+        try:
+            if self._in_thread is None or len(machine.nodes) <= FEW_NODES:
+                return decide(engine)
+            if self._engines is None or self._engines[0] is not engine:
+                self._engines = engine, engine.separate_copy()
+            return await self._in_thread(partial(decide, self._engines[1]))
+        finally:
+            self._durations.observe(perf_counter() - begun_s)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from bayplan.control.engine_thread import EngineThread
 from bayplan.control.latency import DurationCounter
+from bayplan.control.threads import EngineThread
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.model.decision import Decision
