@@ -52,6 +52,7 @@ from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_recl
 from bayplan.kubelet.manager_options import CPU_OPTIONS, NONE, OPTIONS, STATIC, MemoryManagerPolicy
 from bayplan.model.policy import (
     CpuRule,
+    Defragment,
     MemoryReservationPolicy,
     OutsideRequests,
     PlacementFiles,
@@ -208,6 +209,12 @@ PLACEMENT: Final = (
         "pageMoveRate", "page_move_rate_bytes", "page-move-rate", "AMOUNT",
         positive_bytes, syntax.text, "1Gi",
         "how many bytes are moved per second at most for the sake of memory that was promised to others",
+    ),
+    Key(
+        "defragment", "defragment", "defragment", "MODE",
+        off_or_one_of({mode.value: mode for mode in Defragment}), syntax.text, "plan",
+        "what to do for a container that does not fit as asked and would if others went to other nodes, with "
+        "the engine exact: off is nothing, plan says which ones in refusal, explain and what-if",
     ),
     Key(
         "percpuPagelistHighFraction", "list_fraction", "percpu-pagelist-high-fraction", "N",

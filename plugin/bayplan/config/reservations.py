@@ -87,6 +87,8 @@ def resolve_policy(
         undecided_namespaces=settings.undecided_namespaces,
         outside_requests=settings.outside_requests,
         placement_files=settings.placement_files,
+        defragment=settings.defragment,
+        page_move_rate_bytes=settings.page_move_rate_bytes,
         strategy=settings.placement_strategy,
         cpu_alignment=CpuAlignment() if settings.engine == KUBELET else cpu_alignment(settings),
         kubelet_minor=settings.kubelet_minor,

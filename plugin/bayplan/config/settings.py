@@ -26,6 +26,7 @@ from bayplan.kubelet.pod import Amounts
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import (
     CpuRule,
+    Defragment,
     MemoryReservationPolicy,
     OutsideRequests,
     PlacementFiles,
@@ -131,6 +132,7 @@ class Settings(Struct, frozen=True):
     return_most_bytes: int = 64 * GIB
     memory_pressure: MemoryPressure = MemoryPressure.RELIEVE
     page_move_rate_bytes: int = GIB
+    defragment: Defragment = Defragment.PLAN
     list_fraction: int = 0
     log_level: str = "info"
     log_format: str = "auto"

@@ -193,7 +193,8 @@ class Request(Struct, frozen=True):
     somebody else (kubelet's own managers, another plugin) and are respected, never changed. ``pod_totals`` is
     None where the runtime does not show the pod's sums. ``hints``, ``nodes``, ``tier``, ``memory_policy`` and
     ``even_hugepages`` are wishes beside the amounts; a container that ``opted_out`` is accounted, nothing
-    about it is changed; pages of one that ``keeps_pages`` are not moved for the sake of others.
+    about it is changed; pages of one that ``keeps_pages`` are not moved for the sake of others, and one that
+    not ``may_move`` does not go to other nodes for them.
     ``score`` is the oom_score_adj that kubelet gave it for its memory request, None where it says nothing.
     ``pod_level``: its pod evidently has resources of its own (``spec.resources``), so that the container's
     limits are not its requests, whatever the class. ``pinned_by_update``: the pins came with an update of the
@@ -241,6 +242,7 @@ class Request(Struct, frozen=True):
     placement_file: bool = False
     environment: tuple[str, ...] = ()
     exec_cpus: ExecCpus | None = None
+    may_move: bool = True
 
     @property
     def wishes_isolated_cpus(self) -> bool:
@@ -377,6 +379,36 @@ class Move(Struct, frozen=True):
     moved_bytes: int = 0
 
 
+class Relocation(Struct, frozen=True):
+    """A container that would have to go to other nodes, with its CPUs and its memory.
+
+    ``cpus`` are its own ones, before and after. ``moved_bytes`` is what it was promised of all resources and
+    would lie on other nodes than before: what it has used of that is moved.
+    """
+
+    container_id: str
+    name: str
+    before: NodeSet
+    after: NodeSet
+    cpus_before: CpuSet = CpuSet()
+    cpus_after: CpuSet = CpuSet()
+    moved_bytes: int = 0
+
+
+class RelocationPlan(Struct, frozen=True):
+    """The fewest ``relocations``, and of these the ones with the fewest bytes, after which a request fits on
+    ``nodes`` as it was asked. ``proven``: no other plan has fewer of either; else the search was given up."""
+
+    nodes: NodeSet
+    relocations: tuple[Relocation, ...]
+    proven: bool = True
+
+    @property
+    def moved_bytes(self) -> int:
+        """What is moved in all."""
+        return sum(one.moved_bytes for one in self.relocations)
+
+
 class Candidate(Struct, frozen=True):
     """A set of nodes that was considered. ``criteria`` are the values it was compared by, in their order,
     smaller is better; ``obstacle`` says why it cannot be taken, empty if it can."""
@@ -477,7 +509,8 @@ class Decision(Struct, frozen=True):
 
     ``moves`` are the other containers that get other nodes with this decision. ``candidates`` are the best
     few sets of nodes that were compared, the winner first, and ``advantage`` is how it won; ``shortage`` is
-    why a request was refused, or placed less well than asked.
+    why a request was refused, or placed less well than asked. ``plan``: which others would have to go
+    elsewhere for it to fit as asked; None if none was found. Nothing of it was done.
     """
 
     request: Request
@@ -489,6 +522,7 @@ class Decision(Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
     advantage: Advantage | None = None
     shortage: Shortage | None = None
+    plan: RelocationPlan | None = None
 
     @property
     def shares_cpus(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
+from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
 
 
@@ -41,6 +42,14 @@ class PlacementStrategy(enum.Enum):
 
     PACK = "pack"
     SPREAD = "spread"
+
+
+class Defragment(enum.Enum):
+    """What is done for a request that does not fit as asked, and would if containers went to other nodes.
+    OFF: nothing. PLAN: the decision says which ones."""
+
+    OFF = "off"
+    PLAN = "plan"
 
 
 class OutsideRequests(enum.Enum):
@@ -129,6 +138,8 @@ class PlacementPolicy(Struct, frozen=True):
     ``kubelet_minor``: the kubelet of the node is that of Kubernetes 1.``kubelet_minor``.
     ``outside_requests`` is for containers outside of kubelet's tree. ``cpu_alignment`` is for the engine
     `exact`. ``placement_files``: who gets a file that says what it was given.
+    ``defragment``, for the engine `exact`: what is done where moving others makes room;
+    ``page_move_rate_bytes`` is how much memory is moved in a second at most.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -150,6 +161,8 @@ class PlacementPolicy(Struct, frozen=True):
     isolated_cpus: CpuSet = CpuSet()
     cpu_rules: tuple[CpuRule, ...] = ()
     placement_files: PlacementFiles = PlacementFiles.ASKED
+    defragment: Defragment = Defragment.PLAN
+    page_move_rate_bytes: int = GIB
 
     @property
     def kubelet_rules(self) -> KubeletRules:

@@ -137,6 +137,7 @@ def derive_request(
         memory_policy=wishes.memory_policy,
         opted_out=wishes.opted_out,
         keeps_pages=wishes.keeps_pages,
+        may_move=wishes.may_move,
         strategy=wishes.strategy,
         even_hugepages=wishes.even_hugepages if hugepages_bytes else None,
         pod_level=pod_level,

@@ -21,6 +21,8 @@ from bayplan.model.decision import (
     Outcome,
     QosClass,
     QosSource,
+    Relocation,
+    RelocationPlan,
     Request,
 )
 from bayplan.model.kubelet_requests import BY_KUBELET
@@ -239,6 +241,28 @@ def move(one: Move) -> str:
     """Another container that had to move over."""
     moved = f", at most {format_bytes(one.moved_bytes)} of it moved" if one.moved_bytes else ""
     return f"{one.name} from {_anywhere(one.before)} to {_anywhere(one.after)}{moved}"
+
+
+def relocation(one: Relocation) -> str:
+    """Another container that would have to go elsewhere."""
+    cpus = ""
+    if one.cpus_before != one.cpus_after:
+        cpus = f"{one.cpus_before} to {one.cpus_after}"
+    if one.before == one.after:
+        return f"{one.name} moves on {nodes_text(one.before)} from CPUs {cpus}"
+    text = f"{one.name} moves from {nodes_text(one.before)} to {nodes_text(one.after)}"
+    return f"{text} (CPUs {cpus})" if cpus else text
+
+
+def relocation_plan(plan: RelocationPlan, rate_bytes: int, outcome: Outcome) -> str:
+    """What would have to move so that a request fits as it was asked, and how long that takes if
+    *rate_bytes* are moved in a second."""
+    fits = "fits" if outcome is Outcome.REFUSED else "would be as asked"
+    moves = " and ".join(map(relocation, plan.relocations))
+    seconds = -(-plan.moved_bytes // rate_bytes)
+    cost = f"{format_bytes(plan.moved_bytes)}, some {seconds} s" if seconds else "no memory"
+    beside = "" if plan.proven else "; the search ended: less may do"
+    return f"{fits} if {moves}: {cost}{beside}"
 
 
 def slowed_down(name: str, seconds: float) -> str:

@@ -82,6 +82,7 @@ class Wishes(Struct, frozen=True):
     memory_policy: MemoryPolicyWish | None = None
     opted_out: bool = False
     keeps_pages: bool = False
+    may_move: bool = True
     strategy: PlacementStrategy | None = None
     even_hugepages: EvenHugepagesWish | None = None
     cpus: CpuWish | None = None
@@ -233,6 +234,7 @@ KEYS: Final[Mapping[str, AnnotationKey]] = {
     "exec-cpus": _key("exec_cpus", _exec_cpus),
     "opt-out": _key("opted_out", _yes_or_no),
     "keep-pages": _key("keeps_pages", _yes_or_no),
+    "may-move": _key("may_move", _yes_or_no),
     "placement-file": _key("placement_file", _yes_or_no),
     "placement-environment": _key("environment", _environment),
     "add-device-hints": _key("added_hints", _device_hints),

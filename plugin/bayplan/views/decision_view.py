@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bayplan.model import sentences
-from bayplan.model.decision import Decision, Outcome, Request, Shortage
+from bayplan.model.decision import Decision, Outcome, RelocationPlan, Request, Shortage
 from bayplan.sets import NodeSet
 
 View = dict[str, Any]
@@ -50,6 +50,7 @@ def decision_view(decision: Decision, also_of: Sequence[str] = ()) -> View:
             for one in decision.moves
         ],
         "shortage": None if decision.shortage is None else _shortage(decision.shortage),
+        "plan": None if decision.plan is None else _plan(decision.plan),
     }
 
 
@@ -129,6 +130,27 @@ def _shortage(shortage: Shortage) -> View:
         ],
         "moreHolders": shortage.more_holders,
         "text": shortage.sentence(),
+    }
+
+
+def _plan(plan: RelocationPlan) -> View:
+    return {
+        "nodes": str(plan.nodes),
+        "proven": plan.proven,
+        "movedBytes": plan.moved_bytes,
+        "moves": [
+            {
+                "id": one.container_id,
+                "name": one.name,
+                "before": str(one.before),
+                "after": str(one.after),
+                "cpusBefore": str(one.cpus_before),
+                "cpusAfter": str(one.cpus_after),
+                "movedBytes": one.moved_bytes,
+                "text": sentences.relocation(one),
+            }
+            for one in plan.relocations
+        ],
     }
 
 

@@ -71,6 +71,7 @@ search          the best set that fits, from narrow to wide
 attempts        one attempt to place a container, and the sentences of its outcome
 moves           who becomes wider for others, and who goes back
 exclusive_cpus  which CPUs a container may have, and which of them it gets
+relocations     who would have to go elsewhere so that a request fits
 unconfined      decisions about containers without a set of their own
 whole_pods      decisions about containers of pods with resources as a whole
 pinned          those of which somebody else chose CPUs or nodes

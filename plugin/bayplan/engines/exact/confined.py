@@ -9,7 +9,7 @@ decision says why.
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,6 +41,7 @@ from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
 from bayplan.engines.exact.flow import crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
+from bayplan.engines.exact.relocations import PLAN_STEPS, RelocationSearch
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.search import Found, search
 from bayplan.engines.exact.shares import Shares
@@ -63,9 +64,14 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes
-from bayplan.model.policy import PlacementStrategy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import Defragment, PlacementStrategy, TopologyPolicy, TopologyScope
+from bayplan.model.sentences import relocation_plan
 from bayplan.quantity import MILLI_PER_CPU
 from bayplan.sets import CpuSet, NodeSet, nodes_text
+
+
+PLAN_ENDED: Final = "plan-ended"
+"""Code of the reason that no plan of moves was found before the search for one was given up."""
 
 
 class Asked(NamedTuple):
@@ -105,9 +111,18 @@ class Confinement:
         self.budget, self.for_moves = StepBudget(max_steps - for_moves), StepBudget(for_moves)
         self.counted = CountedFlows(flows)
         self.notes: list[Reason] = []
+        # The first attempt that found no room.
+        self._missed: Attempt | None = None
 
     def decide(self) -> Decision:
-        """The decision."""
+        """The decision, with what would have to move where it is not as asked."""
+        decision = self._decided()
+        missed = self._missed
+        if missed is None or decision.outcome is Outcome.PLACED or decision.moves:
+            return decision
+        return self._with_plan(decision, missed)
+
+    def _decided(self) -> Decision:
         kept = self._kept()
         if kept is not None:
             return kept
@@ -127,6 +142,8 @@ class Confinement:
         passed_over: list[Attempt] = []
         for candidates in options:
             attempt, decision = self._on(candidates)
+            if decision is None and self._missed is None:
+                self._missed = attempt
             if decision is None and candidates.required:
                 decision = (
                     self._with_moves(attempt)
@@ -442,6 +459,27 @@ class Confinement:
     def _refused(self, attempt: Attempt) -> Decision:
         return refused(attempt, self.ledger, self.request, self.current, self.exclusive.obstacle)
 
+    def _with_plan(self, decision: Decision, missed: Attempt) -> Decision:
+        """*decision* with the containers that would have to go elsewhere for *missed* to fit."""
+        out_of_cpus = missed.question.cpus and self.exclusive.obstacle is not None
+        if self.policy.defragment is Defragment.OFF or not missed.area.allowed or out_of_cpus:
+            return decision
+        left = self.budget.rest().most + self.for_moves.rest().most
+        budget = StepBudget(min(PLAN_STEPS, left))
+        plan = RelocationSearch(
+            self.topology, self.flows, self.ledger, self.request, self.exclusive, budget
+        ).plan(missed)
+        if plan is not None:
+            text = relocation_plan(plan, self.policy.page_move_rate_bytes, decision.outcome)
+            reason = Reason("fits-after-moves", text)
+        elif budget.ended:
+            reason = Reason(
+                PLAN_ENDED, f"the search for moves that make room ended after {budget.spent} steps"
+            )
+        else:
+            return decision
+        return replace(decision, reasons=(*decision.reasons, reason), plan=plan)
+
     def _with_cpus_only(self, decision: Decision) -> Decision:
         """The decision about a container whose memory is not confined, with its exclusive CPUs."""
         found, own = None, self.exclusive.own
@@ -449,6 +487,8 @@ class Confinement:
             candidates = CandidateNodes(self.machine.ordinary_nodes, required=self.strict)
             attempt = self._attempt(candidates, Asked({}, self.cpus))
             found = search(attempt.question, attempt.area)
+            if found is None:
+                self._missed = self._missed or attempt
             if found is None and self.strict:
                 return self._refused(attempt)
         near = self.topology.nodes_near(own)

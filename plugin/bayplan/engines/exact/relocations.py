@@ -1,0 +1,476 @@
+"""Which containers would have to go to other nodes, with their CPUs and their memory, so that a request fits
+that does not: the fewest, and of these the ones with the fewest bytes.
+
+What is free in sum can be in pieces. Then some set of nodes is *short*: asked for more than it has, of memory,
+of huge pages or of CPUs. A shortage ends only if somebody leaves the set who lies within it. So the search
+takes one, and tries everybody who could leave on all nodes outside of it, until nothing is short or
+`MAX_RELOCATIONS` have moved. That misses nothing: while a part of some plan is carried out, each shortage that
+is left is ended by one who is still to move.
+
+Invariants: everybody who moves is afterwards on no more nodes than before, no farther apart, and no farther
+from its devices; what it was promised is promised still, and its CPUs are its own. Nobody else is touched.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.engines.exact.attempts import Attempt
+from bayplan.engines.exact.budget import StepBudget
+from bayplan.engines.exact.claiming import is_confined
+from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
+from bayplan.engines.exact.flow import Loads, bits, crosses
+from bayplan.engines.exact.resources import ResourceFlows, claim_of
+from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.interface import exclusive_candidates
+from bayplan.model.claim_parts import Amounts
+from bayplan.model.decision import (
+    Claim,
+    Decision,
+    Outcome,
+    Placement,
+    Relocation,
+    RelocationPlan,
+    Request,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.pod_as_a_whole import is_member
+from bayplan.sets import CpuSet, NodeSet
+
+MAX_RELOCATIONS: Final = 3
+"""How many containers a plan moves at most: people have to read it, and each is disturbed."""
+PLAN_STEPS: Final = 12_000
+"""Steps of one plan, of what its decision has left; see `bayplan.engines.exact.budget`."""
+_MOST_TARGETS: Final = 256
+"""So many sets of nodes are tried for the request; on up to 8 nodes this is all of them."""
+
+_STEPS_OF_A_TRIAL: Final = 2
+_STEPS_OF_A_FLOW: Final = 20
+_STEPS_OF_A_PLAN: Final = 200
+_SETS_A_STEP: Final = 8
+"""What it costs to try something, as measured."""
+
+Demand = tuple[tuple[str, int, int], ...]
+"""Resource, set of nodes, and how much of it is asked for within the set. CPUs of one kind are a resource."""
+
+
+class Shortage(NamedTuple):
+    """A set of nodes that is asked for ``excess`` more than it has of a resource."""
+
+    resource: str
+    nodes: int
+    excess: int
+
+
+class Movable(Struct, frozen=True):
+    """A container that may go elsewhere. ``holds`` is what it has now; ``amounts`` are bytes that go with it,
+    ``cpus`` the CPUs, of the kind ``pool``. ``targets`` are the sets of nodes where it would be as well off,
+    each with the bytes that would lie on other nodes than before. Two of one ``kind`` can stand in for each
+    other."""
+
+    entry: Entry
+    home: int
+    holds: Demand
+    amounts: Amounts
+    cpus: int
+    pool: str
+    targets: tuple[tuple[int, int], ...]
+    kind: int
+
+    def within(self, shortage: Shortage) -> int:
+        """How much of what is short it has within the set."""
+        return sum(
+            [
+                amount
+                for resource, nodes, amount in self.holds
+                if resource == shortage.resource and not nodes & ~shortage.nodes
+            ]
+        )
+
+    def asks_on(self, nodes: int) -> Demand:
+        """What it asks for where it goes to *nodes*."""
+        return _demand(nodes, self.amounts, self.pool, self.cpus)
+
+
+def may_relocate(entry: Entry, ledger: Ledger) -> bool:
+    """Whether the container may go to other nodes for the sake of others: nobody else chose its place, it
+    wishes none, its pages are not bound by a memory policy, and nothing is under way with it. Where its pod is
+    aligned as a whole it has to be the only one there."""
+    request, placement = entry.decision.request, entry.decision.placement
+    claim = placement.claim
+    settled = (
+        request.may_move
+        and not request.opted_out
+        and not request.keeps_pages
+        and not is_member(request)
+        and request.pinned_cpus is None
+        and request.pinned_mems is None
+        and request.memory_policy is None
+        and request.given_policy is None
+        and not request.wishes_nodes
+        and entry.decision.outcome is not Outcome.ADOPTED
+        and placement.original_nodes is None
+        and not entry.ended
+        and claim is not None
+        and not claim.short_bytes
+        and not claim.shares
+    )
+    if not settled:
+        return False
+    affinity = placement.affinity
+    if affinity is None:
+        return True
+    return not affinity.whole and sum(1 for _ in ledger.of_pod(request.pod_id)) == 1
+
+
+class Rooms:
+    """What is left of each set of nodes, while containers are tried elsewhere.
+
+    ``slack`` has it by resource, for every node and every set that something is claimed on, as
+    `bayplan.engines.exact.flow.Flow` has; below zero the set is short. Where claimed sets cross, another set
+    may be short all the same: then a flow finds it.
+    """
+
+    __slots__ = ("_capacity", "_claims", "_crossing", "slack", "steps")
+
+    def __init__(self, flows: ResourceFlows, cpus: Mapping[str, Mapping[int, int]]) -> None:
+        self._capacity: dict[str, Mapping[int, int]] = {}
+        self._claims: dict[str, dict[int, int]] = {}
+        self.slack: dict[str, dict[int, int]] = {}
+        self._crossing, self.steps = set[str](), 0
+        for resource, flow in flows.by_resource.items():
+            self._capacity[resource], self._claims[resource] = flow.capacity, dict(flow.claimed)
+            self.slack[resource] = dict(flow.slack)
+            if flow.crossings:
+                self._crossing.add(resource)
+        for pool, free in cpus.items():
+            self._capacity[pool], self._claims[pool], self.slack[pool] = free, {}, dict(free)
+
+    def change(self, demand: Demand, sign: int) -> None:
+        """Ask for *demand* as well (1), or no more (-1)."""
+        for resource, nodes, amount in demand:
+            slack, claims = self.slack[resource], self._claims[resource]
+            self.steps += 1 + len(slack) // _SETS_A_STEP
+            if nodes not in slack:
+                self._watch(resource, nodes)
+            amount *= sign
+            claims[nodes] = claims.get(nodes, 0) + amount
+            for watched in slack:
+                if not nodes & ~watched:
+                    slack[watched] -= amount
+
+    def fits(self, demand: Demand) -> bool:
+        """Whether no set would be short by *demand* that can be told without a flow."""
+        for resource, nodes, amount in demand:
+            slack = self.slack[resource]
+            if slack.get(nodes, amount) < amount:
+                return False
+            for watched, left in slack.items():
+                if left < amount and not nodes & ~watched:
+                    return False
+        return True
+
+    def shortages(self) -> list[Shortage]:
+        """The sets that are short; at least one of them if any is."""
+        found = []
+        for resource, slack in self.slack.items():
+            found += [Shortage(resource, nodes, -left) for nodes, left in slack.items() if left < 0]
+        self.steps += len(self.slack)
+        if found or not self._crossing:
+            return found
+        for resource in self._crossing:
+            cut = self._cut(resource)
+            if cut:
+                self._watch(resource, cut)
+                return [Shortage(resource, cut, -self.slack[resource][cut])]
+        return []
+
+    def _watch(self, resource: str, nodes: int) -> None:
+        capacity, claims = self._capacity[resource], self._claims[resource]
+        if any(crosses(nodes, other) for other in claims if other & (other - 1)):
+            self._crossing.add(resource)
+        held = sum([capacity.get(node, 0) for node in bits(nodes)])
+        within = sum([amount for claimed, amount in claims.items() if not claimed & ~nodes])
+        self.slack[resource][nodes] = held - within
+
+    def _cut(self, resource: str) -> int:
+        """A set that is short, found by a flow; 0 if there is none."""
+        capacity, claims = self._capacity[resource], self._claims[resource]
+        # What containers hold of CPUs is no claim here: it is not among the free ones.
+        free = {node: self._empty(resource, node) for node in capacity}
+        loads = Loads(free, {node: {} for node in capacity}, {})
+        self.steps += _STEPS_OF_A_FLOW + len(claims) * _STEPS_OF_A_TRIAL
+        for nodes in sorted(claims, key=lambda each: (each.bit_count(), each)):
+            if nodes & (nodes - 1) and loads.push(nodes, claims[nodes]) < claims[nodes]:
+                return loads.reached(nodes)
+        return 0
+
+    def _empty(self, resource: str, node: int) -> int:
+        """What *node* has beside what is claimed on it alone."""
+        return self._capacity[resource][node] - self._claims[resource].get(node, 0)
+
+
+class RelocationSearch:
+    """One search for a plan. *exclusive* has the CPUs of the request; *budget* bounds what is tried."""
+
+    def __init__(
+        self,
+        topology: NodeTopology,
+        flows: ResourceFlows,
+        ledger: Ledger,
+        request: Request,
+        exclusive: ExclusiveCpus,
+        budget: StepBudget,
+    ) -> None:
+        self._topology, self._flows, self._ledger = topology, flows, ledger
+        self._request, self._exclusive, self._budget = request, exclusive, budget
+        self._free: dict[str, Mapping[int, int]] = {}
+        self._targets_of: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = {}
+        self._kinds: dict[tuple[Demand, tuple[tuple[int, int], ...]], int] = {}
+        # Where there are too many sets of nodes to try each, no plan is proven to be the best.
+        self._incomplete = False
+        self._movables = sorted(self._found_movables(), key=_by_size)
+        self._chosen: list[tuple[Movable, int]] = []
+        self._best: tuple[int, RelocationPlan] | None = None
+
+    def plan(self, attempt: Attempt) -> RelocationPlan | None:
+        """The plan after which *attempt* would have a set of nodes; None if there is none, or none was found
+        until the budget ended."""
+        if not self._movables or any(flow.unmet for flow in self._flows.by_resource.values()):
+            return None
+        asked = self._asked(attempt)
+        self._rooms = Rooms(self._flows, self._free)
+        for count in range(1, MAX_RELOCATIONS + 1):
+            for nodes, demand in asked.items():
+                self._rooms.change(demand, 1)
+                self._search(nodes, count, 0)
+                self._rooms.change(demand, -1)
+                if self._budget.ended:
+                    break
+            if self._best is not None or self._budget.ended:
+                break
+        if self._best is None:
+            return None
+        return replace(self._best[1], proven=not (self._budget.ended or self._incomplete))
+
+    def _asked(self, attempt: Attempt) -> dict[int, Demand]:
+        """What *attempt* asks for on each of the sets that it may end on."""
+        question, area = attempt.question, attempt.area
+        pool = self._pool_of(self._request, self._exclusive.free) if question.cpus else ""
+        unasked = replace(attempt, question=replace(question, cpus=0))
+        targets = list(islice(unasked.targets(), _MOST_TARGETS + 1))
+        width = min(area.widest, area.allowed.bit_count())
+        self._incomplete |= len(targets) > _MOST_TARGETS or self._topology.too_many(area.allowed, width)
+        asked = {}
+        for nodes in targets[:_MOST_TARGETS]:
+            parts = [_demand(mask, amounts, "", 0) for mask, amounts in question.parts(nodes)]
+            asked[nodes] = (*chain.from_iterable(parts), *_demand(nodes, {}, pool, question.cpus))
+        return asked
+
+    def _search(self, nodes: int, left: int, moved_bytes: int) -> None:
+        """Try everything with up to *left* more who move, the request being on *nodes*."""
+        short = self._rooms.shortages()
+        if not short:
+            if self._chosen:
+                self._take(nodes, moved_bytes)
+            return
+        helpers = self._helpers(short, left)
+        if helpers is None:
+            return
+        shortage, able = helpers
+        tried = set()
+        for movable in able:
+            if movable.kind in tried:
+                continue
+            tried.add(movable.kind)
+            self._rooms.change(movable.holds, -1)
+            last = left == 1
+            if not last or not self._rooms.shortages():
+                for target, target_bytes in movable.targets:
+                    total_bytes = moved_bytes + target_bytes
+                    outside = target & ~shortage.nodes
+                    if not outside or (self._best is not None and total_bytes >= self._best[0]):
+                        continue
+                    demand = movable.asks_on(target)
+                    if not self._budget.take(_STEPS_OF_A_TRIAL + self._spent()):
+                        break
+                    if last and not self._rooms.fits(demand):
+                        continue
+                    self._chosen.append((movable, target))
+                    self._rooms.change(demand, 1)
+                    self._search(nodes, left - 1, total_bytes)
+                    self._rooms.change(demand, -1)
+                    self._chosen.pop()
+            self._rooms.change(movable.holds, 1)
+            if self._budget.ended:
+                return
+
+    def _helpers(self, short: Iterable[Shortage], left: int) -> tuple[Shortage, list[Movable]] | None:
+        """The shortage that fewest can end, with these; None if one cannot be ended by so many as are
+        *left*."""
+        chosen, best = {id(movable) for movable, _ in self._chosen}, None
+        for shortage in short:
+            have = [
+                (amount, movable)
+                for movable in self._movables
+                if id(movable) not in chosen and (amount := movable.within(shortage))
+            ]
+            self._rooms.steps += 1 + len(self._movables) // _SETS_A_STEP
+            largest = sorted([amount for amount, _ in have], reverse=True)[:left]
+            if sum(largest) < shortage.excess:
+                return None
+            # The others together have no more than the largest.
+            least = shortage.excess - sum(largest[: left - 1])
+            able = [movable for amount, movable in have if left > 1 or amount >= least]
+            if best is None or len(able) < len(best[1]):
+                best = shortage, able
+        return best
+
+    def _spent(self) -> int:
+        """What the rooms have cost since the last time."""
+        steps, self._rooms.steps = self._rooms.steps, 0
+        return steps
+
+    def _take(self, nodes: int, moved_bytes: int) -> None:
+        """Keep what was chosen, if it is better than all before and CPUs can be had as they were counted."""
+        if self._best is not None and moved_bytes >= self._best[0]:
+            return
+        self._budget.take(_STEPS_OF_A_PLAN)
+        relocations = self._with_cpus(nodes)
+        if relocations is not None:
+            self._best = moved_bytes, RelocationPlan(NodeSet.of_mask(nodes), relocations)
+
+    def _with_cpus(self, nodes: int) -> tuple[Relocation, ...] | None:
+        """Everybody that moves with its CPUs, the request having its own on *nodes*; None if some cannot be
+        had."""
+        ledger = self._ledger
+        for movable, _ in self._chosen:
+            ledger = ledger.without(movable.entry.container_id)
+        coming = [(target, movable) for movable, target in self._chosen]
+        found: dict[str, CpuSet] = {}
+        asking: list[tuple[int, Movable | None]] = [*coming, (nodes, None)]
+        for target, one in sorted(asking, key=lambda each: each[0].bit_count()):
+            request = self._request if one is None else one.entry.decision.request
+            count = self._exclusive.count if one is None else one.cpus
+            if not count:
+                continue
+            exclusive = ExclusiveCpus(self._topology, self._flows.policy, ledger, request, None)
+            mems = NodeSet.of_mask(target)
+            taken = exclusive.take(mems)
+            away = exclusive.away_from(mems, taken.cpus)
+            if taken.lacking is not None or len(taken.cpus) != count or away:
+                return None
+            found[request.container_id] = taken.cpus
+            placement = Placement(mems, taken.cpus, claim=Claim(mems))
+            ledger = ledger.with_entry(Entry(Decision(request, Outcome.PLACED, placement)))
+        return tuple(
+            Relocation(
+                movable.entry.container_id,
+                movable.entry.decision.request.name,
+                NodeSet.of_mask(movable.home),
+                NodeSet.of_mask(target),
+                movable.entry.decision.placement.exclusive_cpus,
+                found.get(movable.entry.container_id, CpuSet()),
+                dict(movable.targets)[target],
+            )
+            for movable, target in sorted(self._chosen, key=lambda one: one[0].entry.container_id)
+        )
+
+    def _found_movables(self) -> Iterator[Movable]:
+        for entry in self._ledger.entries.values():
+            request, placement = entry.decision.request, entry.decision.placement
+            own = placement.exclusive_cpus
+            confined = is_confined(request) and placement.mems is not None
+            if not (confined or own) or not may_relocate(entry, self._ledger):
+                continue
+            yield from self._movable(entry, own, confined=confined)
+
+    def _movable(self, entry: Entry, own: CpuSet, *, confined: bool) -> Iterator[Movable]:
+        """*entry* as one that may go elsewhere: with its memory if that is *confined*, else its *own* CPUs
+        alone."""
+        claim, near, pool = claim_of(entry), self._topology.near_masks, ""
+        amounts = claim.amounts_bytes if claim is not None and confined else {}
+        home = self._topology.nodes_near(own).mask
+        if amounts and claim is not None:
+            home = claim.nodes.mask
+        holds = [(resource, home, amount) for resource, amount in amounts.items()]
+        if own:
+            if not own <= self._topology.machine.online_cpus:
+                return
+            pool = self._pool_of(entry.decision.request, own)
+            there = {node: (own.mask & cpus).bit_count() for node, cpus in near.items()}
+            holds += [(pool, node, count) for node, count in there.items() if count]
+        hints = tuple(hint.nodes.mask for hint in entry.decision.request.hints)
+        sets = self._targets(home, hints, with_cpus=bool(own))
+        if sets:
+            targets = tuple((nodes, self._moved_bytes(amounts, home, nodes)) for nodes in sets)
+            kind = self._kinds.setdefault((tuple(holds), targets), len(self._kinds))
+            yield Movable(entry, home, tuple(holds), amounts, len(own), pool, targets, kind)
+
+    def _targets(self, home: int, hints: tuple[int, ...], *, with_cpus: bool) -> tuple[int, ...]:
+        """Where somebody on *home* with devices close to *hints* would be as well off; on *home* itself where
+        it is the CPUs that can lie otherwise."""
+        found = self._targets_of.get((home, hints, with_cpus))
+        if found is None:
+            topology, width = self._topology, home.bit_count()
+            allowed, far = topology.machine.ordinary_nodes.mask, _far(home, hints)
+            farthest, sets = topology.distance(home), list[int]()
+            for count in range(1, width + 1):
+                self._incomplete |= topology.too_many(allowed, count)
+                sets += [
+                    nodes
+                    for nodes in topology.ranked(allowed, count, {})
+                    if (nodes != home or (with_cpus and width > 1))
+                    and topology.distance(nodes) <= farthest
+                    and _far(nodes, hints) <= far
+                ]
+            found = self._targets_of[home, hints, with_cpus] = tuple(sets)
+        return found
+
+    def _moved_bytes(self, amounts: Amounts, home: int, nodes: int) -> int:
+        """How much of *amounts* on *home* cannot stay where it lies, at most, on *nodes*."""
+        left = home & ~nodes
+        if left == home:
+            return sum(amounts.values())
+        capacity = self._flows.capacity
+        return sum(
+            [
+                min(amount, sum([capacity.get(resource, {}).get(node, 0) for node in bits(left)]))
+                for resource, amount in amounts.items()
+            ]
+        )
+
+    def _pool_of(self, request: Request, cpus: CpuSet) -> str:
+        """The resource that the CPUs of *request* are, of which it has or may have *cpus*; what is free of it
+        is noted."""
+        machine, policy, isolated = self._topology.machine, self._flows.policy, request.wishes_isolated_cpus
+        kind = next((name for name, some in machine.cpus_by_kind.items() if cpus <= some), "")
+        pool = f"cpus {kind}{' isolated' if isolated else ''}"
+        if pool not in self._free:
+            free = exclusive_candidates(machine, policy, self._ledger, isolated=isolated)
+            free &= machine.cpus_by_kind.get(kind, free)
+            mask = free.mask
+            if policy.cpu_alignment.full_pcpus_only:
+                mask = self._topology.cpu_layout.whole_cores(mask)
+            near = self._topology.near_masks
+            self._free[pool] = {node: (some & mask).bit_count() for node, some in near.items()}
+        return pool
+
+
+def _demand(nodes: int, amounts: Amounts, pool: str, cpus: int) -> Demand:
+    asked = [(resource, nodes, amount) for resource, amount in amounts.items()]
+    if cpus:
+        asked.append((pool, nodes, cpus))
+    return tuple(asked)
+
+
+def _far(nodes: int, hints: Sequence[int]) -> int:
+    """How many devices are close to none of *nodes*."""
+    return sum([not hint & nodes for hint in hints])
+
+
+def _by_size(movable: Movable) -> tuple[int, str]:
+    return sum(movable.amounts.values()), movable.entry.container_id
