@@ -69,7 +69,6 @@ from bayplan.model.sentences import relocation_plan
 from bayplan.quantity import MILLI_PER_CPU
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
-
 PLAN_ENDED: Final = "plan-ended"
 """Code of the reason that no plan of moves was found before the search for one was given up."""
 

@@ -1,17 +1,20 @@
 """Which containers would have to go to other nodes, with their CPUs and their memory, so that a request fits
 that does not: the fewest, and of these the ones with the fewest bytes.
 
-What is free in sum can be in pieces. Then some set of nodes is *short*: asked for more than it has, of memory,
-of huge pages or of CPUs. A shortage ends only if somebody leaves the set who lies within it. So the search
-takes one, and tries everybody who could leave on all nodes outside of it, until nothing is short or
-`MAX_RELOCATIONS` have moved. That misses nothing: while a part of some plan is carried out, each shortage that
-is left is ended by one who is still to move.
+What is free in sum can be in pieces. Then some set of nodes is *short*: asked for more than it has, of
+memory, of huge pages or of CPUs. A shortage ends only if somebody leaves the set who lies within it. So the
+search takes one, and tries everybody who could leave on all nodes outside of it, until nothing is short or
+`MAX_RELOCATIONS` have moved. That misses nothing: while a part of some plan is carried out, each shortage
+that is left is ended by one who is still to move.
 
 Invariants: everybody who moves is afterwards on no more nodes than before, no farther apart, and no farther
 from its devices; what it was promised is promised still, and its CPUs are its own. Nobody else is touched.
 """
 
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
@@ -42,15 +45,19 @@ from bayplan.sets import CpuSet, NodeSet
 
 MAX_RELOCATIONS: Final = 3
 """How many containers a plan moves at most: people have to read it, and each is disturbed."""
-PLAN_STEPS: Final = 12_000
+PLAN_STEPS: Final = 20_000
 """Steps of one plan, of what its decision has left; see `bayplan.engines.exact.budget`."""
 _MOST_TARGETS: Final = 256
 """So many sets of nodes are tried for the request; on up to 8 nodes this is all of them."""
+
+_SHORTAGES_COMPARED: Final = 4
+"""To end one of them is enough to go on; which of more is tried first makes little difference."""
 
 _STEPS_OF_A_TRIAL: Final = 2
 _STEPS_OF_A_FLOW: Final = 20
 _STEPS_OF_A_PLAN: Final = 200
 _SETS_A_STEP: Final = 8
+_HOLDERS_A_STEP: Final = 8
 """What it costs to try something, as measured."""
 
 Demand = tuple[tuple[str, int, int], ...]
@@ -67,9 +74,8 @@ class Shortage(NamedTuple):
 
 class Movable(Struct, frozen=True):
     """A container that may go elsewhere. ``holds`` is what it has now; ``amounts`` are bytes that go with it,
-    ``cpus`` the CPUs, of the kind ``pool``. ``targets`` are the sets of nodes where it would be as well off,
-    each with the bytes that would lie on other nodes than before. Two of one ``kind`` can stand in for each
-    other."""
+    ``cpus`` the CPUs, of the kind ``pool``. ``hints`` are the nodes that its devices are close to. Two of one
+    ``kind`` can stand in for each other; ``place`` is the one in the order of sizes."""
 
     entry: Entry
     home: int
@@ -77,18 +83,14 @@ class Movable(Struct, frozen=True):
     amounts: Amounts
     cpus: int
     pool: str
-    targets: tuple[tuple[int, int], ...]
+    hints: tuple[int, ...]
     kind: int
+    place: int = 0
 
-    def within(self, shortage: Shortage) -> int:
-        """How much of what is short it has within the set."""
-        return sum(
-            [
-                amount
-                for resource, nodes, amount in self.holds
-                if resource == shortage.resource and not nodes & ~shortage.nodes
-            ]
-        )
+    @property
+    def size_bytes(self) -> int:
+        """What goes with it."""
+        return sum(self.amounts.values())
 
     def asks_on(self, nodes: int) -> Demand:
         """What it asks for where it goes to *nodes*."""
@@ -97,8 +99,8 @@ class Movable(Struct, frozen=True):
 
 def may_relocate(entry: Entry, ledger: Ledger) -> bool:
     """Whether the container may go to other nodes for the sake of others: nobody else chose its place, it
-    wishes none, its pages are not bound by a memory policy, and nothing is under way with it. Where its pod is
-    aligned as a whole it has to be the only one there."""
+    wishes none, its pages are not bound by a memory policy, and nothing is under way with it. Where its pod
+    is aligned as a whole it has to be the only one there."""
     request, placement = entry.decision.request, entry.decision.placement
     claim = placement.claim
     settled = (
@@ -156,11 +158,21 @@ class Rooms:
             self.steps += 1 + len(slack) // _SETS_A_STEP
             if nodes not in slack:
                 self._watch(resource, nodes)
-            amount *= sign
-            claims[nodes] = claims.get(nodes, 0) + amount
+            difference = sign * amount
+            claims[nodes] = claims.get(nodes, 0) + difference
             for watched in slack:
                 if not nodes & ~watched:
-                    slack[watched] -= amount
+                    slack[watched] -= difference
+
+    def have_in_sum(self, demand: Demand) -> bool:
+        """Whether all nodes together have as much as is asked for."""
+        asked = Counter[str]()
+        for resource, _, amount in demand:
+            asked[resource] += amount
+        return all(amount <= self._left(resource) for resource, amount in asked.items())
+
+    def _left(self, resource: str) -> int:
+        return sum(self._capacity[resource].values()) - sum(self._claims[resource].values())
 
     def fits(self, demand: Demand) -> bool:
         """Whether no set would be short by *demand* that can be told without a flow."""
@@ -229,10 +241,15 @@ class RelocationSearch:
         self._request, self._exclusive, self._budget = request, exclusive, budget
         self._free: dict[str, Mapping[int, int]] = {}
         self._targets_of: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = {}
-        self._kinds: dict[tuple[Demand, tuple[tuple[int, int], ...]], int] = {}
+        self._kinds: dict[tuple[Demand, tuple[int, ...]], int] = {}
         # Where there are too many sets of nodes to try each, no plan is proven to be the best.
         self._incomplete = False
-        self._movables = sorted(self._found_movables(), key=_by_size)
+        found = sorted(self._found_movables(), key=_by_size)
+        self._movables = [replace(movable, place=place) for place, movable in enumerate(found)]
+        self._holders: dict[str, list[tuple[int, int, int]]] = {}
+        for movable in self._movables:
+            for resource, nodes, amount in movable.holds:
+                self._holders.setdefault(resource, []).append((movable.place, nodes, amount))
         self._chosen: list[tuple[Movable, int]] = []
         self._best: tuple[int, RelocationPlan] | None = None
 
@@ -243,6 +260,8 @@ class RelocationSearch:
             return None
         asked = self._asked(attempt)
         self._rooms = Rooms(self._flows, self._free)
+        # Moves leave the sum of what is free as it is.
+        asked = {nodes: demand for nodes, demand in asked.items() if self._rooms.have_in_sum(demand)}
         for count in range(1, MAX_RELOCATIONS + 1):
             for nodes, demand in asked.items():
                 self._rooms.change(demand, 1)
@@ -273,61 +292,72 @@ class RelocationSearch:
     def _search(self, nodes: int, left: int, moved_bytes: int) -> None:
         """Try everything with up to *left* more who move, the request being on *nodes*."""
         short = self._rooms.shortages()
+        if not self._budget.take(self._spent()):
+            return
         if not short:
             if self._chosen:
                 self._take(nodes, moved_bytes)
             return
-        helpers = self._helpers(short, left)
-        if helpers is None:
+        found = self._helpers(short, left)
+        if found is None:
             return
-        shortage, able = helpers
-        tried = set()
-        for movable in able:
-            if movable.kind in tried:
+        shortage, helpers = found
+        tried = set[int]()
+        for movable in helpers:
+            if movable.kind not in tried and not self._budget.ended:
+                tried.add(movable.kind)
+                self._rooms.change(movable.holds, -1)
+                if left > 1 or not self._rooms.shortages():
+                    self._try_elsewhere(movable, shortage, nodes, left, moved_bytes)
+                self._rooms.change(movable.holds, 1)
+
+    def _try_elsewhere(
+        self, movable: Movable, shortage: Shortage, nodes: int, left: int, moved_bytes: int
+    ) -> None:
+        """Try *movable*, which is taken from where it is, on all nodes that end the *shortage*."""
+        for target in self._targets(movable):
+            total_bytes = moved_bytes + self._moved_bytes(movable, target)
+            if not target & ~shortage.nodes or (self._best is not None and total_bytes >= self._best[0]):
                 continue
-            tried.add(movable.kind)
-            self._rooms.change(movable.holds, -1)
-            last = left == 1
-            if not last or not self._rooms.shortages():
-                for target, target_bytes in movable.targets:
-                    total_bytes = moved_bytes + target_bytes
-                    outside = target & ~shortage.nodes
-                    if not outside or (self._best is not None and total_bytes >= self._best[0]):
-                        continue
-                    demand = movable.asks_on(target)
-                    if not self._budget.take(_STEPS_OF_A_TRIAL + self._spent()):
-                        break
-                    if last and not self._rooms.fits(demand):
-                        continue
-                    self._chosen.append((movable, target))
-                    self._rooms.change(demand, 1)
-                    self._search(nodes, left - 1, total_bytes)
-                    self._rooms.change(demand, -1)
-                    self._chosen.pop()
-            self._rooms.change(movable.holds, 1)
-            if self._budget.ended:
+            if not self._budget.take(_STEPS_OF_A_TRIAL + self._spent()):
                 return
+            demand = movable.asks_on(target)
+            if left > 1 or self._rooms.fits(demand):
+                self._chosen.append((movable, target))
+                self._rooms.change(demand, 1)
+                self._search(nodes, left - 1, total_bytes)
+                self._rooms.change(demand, -1)
+                self._chosen.pop()
 
     def _helpers(self, short: Iterable[Shortage], left: int) -> tuple[Shortage, list[Movable]] | None:
         """The shortage that fewest can end, with these; None if one cannot be ended by so many as are
         *left*."""
-        chosen, best = {id(movable) for movable, _ in self._chosen}, None
-        for shortage in short:
-            have = [
-                (amount, movable)
-                for movable in self._movables
-                if id(movable) not in chosen and (amount := movable.within(shortage))
-            ]
-            self._rooms.steps += 1 + len(self._movables) // _SETS_A_STEP
-            largest = sorted([amount for amount, _ in have], reverse=True)[:left]
+        best = None
+        for shortage in sorted(short, key=lambda one: (one.nodes.bit_count(), one))[:_SHORTAGES_COMPARED]:
+            have = self._within(shortage)
+            largest = nlargest(left, have.values())
             if sum(largest) < shortage.excess:
                 return None
             # The others together have no more than the largest.
             least = shortage.excess - sum(largest[: left - 1])
-            able = [movable for amount, movable in have if left > 1 or amount >= least]
+            able = [place for place, amount in have.items() if amount >= least]
             if best is None or len(able) < len(best[1]):
                 best = shortage, able
-        return best
+        if best is None:
+            return None
+        return best[0], [self._movables[place] for place in sorted(best[1])]
+
+    def _within(self, shortage: Shortage) -> dict[int, int]:
+        """How much of what is short each of those who did not move has within the set, by their places in the
+        order of sizes."""
+        holders, outside, have = self._holders.get(shortage.resource, ()), ~shortage.nodes, dict[int, int]()
+        self._rooms.steps += 1 + len(holders) // _HOLDERS_A_STEP
+        for place, nodes, amount in holders:
+            if not nodes & outside:
+                have[place] = have.get(place, 0) + amount
+        for movable, _ in self._chosen:
+            have.pop(movable.place, None)
+        return have
 
     def _spent(self) -> int:
         """What the rooms have cost since the last time."""
@@ -374,7 +404,7 @@ class RelocationSearch:
                 NodeSet.of_mask(target),
                 movable.entry.decision.placement.exclusive_cpus,
                 found.get(movable.entry.container_id, CpuSet()),
-                dict(movable.targets)[target],
+                self._moved_bytes(movable, target),
             )
             for movable, target in sorted(self._chosen, key=lambda one: one[0].entry.container_id)
         )
@@ -404,42 +434,40 @@ class RelocationSearch:
             there = {node: (own.mask & cpus).bit_count() for node, cpus in near.items()}
             holds += [(pool, node, count) for node, count in there.items() if count]
         hints = tuple(hint.nodes.mask for hint in entry.decision.request.hints)
-        sets = self._targets(home, hints, with_cpus=bool(own))
-        if sets:
-            targets = tuple((nodes, self._moved_bytes(amounts, home, nodes)) for nodes in sets)
-            kind = self._kinds.setdefault((tuple(holds), targets), len(self._kinds))
-            yield Movable(entry, home, tuple(holds), amounts, len(own), pool, targets, kind)
+        kind = self._kinds.setdefault((tuple(holds), hints), len(self._kinds))
+        yield Movable(entry, home, tuple(holds), amounts, len(own), pool, hints, kind)
 
-    def _targets(self, home: int, hints: tuple[int, ...], *, with_cpus: bool) -> tuple[int, ...]:
-        """Where somebody on *home* with devices close to *hints* would be as well off; on *home* itself where
-        it is the CPUs that can lie otherwise."""
-        found = self._targets_of.get((home, hints, with_cpus))
+    def _targets(self, movable: Movable) -> tuple[int, ...]:
+        """Where *movable* would be as well off: on as many nodes or fewer, which are no farther apart and no
+        farther from its devices; on the same ones where it is the CPUs that can lie otherwise."""
+        home, hints, key = movable.home, movable.hints, (movable.home, movable.hints, bool(movable.cpus))
+        found = self._targets_of.get(key)
         if found is None:
             topology, width = self._topology, home.bit_count()
             allowed, far = topology.machine.ordinary_nodes.mask, _far(home, hints)
             farthest, sets = topology.distance(home), list[int]()
             for count in range(1, width + 1):
                 self._incomplete |= topology.too_many(allowed, count)
-                sets += [
-                    nodes
-                    for nodes in topology.ranked(allowed, count, {})
-                    if (nodes != home or (with_cpus and width > 1))
-                    and topology.distance(nodes) <= farthest
-                    and _far(nodes, hints) <= far
-                ]
-            found = self._targets_of[home, hints, with_cpus] = tuple(sets)
+                ranked = topology.ranked(allowed, count, {})
+                sets += ranked[: bisect_right(ranked, farthest, key=topology.distance)]
+            if hints:
+                sets = [nodes for nodes in sets if _far(nodes, hints) <= far]
+            if home in sets and not (movable.cpus and width > 1):
+                sets.remove(home)
+            self._rooms.steps += len(sets) // _SETS_A_STEP
+            found = self._targets_of[key] = tuple(sets)
         return found
 
-    def _moved_bytes(self, amounts: Amounts, home: int, nodes: int) -> int:
-        """How much of *amounts* on *home* cannot stay where it lies, at most, on *nodes*."""
-        left = home & ~nodes
-        if left == home:
-            return sum(amounts.values())
+    def _moved_bytes(self, movable: Movable, nodes: int) -> int:
+        """How much of it cannot stay where it lies, at most, on *nodes*."""
+        left = movable.home & ~nodes
+        if left == movable.home:
+            return movable.size_bytes
         capacity = self._flows.capacity
         return sum(
             [
                 min(amount, sum([capacity.get(resource, {}).get(node, 0) for node in bits(left)]))
-                for resource, amount in amounts.items()
+                for resource, amount in movable.amounts.items()
             ]
         )
 
@@ -473,4 +501,4 @@ def _far(nodes: int, hints: Sequence[int]) -> int:
 
 
 def _by_size(movable: Movable) -> tuple[int, str]:
-    return sum(movable.amounts.values()), movable.entry.container_id
+    return movable.size_bytes, movable.entry.container_id

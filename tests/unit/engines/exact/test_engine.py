@@ -305,7 +305,7 @@ def test_a_preferred_wish_gives_way_and_says_so() -> None:
     node.place("first", 600 * MIB)
     second = node.decide(wish("second", 600 * MIB, "0", required=False))
     assert (second.outcome, str(second.placement.mems)) == (Outcome.DEGRADED, "1")
-    assert codes(second) == ["wish-not-granted", "best-set"]
+    assert codes(second) == ["wish-not-granted", "best-set", "fits-after-moves"]
     assert second.reasons[0].text == (
         "prefers node 0: node 0 holds 1Gi; 600Mi are promised to default/g/first-name; "
         "you asked for 600Mi there"

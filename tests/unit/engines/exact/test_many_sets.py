@@ -24,7 +24,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
 from support.decisions import codes
@@ -32,7 +32,9 @@ from support.machines import machine
 
 LONG = 600_000
 """Steps for proofs that take longer than a decision may."""
-RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
+PLANNING = PlacementPolicy(topology=TopologyPolicy.RESTRICTED)
+RESTRICTED = replace(PLANNING, defragment=Defragment.OFF)
+"""Without plans of moves, about which a refusal would say something too."""
 BEST_EFFORT = PlacementPolicy()
 
 
@@ -207,7 +209,7 @@ def test_more_moves_than_a_decision_may_have_are_not_worked_out() -> None:
     claims = [(draw.sample(range(16), draw.randint(1, 3)), 16 * GIB * 8 // 10 // 300) for _ in range(300)]
     hardware, ledger = machine(16, memory_bytes=GIB), promised(claims, flexible=frozenset(range(300)))
     refused, calls = counted(hardware, ledger, 3 * GIB)
-    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room", "shortage"])
+    assert (refused.outcome, codes(refused)) == (Outcome.REFUSED, ["no-room", "shortage", "plan-ended"])
     assert calls < 200_000
 
 
@@ -216,7 +218,7 @@ def counted(hardware: Machine, ledger: Ledger, memory_bytes: int) -> tuple[Decis
     calls: Counter[str] = Counter()
     sys.setprofile(lambda _frame, event, _arg: calls.update([event]))
     try:
-        decision = decide(hardware, ledger, memory_bytes)
+        decision = decide(hardware, ledger, memory_bytes, PLANNING)
     finally:
         sys.setprofile(None)
     return decision, calls["call"]
