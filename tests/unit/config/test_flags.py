@@ -99,6 +99,7 @@ def test_every_flag() -> None:
         "--return-max-move=8Gi",
         "--memory-pressure=off",
         "--page-move-rate=2Gi",
+        "--defragment=off",
         "--percpu-pagelist-high-fraction=64",
         "--shadow",
         "--state-dir=/var/bay",

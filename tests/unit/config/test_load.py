@@ -22,6 +22,7 @@ from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
     CpuRule,
+    Defragment,
     MemoryReservationPolicy,
     OutsideRequests,
     PlacementFiles,
@@ -90,6 +91,7 @@ agentGroup = "watchers"
 logLevel = "debug"
 memoryPressure = "off"
 pageMoveRate = "512Mi"
+defragment = "off"
 percpuPagelistHighFraction = 64
 logFormat = "json"
 recording = "/srv/bayplan/recording"
@@ -107,6 +109,7 @@ FULL = Settings(
     placement_strategy=PlacementStrategy.SPREAD,
     memory_pressure=MemoryPressure.OFF,
     page_move_rate_bytes=512 << 20,
+    defragment=Defragment.OFF,
     list_fraction=64,
     engine="kubelet",
     kubelet_minor=35,

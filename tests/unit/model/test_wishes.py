@@ -74,6 +74,7 @@ def test_every_key_is_documented() -> None:
         ("cpu-kind", "efficiency", Wishes(cpu_kind="efficiency")),
         ("opt-out", "true", Wishes(opted_out=True)),
         ("keep-pages", "true", Wishes(keeps_pages=True)),
+        ("may-move", "false", Wishes(may_move=False)),
         ("opt-out", "false", Wishes()),
         ("exec-cpus", "shared", Wishes(exec_cpus=ExecCpus.SHARED)),
         ("exec-cpus", "first", Wishes(exec_cpus=ExecCpus.FIRST)),

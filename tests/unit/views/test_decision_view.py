@@ -28,6 +28,8 @@ from bayplan.model.decision import (
     QosClass,
     QosSource,
     Reason,
+    Relocation,
+    RelocationPlan,
     Request,
     Shortage,
     TierWish,
@@ -155,6 +157,47 @@ def test_the_json_has_every_number_of_the_shortage() -> None:
         ],
         "moreHolders": 3,
         "text": SHORT.sentence(),
+    }
+
+
+DB = Relocation("a", "d/p/db", NodeSet([1]), NodeSet([2]), CpuSet([4, 5]), CpuSet([8, 9]), 12 * GIB)
+WEB = Relocation("b", "d/p/web", NodeSet([0, 1]), NodeSet([0, 1]), CpuSet([1]), CpuSet([6]))
+
+
+def test_what_would_have_to_move_in_words() -> None:
+    alone = RelocationPlan(NodeSet([1]), (replace(DB, cpus_before=CpuSet(), cpus_after=CpuSet()),))
+    assert sentences.relocation_plan(alone, 3 * GIB, Outcome.REFUSED) == (
+        "fits if d/p/db moves from node 1 to node 2: 12Gi, some 4 s"
+    )
+    both = RelocationPlan(NodeSet([1]), (DB, WEB), proven=False)
+    assert sentences.relocation_plan(both, GIB, Outcome.DEGRADED) == (
+        "would be as asked if d/p/db moves from node 1 to node 2 (CPUs 4-5 to 8-9) and "
+        "d/p/web moves on nodes 0-1 from CPUs 1 to 6: 12Gi, some 12 s; the search ended: less may do"
+    )
+    assert sentences.relocation_plan(RelocationPlan(NodeSet([1]), (WEB,)), GIB, Outcome.REFUSED).endswith(
+        ": no memory"
+    )
+
+
+def test_the_json_has_every_number_of_the_plan() -> None:
+    view = decision_view(replace(REFUSED, plan=RelocationPlan(NodeSet([1]), (DB,))))
+    assert decision_view(REFUSED)["plan"] is None
+    assert view["plan"] == {
+        "nodes": "1",
+        "proven": True,
+        "movedBytes": 12 * GIB,
+        "moves": [
+            {
+                "id": "a",
+                "name": "d/p/db",
+                "before": "1",
+                "after": "2",
+                "cpusBefore": "4-5",
+                "cpusAfter": "8-9",
+                "movedBytes": 12 * GIB,
+                "text": sentences.relocation(DB),
+            }
+        ],
     }
 
 

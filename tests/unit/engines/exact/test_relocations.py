@@ -1,0 +1,229 @@
+"""Who is named in a plan of moves, and who is not; the property beside it has the search."""
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.decision import (
+    Affinity,
+    Claim,
+    CpuUse,
+    CpuWish,
+    Decision,
+    EvenHugepagesWish,
+    Interval,
+    MemoryPolicyMode,
+    MemoryPolicySetting,
+    MemoryPolicyWish,
+    NodeWish,
+    Outcome,
+    Placement,
+    PodTotals,
+    QosClass,
+    QosSource,
+    Request,
+    TierWish,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
+from bayplan.model.policy import CpuAlignment, PlacementPolicy, TopologyPolicy, TopologyScope
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from support.machines import machine
+
+SINGLE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+FITS_AFTER_MOVES = "fits-after-moves"
+
+
+def asking(name: str, memory_bytes: int, cpus: int = 0) -> Request:
+    memory = Interval(memory_bytes, memory_bytes, "limit")
+    return Request(
+        name,
+        f"pod-{name}",
+        name,
+        QosClass.GUARANTEED,
+        QosSource.CGROUP_PARENT,
+        memory,
+        memory_bytes,
+        cpu_milli=1000 * cpus,
+        exclusive_cpus=cpus,
+    )
+
+
+def entry(name: str, node: int, memory_bytes: int, *cpus: int) -> Entry:
+    mems = NodeSet([node])
+    placement = Placement(mems, CpuSet(cpus), claim=Claim(mems, {"memory": memory_bytes}))
+    return Entry(Decision(asking(name, memory_bytes, len(cpus)), Outcome.PLACED, placement))
+
+
+def with_request(one: Entry, **changes: object) -> Entry:
+    return replace(one, decision=replace(one.decision, request=replace(one.decision.request, **changes)))
+
+
+def with_placement(one: Entry, **changes: object) -> Entry:
+    return replace(one, decision=replace(one.decision, placement=replace(one.decision.placement, **changes)))
+
+
+def with_claim(one: Entry, **changes: object) -> Entry:
+    claim = one.decision.placement.claim
+    assert claim is not None
+    return with_placement(one, claim=replace(claim, **changes))
+
+
+def decided(
+    hardware: Machine, request: Request, *entries: Entry, policy: PlacementPolicy = SINGLE
+) -> Decision:
+    return ExactEngine().decide(hardware, policy, Ledger.of(entries), request)
+
+
+def moves(decision: Decision) -> list[tuple[str, str, str]]:
+    plan = decision.plan
+    assert (plan is not None) == (FITS_AFTER_MOVES in [reason.code for reason in decision.reasons])
+    return [(one.name, str(one.before), str(one.after)) for one in plan.relocations] if plan else []
+
+
+def test_a_request_for_what_is_free_in_pieces_names_who_would_have_to_move() -> None:
+    refused = decided(
+        machine(2), asking("new", 600 * MIB), entry("a", 0, 500 * MIB), entry("b", 1, 450 * MIB)
+    )
+    assert refused.outcome is Outcome.REFUSED
+    assert moves(refused) == [("b", "1", "0")]
+    assert refused.plan is not None
+    assert (refused.plan.moved_bytes, str(refused.plan.nodes)) == (450 * MIB, "1")
+
+
+STAYING = {
+    "may not move": with_request(entry("b", 1, 450 * MIB), may_move=False),
+    "keeps its pages": with_request(entry("b", 1, 450 * MIB), keeps_pages=True),
+    "opted out": with_request(entry("b", 1, 450 * MIB), opted_out=True),
+    "pinned nodes": with_request(entry("b", 1, 450 * MIB), pinned_mems=NodeSet([1])),
+    "pinned CPUs": with_request(entry("b", 1, 450 * MIB), pinned_cpus=CpuSet([4])),
+    "wishes nodes": with_request(entry("b", 1, 450 * MIB), nodes=NodeWish(NodeSet([1]))),
+    "wishes a tier": with_request(entry("b", 1, 450 * MIB), tier=TierWish(0)),
+    "even huge pages": with_request(entry("b", 1, 450 * MIB), even_hugepages=EvenHugepagesWish(1)),
+    "memory policy": with_request(
+        entry("b", 1, 450 * MIB), memory_policy=MemoryPolicyWish(MemoryPolicyMode.LOCAL)
+    ),
+    "memory policy of its spec": with_request(
+        entry("b", 1, 450 * MIB), given_policy=MemoryPolicySetting(MemoryPolicyMode.BIND, NodeSet([1]))
+    ),
+    "not on the nodes it was placed on": with_placement(
+        entry("b", 1, 450 * MIB), original_nodes=NodeSet([0])
+    ),
+    "lacks a part": with_claim(entry("b", 1, 450 * MIB), short_bytes={"memory": 1}),
+    "divided by its devices": with_claim(entry("b", 1, 450 * MIB), shares={1: 1}),
+    "found running": replace(
+        entry("b", 1, 450 * MIB),
+        decision=replace(entry("b", 1, 450 * MIB).decision, outcome=Outcome.ADOPTED),
+    ),
+    "pod as a whole": with_request(
+        entry("b", 1, 450 * MIB), pod_level=True, pod_totals=PodTotals(450 * MIB, 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("why", STAYING)
+def test_who_stays_is_in_no_plan(why: str) -> None:
+    staying = entry("a", 0, 500 * MIB)
+    staying = with_request(staying, may_move=False)
+    refused = decided(machine(2), asking("new", 600 * MIB), staying, STAYING[why])
+    assert (refused.outcome, moves(refused)) == (Outcome.REFUSED, [])
+
+
+def test_cpus_are_in_pieces_too() -> None:
+    """Three of four CPUs are wanted on one node, and each has two left; CPU 0 is reserved."""
+    taken = [entry("a", 0, MIB, 1), entry("b", 1, 2 * MIB, 4, 5)]
+    refused = decided(machine(2), asking("new", MIB, 3), *taken)
+    assert moves(refused) == [("a", "0", "1")]
+    assert refused.plan is not None
+    (move,) = refused.plan.relocations
+    assert (str(move.cpus_before), str(move.cpus_after), move.moved_bytes) == ("1", "6", MIB)
+
+
+def test_cpus_alone_move_where_memory_is_anywhere() -> None:
+    """A Burstable container has CPUs by a wish, and its memory is confined to no node."""
+    wish = CpuWish(CpuUse.EXCLUSIVE)
+    free = with_request(entry("a", 0, MIB, 1), qos=QosClass.BURSTABLE, memory_limit_bytes=None, cpus=wish)
+    free = with_placement(free, mems=None, claim=Claim(NodeSet([0, 1]), {"memory": MIB}))
+    refused = decided(machine(2), asking("new", MIB, 3), free, entry("b", 1, 2 * MIB, 4, 5))
+    assert refused.plan is not None
+    (move,) = refused.plan.relocations
+    assert (str(move.cpus_after), move.moved_bytes) == ("6", 0)
+
+
+def test_cpus_move_within_the_nodes_of_their_container() -> None:
+    wide = entry("a", 0, MIB, 1)
+    wide = with_placement(wide, mems=NodeSet([0, 1]), claim=Claim(NodeSet([0, 1]), {"memory": MIB}))
+    restricted = replace(SINGLE, topology=TopologyPolicy.RESTRICTED)
+    refused = decided(machine(2), asking("new", MIB, 3), wide, entry("b", 1, 2 * MIB, 4), policy=restricted)
+    assert refused.outcome is Outcome.PLACED
+    refused = decided(
+        machine(2), asking("new", MIB, 3), wide, entry("b", 1, 2 * MIB, 4, 5), policy=restricted
+    )
+    assert moves(refused) == [("a", "0-1", "0-1")]
+    assert refused.plan is not None
+    assert refused.plan.moved_bytes == 0
+
+
+def test_whole_cores_stay_whole() -> None:
+    """With full-pcpus-only a core of which somebody has a part is no room."""
+    hardware = machine(2, cpus_per_node=6, threads_per_core=2)
+    policy = replace(SINGLE, cpu_alignment=CpuAlignment(full_pcpus_only=True), reserved_cpus=CpuSet([0, 1]))
+    taken = [entry("a", 0, MIB, 2, 3), entry("b", 1, 2 * MIB, 6, 7)]
+    refused = decided(
+        hardware, asking("new", MIB, 4), *taken[:1], entry("c", 1, MIB, 6, 7, 8, 9), policy=policy
+    )
+    assert moves(refused) == [("a", "0", "1")]
+    one_each = [entry("a", 0, MIB, 2), entry("c", 1, MIB, 6, 7, 8), entry("d", 1, MIB, 10)]
+    assert moves(decided(hardware, asking("new", MIB, 4), *one_each, policy=policy)) == []
+
+
+def test_under_the_scope_pod_only_who_is_alone_in_its_pod_moves() -> None:
+    aligned = with_placement(entry("b", 1, 450 * MIB), affinity=Affinity(NodeSet([1]), preferred=True))
+    others = [entry("a", 0, 500 * MIB), with_request(entry("c", 1, MIB), pod_id="pod-b")]
+    others = [with_request(one, may_move=False) for one in others]
+    engine = ExactEngine(TopologyScope.POD)
+    for beside, expected in ((others[:1], [("b", "1", "0")]), (others, [])):
+        ledger = Ledger.of([aligned, *beside])
+        assert moves(engine.decide(machine(2), SINGLE, ledger, asking("new", 600 * MIB))) == expected
+
+
+def test_huge_pages_are_in_pieces_too() -> None:
+    hardware = machine(2, hugepages_bytes={2 * MIB: 64 * MIB})
+
+    def paged(name: str, node: int, pages: int) -> Entry:
+        amounts = {"memory": MIB, "hugepages-2Mi": pages * 2 * MIB}
+        one = with_claim(entry(name, node, MIB), amounts_bytes=amounts)
+        return with_request(one, hugepages_bytes={"hugepages-2Mi": pages * 2 * MIB})
+
+    asked = replace(asking("new", MIB), hugepages_bytes={"hugepages-2Mi": 40 * MIB})
+    refused = decided(hardware, asked, paged("a", 0, 16), paged("b", 1, 15))
+    assert moves(refused) == [("b", "1", "0")]
+    assert refused.plan is not None
+    assert refused.plan.moved_bytes == 31 * MIB
+
+
+def test_where_more_is_promised_than_there_is_nothing_is_planned() -> None:
+    """A node that lost memory takes nothing new, and what moves would do there is not known."""
+    refused = decided(
+        machine(2, memory_bytes=GIB),
+        asking("new", 600 * MIB),
+        entry("a", 0, 2 * GIB),
+        entry("b", 1, 450 * MIB),
+    )
+    assert (refused.outcome, moves(refused)) == (Outcome.REFUSED, [])
+
+
+def test_what_is_not_free_in_sum_is_known_at_once() -> None:
+    taken = [entry(f"c{number:03}", number % 8, 100 * MIB) for number in range(72)]
+    engine = ExactEngine(max_steps=400)
+    refused = engine.decide(machine(8), SINGLE, Ledger.of(taken), asking("new", 993 * MIB))
+    assert refused.plan is None
+    assert "plan-ended" not in [reason.code for reason in refused.reasons]
+
+
+def test_a_wish_that_gives_way_says_what_it_would_take() -> None:
+    wish = replace(asking("new", 600 * MIB), nodes=NodeWish(NodeSet([0])))
+    placed = decided(machine(2), wish, entry("a", 0, 450 * MIB), policy=PlacementPolicy())
+    assert (placed.outcome, str(placed.placement.mems)) == (Outcome.DEGRADED, "1")
+    assert moves(placed) == [("a", "0", "1")]
