@@ -1,4 +1,4 @@
-"""The same pods on three allocators: ``python tests/bench/replay.py [--seeds N] [--events N]``.
+"""The same pods on three allocators: ``python tests/bench/replay.py [--seeds N] [--events N] [--trace FILE]``.
 
 Random traces of Guaranteed pods that come and go on machines of 2 to 8 nodes of 64 GiB, never more than 95 %
 of the machine at once: all of it would fit somehow. Played on the `exact` engine, on kubelet's rules (the
@@ -7,16 +7,23 @@ program in libmem/. Prints per machine and allocator: pods and memory accepted, 
 distances, other containers moved, and hidden overcommit: moments (after an event) at which some set of nodes
 is promised more than it has, by brute force over all sets, and the worst excess.
 
+``exact, restricted + plan`` has every plan of moves carried out; ``moved`` is the memory that this moves.
+
+FILE is a trace of a cluster as Alibaba publishes them (clusterdata, GPU traces of 2023 and 2025): its pods
+come and go in their order on one machine of 8 nodes of 128 GiB and 24 CPUs, of which one is reserved. Who
+does not fit by the sums of CPUs and memory is passed over, as if another machine of the cluster took it.
+
 libmem must be told where to begin: at the least promised node and as many of its neighbours as the size
 takes, as nri-plugins' policies do. It moves containers for others; so may `exact`.
 """
 
 import argparse
+import csv
 import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -32,14 +39,16 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.quantity import GIB
+from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
+from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.simulate.manifest import plan_manifest, sizes_manifest
 from bayplan.simulate.rehearsal import Rehearsal
+from support.relocations import carried_out
 
 SIZES = (2, 4, 8)
 NODE_BYTES, CPUS = 64 * GIB, 8
+OF_A_TRACE = (8, 24, 128 * GIB)
 MOST = 0.95
 LIBMEM = Path(__file__).parent / "libmem"
 
@@ -50,13 +59,14 @@ class Pod:
 
     name: str
     size_bytes: int
+    milli_cpus: int = 500
 
 
 Event = tuple[str, Pod]
 """``come`` or ``go``, and who."""
 
 
-def machine(nodes: int) -> Machine:
+def machine(nodes: int, cpus: int = CPUS, node_bytes: int = NODE_BYTES) -> Machine:
     """Two nodes to a socket: 10 at home, 12 in the socket, 21 in the neighbouring one, 31 beyond."""
 
     def distance(a: int, b: int) -> int:
@@ -68,14 +78,14 @@ def machine(nodes: int) -> Machine:
         tuple(
             Node(
                 node,
-                CpuSet(range(node * CPUS, (node + 1) * CPUS)),
-                NODE_BYTES,
+                CpuSet(range(node * cpus, (node + 1) * cpus)),
+                node_bytes,
                 distances={other: distance(node, other) for other in range(nodes)},
             )
             for node in range(nodes)
         ),
         tuple(
-            Cpu(cpu, cpu, cpu // CPUS // 2, cpu // CPUS, cpu // CPUS * CPUS) for cpu in range(nodes * CPUS)
+            Cpu(cpu, cpu, cpu // cpus // 2, cpu // cpus, cpu // cpus * cpus) for cpu in range(nodes * cpus)
         ),
     )
 
@@ -98,12 +108,45 @@ def trace(nodes: int, events: int, seed: int) -> list[Event]:
     return found
 
 
+def public_trace(path: Path, hardware: Machine, events: int) -> list[Event]:
+    """The first *events* of a trace of a cluster, on *hardware*, by the pods that came and went within it."""
+    moments: list[tuple[float, bool, Pod]] = []
+    with path.open(newline="") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            if "memory_mib" in row:
+                size_bytes, milli = int(row["memory_mib"]) * MIB, int(row["cpu_milli"])
+            else:
+                size_bytes, milli = int(float(row["memory_limit"]) * GIB), int(float(row["cpu_limit"]) * 1000)
+            if not (size_bytes and milli and row["creation_time"] and row["deletion_time"]):
+                continue
+            pod = Pod(f"p{number}", size_bytes, milli)
+            moments.append((float(row["creation_time"]), True, pod))
+            moments.append((float(row["deletion_time"]), False, pod))
+    most_bytes = sum(node.memory_bytes for node in hardware.nodes) * MOST
+    most_milli = (len(hardware.cpus) - 1) * 1000
+    found, alive = list[Event](), dict[str, Pod]()
+    for _, comes, pod in sorted(moments, key=lambda one: one[:2]):
+        if comes:
+            size_bytes = pod.size_bytes + sum(one.size_bytes for one in alive.values())
+            milli = pod.milli_cpus + sum(one.milli_cpus for one in alive.values())
+            if size_bytes <= most_bytes and milli <= most_milli:
+                alive[pod.name] = pod
+                found.append(("come", pod))
+        elif alive.pop(pod.name, None) is not None:
+            found.append(("go", pod))
+        if len(found) >= events:
+            break
+    return found
+
+
 class Allocator(Protocol):
     """What is compared. ``sets`` has the nodes and bytes of everybody who is in."""
 
     name: str
     sets: Mapping[str, tuple[NodeSet, int]]
     moves: int
+    moved_bytes: int
+    degraded: int
 
     def come(self, pod: Pod) -> bool:
         """Let a pod in; whether it was."""
@@ -113,22 +156,34 @@ class Allocator(Protocol):
 
 
 class Ours:
-    """An engine of ours, decided and booked as the daemon does it."""
+    """An engine of ours, decided and booked as the daemon does it; with *moving*, plans are carried out."""
 
-    def __init__(self, name: str, hardware: Machine, engine: Engine, policy: TopologyPolicy) -> None:
-        self.name = f"{name}, {policy.value}"
-        self.rehearsal = Rehearsal(hardware, PlacementPolicy(topology=policy), engine)
-        self.moves = 0
+    def __init__(
+        self, name: str, hardware: Machine, engine: Engine, policy: TopologyPolicy, *, moving: bool = False
+    ) -> None:
+        self.name = f"{name}, {policy.value}{' + plan' if moving else ''}"
+        planned = Defragment.PLAN if moving else Defragment.OFF
+        self.rehearsal = Rehearsal(hardware, PlacementPolicy(topology=policy, defragment=planned), engine)
+        self.moves = self.moved_bytes = self.degraded = 0
+        self._moving = moving
 
     @property
     def sets(self) -> Mapping[str, tuple[NodeSet, int]]:
         return dict(promises(self.rehearsal.ledger, self.rehearsal.machine))
 
     def come(self, pod: Pod) -> bool:
-        manifest = sizes_manifest(pod.name, memory=str(pod.size_bytes), cpus="500m")
+        manifest = sizes_manifest(pod.name, memory=str(pod.size_bytes), cpus=f"{pod.milli_cpus}m")
         (planned,) = plan_manifest(manifest, self.rehearsal.machine)
         (decision,) = self.rehearsal.admit(planned)
+        plan = decision.plan
+        if plan is not None and self._moving:
+            self.go(pod)
+            self.rehearsal.ledger = carried_out(self.rehearsal.ledger, plan)
+            self.moves += len(plan.relocations)
+            self.moved_bytes += plan.moved_bytes
+            (decision,) = self.rehearsal.admit(planned)
         self.moves += len(decision.moves)
+        self.degraded += decision.outcome is Outcome.DEGRADED
         return decision.outcome is not Outcome.REFUSED
 
     def go(self, pod: Pod) -> None:
@@ -141,7 +196,7 @@ class Libmem:
     def __init__(self, hardware: Machine, program: Path) -> None:
         self.name = "libmem"
         self.machine = hardware
-        self.moves = 0
+        self.moves = self.moved_bytes = self.degraded = 0
         self.sets: dict[str, tuple[NodeSet, int]] = {}
         self._process = subprocess.Popen(
             [program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -189,7 +244,7 @@ class Libmem:
                 load[node] += size_bytes / len(nodes)
         home = min(load, key=lambda node: (load[node], node))
         near = sorted(load, key=lambda node: (self.machine.distance(home, node), load[node], node))
-        return NodeSet(near[: -(-pod.size_bytes // NODE_BYTES)])
+        return NodeSet(near[: -(-pod.size_bytes // self.machine.nodes[0].memory_bytes)])
 
 
 def promises(ledger: Ledger, hardware: Machine) -> Iterator[tuple[str, tuple[NodeSet, int]]]:
@@ -204,7 +259,8 @@ def hidden_bytes(hardware: Machine, sets: Mapping[str, tuple[NodeSet, int]]) -> 
     """The worst excess over all sets of nodes: promised within the set, less what it has."""
     nodes = tuple(hardware.node_ids)
     return max(
-        sum(size for where, size in sets.values() if where <= chosen) - len(chosen) * NODE_BYTES
+        sum(size for where, size in sets.values() if where <= chosen)
+        - sum(hardware.node_by_id[node].memory_bytes for node in chosen)
         for count in range(1, len(nodes) + 1)
         for chosen in (NodeSet(members) for members in combinations(nodes, count))
     )
@@ -221,6 +277,8 @@ class Score:
     nodes: int = 0
     distance: int = 0
     moves: int = 0
+    moved_bytes: int = 0
+    degraded: int = 0
     moments: int = 0
     hidden_moments: int = 0
     worst_bytes: int = 0
@@ -245,12 +303,15 @@ class Score:
             self.hidden_moments += excess > 0
             self.worst_bytes = max(self.worst_bytes, excess)
         self.moves += allocator.moves
+        self.moved_bytes += allocator.moved_bytes
+        self.degraded += allocator.degraded
 
     def row(self, nodes: int, name: str) -> str:
         pods, work = self.accepted / self.pods, self.accepted_bytes / self.offered_bytes
         return (
-            f"{nodes:5} {name:24} {pods:8.1%} {work:8.1%} {self.nodes / max(1, self.accepted):6.2f}"
-            f" {self.distance:9} {self.moves:6} {self.hidden_moments:7} of {self.moments}"
+            f"{nodes:5} {name:24} {pods:8.1%} {work:8.1%} {self.degraded:8}"
+            f" {self.nodes / max(1, self.accepted):6.2f} {self.distance:9} {self.moves:6}"
+            f" {self.moved_bytes / GIB:6.0f} GiB {self.hidden_moments:7} of {self.moments}"
             f" {self.worst_bytes / GIB:6.0f} GiB"
         )
 
@@ -258,6 +319,7 @@ class Score:
 def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
         yield Ours("exact", hardware, ExactEngine(), policy)
+    yield Ours("exact", hardware, ExactEngine(), TopologyPolicy.RESTRICTED, moving=True)
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
         yield Ours("kubelet", hardware, KubeletEngine(), policy)
     if program is not None:
@@ -272,6 +334,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10, help="traces per machine")
     parser.add_argument("--events", type=int, default=150, help="arrivals and departures per trace")
+    parser.add_argument("--trace", type=Path, action="append", default=[], help="a public trace instead")
     options = parser.parse_args()
     try:
         program = compiled(LIBMEM, "libmem-replay")
@@ -279,17 +342,26 @@ def main() -> None:
         program = None
         print(f"Without libmem: {error}")
     print(
-        f"{'nodes':>5} {'allocator':24} {'pods':>8} {'memory':>8} {'width':>6} {'distance':>9} {'moves':>6}"
-        f" {'hidden overcommit':>17} {'worst':>10}"
+        f"{'nodes':>5} {'allocator':24} {'pods':>8} {'memory':>8} {'degraded':>8} {'width':>6}"
+        f" {'distance':>9} {'moves':>6} {'moved':>10} {'hidden overcommit':>17} {'worst':>10}"
     )
-    for nodes in SIZES:
-        hardware, scores = machine(nodes), dict[str, Score]()
-        for seed in range(options.seeds):
-            events = trace(nodes, options.events, seed)
-            for allocator in allocators(hardware, program):
-                scores.setdefault(allocator.name, Score()).play(hardware, allocator, events)
-        for name, score in scores.items():
-            print(score.row(nodes, name))
+    for path in options.trace:
+        hardware = machine(*OF_A_TRACE)
+        print(path.name)
+        compare(hardware, program, [public_trace(path, hardware, options.events)])
+    for nodes in () if options.trace else SIZES:
+        traces = [trace(nodes, options.events, seed) for seed in range(options.seeds)]
+        compare(machine(nodes), program, traces)
+
+
+def compare(hardware: Machine, program: Path | None, traces: Iterable[list[Event]]) -> None:
+    """Play *traces* on all allocators, and print a row for each."""
+    scores = dict[str, Score]()
+    for events in traces:
+        for allocator in allocators(hardware, program):
+            scores.setdefault(allocator.name, Score()).play(hardware, allocator, events)
+    for name, score in scores.items():
+        print(score.row(len(hardware.nodes), name), flush=True)
 
 
 if __name__ == "__main__":

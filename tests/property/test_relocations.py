@@ -22,7 +22,6 @@ from bayplan.model.decision import (
     Placement,
     QosClass,
     QosSource,
-    RelocationPlan,
     Request,
 )
 from bayplan.model.ledger import Entry, Ledger
@@ -31,6 +30,7 @@ from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
+from support.relocations import carried_out
 
 SINGLE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 RESTRICTED = replace(SINGLE, topology=TopologyPolicy.RESTRICTED)
@@ -225,21 +225,6 @@ def decided(one: Scene, steps: int = UNBOUNDED) -> Decision:
     return ExactEngine(max_steps=steps).decide(one.machine, one.policy, one.ledger, one.request)
 
 
-def carried_out(one: Scene, plan: RelocationPlan) -> Ledger:
-    ledger = one.ledger
-    for move in plan.relocations:
-        entry = ledger.entries[move.container_id]
-        claim = entry.decision.placement.claim
-        assert claim is not None
-        claim = replace(claim, nodes=move.after)
-        placement = replace(
-            entry.decision.placement, mems=move.after, exclusive_cpus=move.cpus_after, claim=claim
-        )
-        ledger = ledger.without(move.container_id)
-        ledger = ledger.with_entry(replace(entry, decision=replace(entry.decision, placement=placement)))
-    return ledger
-
-
 def check_sound(one: Scene, decision: Decision) -> None:
     """What the plan says can be done, and then the request is placed as it was asked."""
     plan = decision.plan
@@ -254,7 +239,7 @@ def check_sound(one: Scene, decision: Decision) -> None:
         assert len(move.cpus_after) == entry.decision.request.exclusive_cpus
         assert move.cpus_after <= one.machine.cpus_of(move.after)
         assert move.moved_bytes == moved_bytes(one.machine, entry, move.after)
-    after = carried_out(one, plan)
+    after = carried_out(one.ledger, plan)
     every = list(
         chain.from_iterable(entry.decision.placement.exclusive_cpus for entry in after.entries.values())
     )
