@@ -1,4 +1,4 @@
-"""The same pods on three allocators: ``python tests/bench/replay.py [--seeds N] [--events N] [--trace FILE]``.
+"""The same pods on three allocators: ``python tests/bench/replay.py [--seeds N] [--events N] [--trace F]``.
 
 Random traces of Guaranteed pods that come and go on machines of 2 to 8 nodes of 64 GiB, never more than 95 %
 of the machine at once: all of it would fit somehow. Played on the `exact` engine, on kubelet's rules (the
@@ -9,7 +9,7 @@ is promised more than it has, by brute force over all sets, and the worst excess
 
 ``exact, restricted + plan`` has every plan of moves carried out; ``moved`` is the memory that this moves.
 
-FILE is a trace of a cluster as Alibaba publishes them (clusterdata, GPU traces of 2023 and 2025): its pods
+F is a trace of a cluster as Alibaba publishes them (clusterdata, GPU traces of 2023 and 2025): its pods
 come and go in their order on one machine of 8 nodes of 128 GiB and 24 CPUs, of which one is reserved. Who
 does not fit by the sums of CPUs and memory is passed over, as if another machine of the cluster took it.
 
