@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.confined import PLAN_ENDED
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -96,7 +97,7 @@ def claimed_bytes(ledger: Ledger) -> int:
 
 def fits(hardware: Machine, policy: PlacementPolicy, ledger: Ledger, memory: int, cpus: int) -> bool:
     off = replace(policy, defragment=Defragment.OFF)
-    decision = ExactEngine().decide(hardware, off, ledger, asking("new", memory, cpus))
+    decision = ExactEngine().decide(Basis(hardware, off, ledger), asking("new", memory, cpus))
     return decision.outcome is Outcome.PLACED
 
 
@@ -222,7 +223,7 @@ def best(one: Scene) -> tuple[int, int] | None:
 
 
 def decided(one: Scene, steps: int = UNBOUNDED) -> Decision:
-    return ExactEngine(max_steps=steps).decide(one.machine, one.policy, one.ledger, one.request)
+    return ExactEngine(max_steps=steps).decide(Basis(one.machine, one.policy, one.ledger), one.request)
 
 
 def check_sound(one: Scene, decision: Decision) -> None:

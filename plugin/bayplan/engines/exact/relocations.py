@@ -28,7 +28,6 @@ from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
 from bayplan.engines.exact.flow import Loads, bits, crosses
 from bayplan.engines.exact.resources import ResourceFlows, claim_of
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.engines.interface import exclusive_candidates
 from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import (
     Claim,
@@ -278,7 +277,7 @@ class RelocationSearch:
     def _asked(self, attempt: Attempt) -> dict[int, Demand]:
         """What *attempt* asks for on each of the sets that it may end on."""
         question, area = attempt.question, attempt.area
-        pool = self._pool_of(self._request, self._exclusive.free) if question.cpus else ""
+        pool = self._pool_of(self._request, CpuSet.of_mask(self._exclusive.free)) if question.cpus else ""
         unasked = replace(attempt, question=replace(question, cpus=0))
         targets = list(islice(unasked.targets(), _MOST_TARGETS + 1))
         width = min(area.widest, area.allowed.bit_count())
@@ -376,6 +375,7 @@ class RelocationSearch:
     def _with_cpus(self, nodes: int) -> tuple[Relocation, ...] | None:
         """Everybody that moves with its CPUs, the request having its own on *nodes*; None if some cannot be
         had."""
+        basis = self._flows.basis
         ledger = self._ledger
         for movable, _ in self._chosen:
             ledger = ledger.without(movable.entry.container_id)
@@ -387,7 +387,7 @@ class RelocationSearch:
             count = self._exclusive.count if one is None else one.cpus
             if not count:
                 continue
-            exclusive = ExclusiveCpus(self._topology, self._flows.policy, ledger, request, None)
+            exclusive = ExclusiveCpus(self._topology, basis.with_ledger(ledger), request, None)
             mems = NodeSet.of_mask(target)
             taken = exclusive.take(mems)
             away = exclusive.away_from(mems, taken.cpus)
@@ -421,7 +421,7 @@ class RelocationSearch:
     def _movable(self, entry: Entry, own: CpuSet, *, confined: bool) -> Iterator[Movable]:
         """*entry* as one that may go elsewhere: with its memory if that is *confined*, else its *own* CPUs
         alone."""
-        claim, near, pool = claim_of(entry), self._topology.near_masks, ""
+        claim, pool = claim_of(entry), ""
         amounts = claim.amounts_bytes if claim is not None and confined else {}
         home = self._topology.nodes_near(own).mask
         if amounts and claim is not None:
@@ -431,7 +431,7 @@ class RelocationSearch:
             if not own <= self._topology.machine.online_cpus:
                 return
             pool = self._pool_of(entry.decision.request, own)
-            there = {node: (own.mask & cpus).bit_count() for node, cpus in near.items()}
+            there = self._topology.counted(own.mask)
             holds += [(pool, node, count) for node, count in there.items() if count]
         hints = tuple(hint.nodes.mask for hint in entry.decision.request.hints)
         kind = self._kinds.setdefault((tuple(holds), hints), len(self._kinds))
@@ -478,13 +478,11 @@ class RelocationSearch:
         kind = next((name for name, some in machine.cpus_by_kind.items() if cpus <= some), "")
         pool = f"cpus {kind}{' isolated' if isolated else ''}"
         if pool not in self._free:
-            free = exclusive_candidates(machine, policy, self._ledger, isolated=isolated)
-            free &= machine.cpus_by_kind.get(kind, free)
-            mask = free.mask
+            free = self._flows.basis.exclusive_candidates(isolated=isolated)
+            mask = (free & machine.cpus_by_kind.get(kind, free)).mask
             if policy.cpu_alignment.full_pcpus_only:
                 mask = self._topology.cpu_layout.whole_cores(mask)
-            near = self._topology.near_masks
-            self._free[pool] = {node: (some & mask).bit_count() for node, some in near.items()}
+            self._free[pool] = self._topology.counted(mask)
         return pool
 
 

@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Affinity,
     Claim,
@@ -73,7 +74,7 @@ def with_claim(one: Entry, **changes: object) -> Entry:
 def decided(
     hardware: Machine, request: Request, *entries: Entry, policy: PlacementPolicy = SINGLE
 ) -> Decision:
-    return ExactEngine().decide(hardware, policy, Ledger.of(entries), request)
+    return ExactEngine().decide(Basis(hardware, policy, Ledger.of(entries)), request)
 
 
 def moves(decision: Decision) -> list[tuple[str, str, str]]:
@@ -185,7 +186,7 @@ def test_under_the_scope_pod_only_who_is_alone_in_its_pod_moves() -> None:
     engine = ExactEngine(TopologyScope.POD)
     for beside, expected in ((others[:1], [("b", "1", "0")]), (others, [])):
         ledger = Ledger.of([aligned, *beside])
-        assert moves(engine.decide(machine(2), SINGLE, ledger, asking("new", 600 * MIB))) == expected
+        assert moves(engine.decide(Basis(machine(2), SINGLE, ledger), asking("new", 600 * MIB))) == expected
 
 
 def test_huge_pages_are_in_pieces_too() -> None:
@@ -217,7 +218,7 @@ def test_where_more_is_promised_than_there_is_nothing_is_planned() -> None:
 def test_what_is_not_free_in_sum_is_known_at_once() -> None:
     taken = [entry(f"c{number:03}", number % 8, 100 * MIB) for number in range(72)]
     engine = ExactEngine(max_steps=400)
-    refused = engine.decide(machine(8), SINGLE, Ledger.of(taken), asking("new", 993 * MIB))
+    refused = engine.decide(Basis(machine(8), SINGLE, Ledger.of(taken)), asking("new", 993 * MIB))
     assert refused.plan is None
     assert "plan-ended" not in [reason.code for reason in refused.reasons]
 
