@@ -7,10 +7,10 @@ killed in between, the next release writes all of them again.
 
 import logging
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bayplan.admin.questions import Question
 from bayplan.admin_protocol import API_VERSION
@@ -21,7 +21,9 @@ from bayplan.files import check_kind
 from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup, paths_by_id
 from bayplan.host.cpu_lists import SYSCTL, CpuListLimit
-from bayplan.host.hierarchy import MEMORY, Hierarchy
+from bayplan.host.cpu_partitions import CpuPartitions
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.irq_affinity import IrqAffinity
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.memory_high import KernelAttributes, release_all
@@ -29,17 +31,58 @@ from bayplan.model.ledger import Entry
 from bayplan.placement.release import GivenBack, given_back, to_give_back
 from bayplan.state import Step, Store
 from bayplan.views.snapshot import Snapshot
+from bayplan.views.status import View
 
 logger = logging.getLogger(__name__)
 
+_NOTHING_CHANGED: Final[View] = {"sysctls": {}, "partitions": [], "irqs": {}}
 GONE: Final = "gone"
 GIVEN_BACK: Final = "given back"
 
 
+class KernelSettings(NamedTuple):
+    """What of the kernel's is not a container's alone: what is changed of it is recorded in the state
+    directory."""
+
+    cpu_lists: CpuListLimit
+    partitions: CpuPartitions
+    irqs: IrqAffinity
+
+    @classmethod
+    def recorded(cls, hierarchy: Hierarchy, directory: Path) -> "KernelSettings":
+        """What the state *directory* says."""
+        return cls(
+            CpuListLimit(directory, hierarchy.root),
+            CpuPartitions.recorded(hierarchy.mounts[CPUSET], directory, hierarchy.root),
+            IrqAffinity(directory, hierarchy.root),
+        )
+
+    def changed(self) -> View:
+        """What is not as it was, for a view."""
+        fraction = self.cpu_lists.to_restore
+        return {
+            "sysctls": {} if fraction is None else {SYSCTL: fraction},
+            "partitions": sorted(self.partitions.held),
+            "irqs": dict(self.irqs.to_restore),
+        }
+
+    def restore(self) -> None:
+        """Have all as it was. What the kernel will not let go is logged."""
+        self.cpu_lists.restore()
+        for error in self.partitions.give_all_back().values():
+            logger.warning("a partition cannot be given back", extra={"problem": str(error)})
+        self.irqs.restore()
+
+
 def releasing(
-    controller: Controller, hierarchy: Hierarchy, cpu_lists: CpuListLimit, in_thread: InThread
+    controller: Controller,
+    settings: KernelSettings,
+    hierarchy: Hierarchy,
+    in_thread: InThread,
+    follow_ledger: Callable[[], Awaitable[None]],
 ) -> Question:
-    """The question ``release``, for the running daemon; a ``dryRun`` changes nothing."""
+    """The question ``release``, for the running daemon; a ``dryRun`` changes nothing. *follow_ledger* has
+    partitions and interrupts be as the ledger says."""
 
     async def release(_: Snapshot, request: Mapping[str, object]) -> dict[str, Any]:
         shadow_mode.check_off("CPUs and nodes of containers")
@@ -52,12 +95,14 @@ def releasing(
                     ledger = ledger.with_entry(given_back(ledger.entries[one.container_id]))
                 transaction.accept(ledger=ledger)
         outcomes: dict[str, str] = {}
-        sysctls = await in_thread(partial(_sysctls, cpu_lists, dry_run=dry_run))
+        changed = await in_thread(settings.changed)
         if not dry_run:
             await controller.wait_written()
+            await follow_ledger()
+            await in_thread(settings.cpu_lists.restore)
             outcomes = await in_thread(partial(give_back, hierarchy, wanted))
             logger.warning("every container was given back", extra={"containers": len(wanted)})
-        return _view(wanted, outcomes, sysctls, dry_run=dry_run, running=True)
+        return _view(wanted, outcomes, changed, dry_run=dry_run, running=True)
 
     return release
 
@@ -72,10 +117,11 @@ def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry
     """
     check_kind(directory, stat.S_IFDIR, "the daemon's state directory")
     if not directory.is_dir():
-        return _view((), {}, {}, dry_run=dry_run, running=False)
+        return _view((), {}, _NOTHING_CHANGED, dry_run=dry_run, running=False)
     with DirectoryLock(directory):
-        root = Path("/") if hierarchy is None else hierarchy.root
-        sysctls = _sysctls(CpuListLimit(directory, root), dry_run=dry_run)
+        hierarchy = Hierarchy.detect() if hierarchy is None else hierarchy
+        settings = KernelSettings.recorded(hierarchy, directory)
+        changed = settings.changed()
         store = Store.open(directory)
         try:
             entries = {entry.container_id: entry for entry in store.entries()}
@@ -83,12 +129,13 @@ def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry
             outcomes: dict[str, str] = {}
             if not dry_run and wanted:
                 store.commit(Step.of((), unlisted=[given_back(entries[one.container_id]) for one in wanted]))
-                outcomes = give_back(hierarchy or Hierarchy.detect(), wanted)
             if not dry_run:
-                _speed_up(hierarchy or Hierarchy.detect())
+                settings.restore()
+                outcomes = give_back(hierarchy, wanted) if wanted else {}
+                _speed_up(hierarchy)
         finally:
             store.close()
-    return _view(wanted, outcomes, sysctls, dry_run=dry_run, running=False)
+    return _view(wanted, outcomes, changed, dry_run=dry_run, running=False)
 
 
 def _speed_up(hierarchy: Hierarchy) -> None:
@@ -121,16 +168,10 @@ def _wanted(entries: Iterable[Entry]) -> tuple[GivenBack, ...]:
     return tuple(sorted(found, key=lambda one: (one.name, one.container_id)))
 
 
-def _sysctls(cpu_lists: CpuListLimit, *, dry_run: bool) -> dict[str, int]:
-    """The kernel's settings that are set to what they were, by name."""
-    before = cpu_lists.to_restore if dry_run else cpu_lists.restore()
-    return {} if before is None else {SYSCTL: before}
-
-
 def _view(
     wanted: Sequence[GivenBack],
     outcomes: Mapping[str, str],
-    sysctls: Mapping[str, int],
+    changed: View,
     *,
     dry_run: bool,
     running: bool,
@@ -142,7 +183,7 @@ def _view(
         "health": "error" if failed else "ok",
         "dryRun": dry_run,
         "daemonRuns": running,
-        "sysctls": dict(sysctls),
+        **changed,
         "containers": [
             {
                 "id": one.container_id,

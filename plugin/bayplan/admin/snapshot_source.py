@@ -33,12 +33,15 @@ def snapshot_of(
     live: LivePages | None = None,
     kernel_cpus: Mapping[str, CpuSet] = MappingProxyType({}),
     *,
+    partitions: frozenset[str] = frozenset(),
+    placement_directory: str = "",
     kubelet_known_by: str = "",
 ) -> Snapshot:
     """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
-    so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes,
-    *live* is what was seen last of the nodes' memory, *kernel_cpus* the CPUs that containers were found to
-    have otherwise than decided, *kubelet_known_by* the source of kubelet's version."""
+    so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes, *live* is what
+    was seen last of the nodes' memory, *kernel_cpus* the CPUs that containers were found to have otherwise
+    than decided, *partitions* the ids of those that have one, *placement_directory* is where placement files
+    are, *kubelet_known_by* the source of kubelet's version."""
     known, runtime = controller.known, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
@@ -60,6 +63,8 @@ def snapshot_of(
         oom_score_adj=dict(known.oom_score_adj),
         kernel_oom_score_adj=dict(kernel_oom_score_adj),
         kernel_cpus=dict(kernel_cpus),
+        partitions=partitions,
+        placement_directory=placement_directory,
         kubelet_known_by=kubelet_known_by,
         problems=tuple(_problems(controller, notices)),
         reservations=dict(reservations),

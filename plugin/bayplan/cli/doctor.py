@@ -70,10 +70,17 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         assumed = "" if kubelet["knownBy"] else kubelet["version"]
         names = ("name", "version", "nriVersion")
         name, version, nri = (runtime[key] if runtime["connected"] else "" for key in names)
-        daemon = DaemonState(name, version, nri, pid, faults, assumed)
+        directory, wishes = status["daemon"].get("placementDirectory", ""), _wishes(status["containers"])
+        daemon = DaemonState(name, version, nri, pid, faults, assumed, directory, wishes)
     except UnavailableError:
         daemon = None
     return Examination(arguments.root, daemon).view()
+
+
+def _wishes(containers: list[dict[str, Any]]) -> frozenset[str]:
+    """Those that need something of the node."""
+    fields = {"cpu-partition": "cpuPartitionWanted", "irqs": "irqs"}
+    return frozenset(key for key, field in fields.items() if any(one.get(field) for one in containers))
 
 
 def _faults(socket_path: Path) -> dict[str, bool]:

@@ -7,6 +7,7 @@ from typing import Any, Final
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.errors import UnavailableError
+from bayplan.quantity import counted
 
 VERB: Final = "release"
 HELP: Final = "give every managed container back its parent's CPUs and nodes, before bayplan is removed"
@@ -46,9 +47,15 @@ def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people."""
     containers = view["containers"]
     to = "would be set" if view["dryRun"] else "was set"
-    sysctls = [f"{name} {to} to {value} again." for name, value in view["sysctls"].items()]
+    settings = [f"{name} {to} to {value} again." for name, value in view["sysctls"].items()]
+    if view["partitions"]:
+        settings.append(
+            f"cpuset.cpus.partition of {counted(len(view['partitions']), 'cgroup')} {to} to member again."
+        )
+    if view["irqs"]:
+        settings.append(f"The affinity of {counted(len(view['irqs']), 'interrupt')} {to} to what it was.")
     if not containers:
-        return ["No container is managed.", *sysctls]
+        return ["No container is managed.", *settings]
     rows = tuple(
         (
             one["name"],
@@ -57,7 +64,7 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         )
         for one in containers
     )
-    shown: list[Block] = [Table(_COLUMNS, rows), *sysctls]
+    shown: list[Block] = [Table(_COLUMNS, rows), *settings]
     if view["dryRun"]:
         shown.append("Nothing was changed. bayplan release --yes does it.")
     elif view["daemonRuns"]:

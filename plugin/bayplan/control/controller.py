@@ -36,9 +36,10 @@ from bayplan.model.sentences import undecided
 from bayplan.model.wishes import readable_wishes
 from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update
 from bayplan.nri import Clock, Event, Runtime
-from bayplan.placement.adjustment import wanted_for, wanted_oom_score_adj
+from bayplan.placement.adjustment import isolated_cpus, wanted_for, wanted_oom_score_adj
 from bayplan.placement.ledger_check import Fault
 from bayplan.placement.reconcile import reconcile
+from bayplan.sets import CpuSet
 from bayplan.state import entries_in
 
 logger = logging.getLogger(__name__)
@@ -228,6 +229,15 @@ class Controller:
         )
         withheld, starting = basis.policy.withheld_cpus, self.placements.lives.starting
         return expectations(basis.machine, withheld, basis.ledger, known.pods, containers, starting)
+
+    def isolated_cpus(self) -> dict[str, CpuSet]:
+        """The CPUs that are to be partitions, by container. Any thread."""
+        machine, ledger = self.basis.machine, self.basis.ledger
+        return {
+            key: cpus
+            for key in ledger.followed_ids
+            if (cpus := isolated_cpus(ledger.entries[key].decision) & machine.online_cpus)
+        }
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
         """The events that decisions need; each one costs the runtime a round trip per operation."""

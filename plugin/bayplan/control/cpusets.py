@@ -8,7 +8,7 @@ ledger of that moment: an earlier decision is never written after a later one, w
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from threading import Lock
 from typing import Final
@@ -16,13 +16,16 @@ from typing import Final
 from bayplan.control.expectations import Expectation, Expected, cgroup_of
 from bayplan.control.starts import Starts
 from bayplan.control.threads import InThread
-from bayplan.errors import BayplanError
+from bayplan.errors import BayplanError, HostError
 from bayplan.host import shadow_mode
+from bayplan.host.changed_files import ChangedFiles
 from bayplan.host.container import ContainerCgroup
+from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.model.origin import Form
 from bayplan.model.workload import Update
+from bayplan.sets import CpuSet
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,8 @@ RESYNC_TIME_S: Final = 10.0
 
 _NO_STARTS: Final = Starts(None)
 """Without a socket the wrapper cannot ask before a start."""
+
+_NO_PARTITIONS: Final = CpuPartitions("", ChangedFiles(None))
 
 
 class Cpusets:
@@ -46,8 +51,14 @@ class Cpusets:
         in_thread: InThread,
         starts: Starts = _NO_STARTS,
         pause_s: float = RESYNC_PAUSE_S,
+        partitions: CpuPartitions = _NO_PARTITIONS,
+        isolated: Callable[[], Mapping[str, CpuSet]] = dict,
     ) -> None:
         self.starts = starts
+        self._partitions = partitions
+        self._isolated = isolated
+        self._directories: dict[str, str] = {}
+        """The container whose partition is in a directory, of those that were made since the start."""
         self._pause_s = pause_s
         self._hierarchy = hierarchy
         self._expected = expected
@@ -111,6 +122,7 @@ class Cpusets:
 
         Blocks. Containers without a cgroup are passed over; what the kernel refuses is logged.
         """
+        self._end_partitions()
         if container_ids is None:
             container_ids = [one.container.id for one in self._expected() if one.cpus is not None]
         for container_id in container_ids:
@@ -143,6 +155,9 @@ class Cpusets:
             if cpus is not None or nodes is not None:
                 self.writes += 1
                 cgroup.apply(Update(one.container.id, cpuset_cpus=cpus, cpuset_mems=nodes))
+            if one.isolated and one.cpus is not None:
+                self._directories[cgroup.directory] = one.container.id
+                self._partitions.take(cgroup.directory, one.cpus)
 
         self._change(one, compared)
 
@@ -160,6 +175,37 @@ class Cpusets:
             self._refused(one, str(error))
         else:
             self._settled(one)
+
+    def partitioned(self) -> frozenset[str]:
+        """The containers whose CPUs are an isolated partition."""
+        held = self._partitions.held
+        if not held:
+            return frozenset()
+        wanted = self._isolated()
+        return frozenset(one for path in held if (one := self._container_in(path, wanted)))
+
+    def _end_partitions(self) -> None:
+        """Give back the partitions of containers that have ended, or are to have none or other CPUs: no
+        cpuset gets a CPU of a partition."""
+        with self._lock:
+            if not self._partitions.held:
+                return
+            wanted = self._isolated()
+            for directory, cpus in self._partitions.held.items():
+                if wanted.get(self._container_in(directory, wanted)) == cpus:
+                    continue
+                self._directories.pop(directory, None)
+                try:
+                    self._partitions.give_back(directory)
+                except HostError as error:
+                    extra = {"cgroup": directory, "problem": str(error)}
+                    logger.warning("a partition cannot be given back", extra=extra)
+
+    def _container_in(self, directory: str, wanted: Iterable[str]) -> str:
+        """The container whose partition is there, "" if it is none of *wanted*: the one that it was made for,
+        or, where an earlier daemon did so, the one whose id is in the name, as runtimes name cgroups."""
+        known = self._directories.get(directory)
+        return known if known is not None else next((one for one in wanted if one in directory), "")
 
     def keep(self, container_ids: Collection[str]) -> None:
         """Forget what was refused to all other containers: they have ended."""

@@ -10,6 +10,7 @@ from msgspec import Struct
 from bayplan.engines.exact.unconfined import open_mems
 from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup, Readings
+from bayplan.host.cpu_partitions import ISOLATED
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.ledger import Ledger
@@ -17,11 +18,12 @@ from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.workload import Adjustment, Container, Pod, Update
-from bayplan.placement.adjustment import cpus_for
+from bayplan.placement.adjustment import cpus_for, isolated_cpus
 from bayplan.sets import CpuSet, NodeSet
 
 OOM_SCORE_ADJ: Final = "oom_score_adj"
-"""The name of a difference in it."""
+PARTITION: Final = "partition"
+"""The names of differences in them."""
 
 _NOTHING: Final = Adjustment()
 _OOM_GROUP_ONLY: Final = Adjustment(unified={OOM_GROUP: "1"})
@@ -44,7 +46,7 @@ def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
 
 class Expectation(Struct, frozen=True):
     """What one container's cgroup should show; None is not checked. *starting*: it does not run yet, so that
-    its runtime may still be about to write an earlier update."""
+    its runtime may still be about to write an earlier update. *isolated*: its CPUs are to be a partition."""
 
     container: Container
     cgroup_parent: str
@@ -54,6 +56,7 @@ class Expectation(Struct, frozen=True):
     origin: Origin | None = None
     oom_group: bool = False
     starting: bool = False
+    isolated: bool = False
 
     @property
     def update(self) -> Update:
@@ -85,7 +88,9 @@ class Expectation(Struct, frozen=True):
             return None
         return proc.Process(self.origin.container.pid, self.origin.start_ticks)
 
-    def differences(self, found: Readings, oom_score_adj: int | None = None) -> Mapping[str, str]:
+    def differences(
+        self, found: Readings, oom_score_adj: int | None = None, partition: str = ""
+    ) -> Mapping[str, str]:
         """What the cgroup shows otherwise, and the first process: texts by the name of what differs.
 
         An amount counts only where the kernel's default is back: that is what systemd and runtimes leave when
@@ -95,6 +100,8 @@ class Expectation(Struct, frozen=True):
             ("cpus", found.cpus_effective, self.cpus),
             ("mems", found.mems_effective, self.mems),
         ]
+        if self.isolated:
+            pairs.append((PARTITION, partition, ISOLATED))
         if found.memory_max_bytes is None:
             pairs.append(("memory.max", "max", self.amounts.memory_limit_bytes))
         if self.origin is not None and oom_score_adj == (self.origin.container.oom_score_adj or 0):
@@ -144,7 +151,10 @@ def expectations(
         if chosen or cpus is not None or mems is not None or entry.origin is not None or entry.oom_group:
             name, parent = decision.request.name, pod.cgroup_parent
             soon = container.id in starting
-            one = Expectation(container, parent, name, cpus, mems, entry.origin, entry.oom_group, soon)
+            isolated = cpus is not None and cpus == isolated_cpus(decision) & machine.online_cpus
+            one = Expectation(
+                container, parent, name, cpus, mems, entry.origin, entry.oom_group, soon, isolated
+            )
             wanted.append(one)
     return wanted
 

@@ -223,5 +223,5 @@ class PlacementFiles:
 
 
 def _with_files(basis: Basis) -> dict[str, Entry]:
-    entries = basis.ledger.entries.items()
-    return {key: entry for key, entry in entries if entry.decision.request.placement_file}
+    entries, followed = basis.ledger.entries, basis.ledger.followed_ids
+    return {key: entries[key] for key in followed if entries[key].decision.request.placement_file}

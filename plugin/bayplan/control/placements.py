@@ -45,6 +45,7 @@ from bayplan.placement.adjustment import (
     adjustment_for,
     cpus_updates,
     exec_notes,
+    isolation_notes,
     merged,
     nodes_updates,
     resized,
@@ -141,7 +142,7 @@ class Placements:
         decision = self.by_live_memory(decision, ability)
         over_nri, form = origin is None, origin.form if origin else None
         decision = as_far_as_possible(machine, decision, container, form)
-        notes = exec_notes(decision, form)
+        notes = exec_notes(decision, form) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
         decision = replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
         shared = base.shared_cpus(machine, policy.withheld_cpus, held_cpus(decision.placement))
         decision, source = await self._with_file(machine, shared, decision)

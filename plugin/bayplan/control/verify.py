@@ -17,7 +17,13 @@ from msgspec.structs import replace
 
 from bayplan.control.agreement import Agreement, Grounds
 from bayplan.control.cpusets import Cpusets
-from bayplan.control.expectations import OOM_SCORE_ADJ, Expectation, Expected, cgroup_of
+from bayplan.control.expectations import (
+    OOM_SCORE_ADJ,
+    PARTITION,
+    Expectation,
+    Expected,
+    cgroup_of,
+)
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
 from bayplan.host import proc, shadow_mode
@@ -242,7 +248,7 @@ def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
     for one in wanted:
         try:
             with cgroup_of(hierarchy, one) as cgroup:
-                found = cgroup.read()
+                found, partition = cgroup.read(), cgroup.partition() if one.isolated else ""
             oom_score_adj = _first_oom_score_adj(hierarchy, one)
         except AbsentError:
             continue
@@ -252,7 +258,7 @@ def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
                 extra={"container": one.name, "problem": str(error)},
             )
             continue
-        compared.append(Drift(one, one.differences(found, oom_score_adj), found.cpus_effective))
+        compared.append(Drift(one, one.differences(found, oom_score_adj, partition), found.cpus_effective))
     return compared
 
 
@@ -260,7 +266,7 @@ def repair(hierarchy: Hierarchy, cpusets: Cpusets, drifted: Iterable[Drift]) -> 
     """Undo what drifted. Blocks; what the kernel refuses is logged."""
     for drift in drifted:
         one = drift.expectation
-        if "cpus" in drift.differences:
+        if "cpus" in drift.differences or PARTITION in drift.differences:
             cpusets.write([one.container.id])
         if "mems" in drift.differences:
             cpusets.move_memory([one.container.id])

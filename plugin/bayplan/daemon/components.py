@@ -18,7 +18,7 @@ from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import Question, checking, rehearsing
-from bayplan.admin.release import releasing
+from bayplan.admin.release import KernelSettings, releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
 from bayplan.agent_protocol import QUESTIONS, PodWanted, Unusable
@@ -35,6 +35,7 @@ from bayplan.control.device_search import DeviceSearch
 from bayplan.control.ended_containers import CRIO, EndedContainers
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.control.expectations import Expectation
+from bayplan.control.irqs_away import IrqsAway
 from bayplan.control.narrowing import Narrowing
 from bayplan.control.placement_files import PlacementFiles
 from bayplan.control.reading import read_meanwhile
@@ -60,7 +61,6 @@ from bayplan.daemon.promise_widening import PromiseWidening
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.verification import Verification
 from bayplan.errors import BayplanError
-from bayplan.host.cpu_lists import CpuListLimit
 from bayplan.host.devices import HostDevices
 from bayplan.host.evacuation import Bounds
 from bayplan.host.eviction_signals import find_file_systems
@@ -77,6 +77,7 @@ from bayplan.oci.cri import describe_containers, list_containers
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.storage import failed_creations
 from bayplan.oci.unmanaged_containers import UnlistedContainers, UnmanagedContainers
+from bayplan.sets import CpuSet
 from bayplan.views.snapshot import Observation, Snapshot
 from bayplan.views.status import View
 
@@ -116,13 +117,20 @@ class Daemon:
         self.threads = tuple(one for one in vars(self).values() if isinstance(one, WorkThread))
         starts = Starts(settings.oci_socket)
         starts.clear()
-        self.cpusets = Cpusets(self.hierarchy, self._expectations, self.cpuset_thread.do, starts)
+        self.kernel_settings = KernelSettings.recorded(self.hierarchy, settings.state_directory)
+        self.cpusets = Cpusets(
+            self.hierarchy,
+            self._expectations,
+            self.cpuset_thread.do,
+            starts,
+            partitions=self.kernel_settings.partitions,
+            isolated=self._isolated_cpus,
+        )
         kernel = self.hierarchy, self.cpusets, self._expectations, self.host_thread.do
         self.verifier = Verifier(
             *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files().agreement
         )
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
-        self.cpu_lists = CpuListLimit(settings.state_directory)
         self.recording = open_recording(settings.recording)
         self._verify_now = asyncio.Event()
         self._reload_now = asyncio.Event()
@@ -145,6 +153,7 @@ class Daemon:
         runtime's requests, and the session with the runtime."""
         await self._make_controller(recorder)
         self._make_placement_files()
+        self._make_irqs_away()
         self._make_requests()
         await self._make_pressure()
         self._make_verification()
@@ -195,6 +204,11 @@ class Daemon:
         )
         controller.placements.prepare_file = self.placement_files.prepare
         controller.changes.listeners.add(self.placement_files.note_change)
+
+    def _make_irqs_away(self) -> None:
+        controller = self.controller
+        self.irqs_away = IrqsAway(self.kernel_settings.irqs, self.file_thread.do, lambda: controller.basis)
+        controller.changes.listeners.add(self.irqs_away.note_change)
 
     def _make_requests(self) -> None:
         """What changes promises without NRI: the OCI socket, freed memory, exact requests from kubelet."""
@@ -375,14 +389,16 @@ class Daemon:
 
     async def _limit_cpu_lists(self) -> None:
         try:
-            await self.host_thread.do(partial(self.cpu_lists.apply, self.settings.list_fraction))
+            await self.host_thread.do(
+                partial(self.kernel_settings.cpu_lists.apply, self.settings.list_fraction)
+            )
         except BayplanError as error:
             logger.warning("lists of CPUs cannot be kept short", extra={"problem": str(error)})
 
     def restore_cpu_lists(self) -> None:
         """Have lists of CPUs as long as they were before the start."""
         try:
-            self.cpu_lists.restore()
+            self.kernel_settings.cpu_lists.restore()
         except BayplanError as error:
             logger.warning("lists of CPUs stay short", extra={"problem": str(error)})
 
@@ -408,11 +424,14 @@ class Daemon:
                 *self.eviction.problems(),
                 *(one.sentence for one in self.verifier.unrepaired.values()),
                 *self.placement_files.sentences(),
+                *self.irqs_away.sentences(),
             ),
             self.hardware.reservations(),
             scores,
             self.pressure.latest,
             self.verifier.kernel_cpus(),
+            partitions=self.cpusets.partitioned(),
+            placement_directory=str(self._started_with.placement_directory),
             kubelet_known_by=self.settings.kubelet_known_by,
         )
 
@@ -450,11 +469,22 @@ class Daemon:
                 lambda: engine_of(self.settings), self.controller.placements.policy_ability
             ),
             "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
-            "release": releasing(self.controller, self.hierarchy, self.cpu_lists, self.host_thread.do),
+            "release": releasing(
+                self.controller,
+                self.kernel_settings,
+                self.hierarchy,
+                self.host_thread.do,
+                self._follow_ledger,
+            ),
             "check": checking(self.controller.check_ledger),
             "import-state": self._import_state,
             "export-state": self._export_state,
         }
+
+    async def _follow_ledger(self) -> None:
+        """Partitions and interrupts."""
+        await self.cpusets.sync(())
+        await self.irqs_away.update()
 
     async def _import_state(self, snapshot: Snapshot, asked: Mapping[str, object]) -> View:
         from bayplan.admin.kubelet_state import importing  # noqa: PLC0415 - kubelet's managers take 40 modules
@@ -489,6 +519,9 @@ class Daemon:
 
     def _cri_socket(self, runtime: str) -> Path:
         return self.settings.crio_socket if runtime == CRIO else self.settings.containerd_socket
+
+    def _isolated_cpus(self) -> Mapping[str, CpuSet]:
+        return self.controller.isolated_cpus()
 
     def _expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         return self.controller.expectations(container_ids)

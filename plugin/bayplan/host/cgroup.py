@@ -91,6 +91,16 @@ class BytesField(Field[int], IntegerFile):  # type: ignore[misc]  # the library'
     sanitize_get = staticmethod(parse_number)
 
 
+class TextField(Field[str]):
+    """Words."""
+
+    expected = "text"
+
+    def sanitize_get(self, value: str) -> str:
+        """Leave it as it is."""
+        return value
+
+
 class CpusField(Field[CpuSet], CommaDashSetFile):  # type: ignore[misc]  # the library's classes have no types
     """A list of CPUs. Parsed as a bitmask: cgroupspy unrolls 0-1023 into a thousand objects."""
 
@@ -198,6 +208,7 @@ class UnifiedFiles(CgroupFiles):
     memory_current = BytesField("memory.current", readonly=True)
     memory_oom_group = FlagField("memory.oom.group")
     held_pages = HeldPagesField("memory.numa_stat")
+    partition = TextField("cpuset.cpus.partition", readonly=True)
 
 
 class LegacyCpusetFiles(CgroupFiles):

@@ -129,6 +129,18 @@ class ContainerCgroup:
         """The device and inode of the directory."""
         return self._cpusets[-1].directory.identity
 
+    @property
+    def directory(self) -> str:
+        """The full path of its cpuset: of the scope, where crun has the processes in a cgroup below that."""
+        return self._cpusets[0].directory.path
+
+    def partition(self) -> str:
+        """What cpuset.cpus.partition of that shows; empty where the kernel has no such file."""
+        files = self._cpusets[0]
+        return (
+            files.partition if isinstance(files, UnifiedFiles) and files.has(UnifiedFiles.partition) else ""
+        )
+
     def is_current(self) -> bool:
         """Whether this cgroup is still the one at its path."""
         return self._cpusets[-1].directory.is_current()

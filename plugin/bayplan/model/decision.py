@@ -207,7 +207,8 @@ class Request(Struct, frozen=True):
     CPU shares outside of kubelet's tree, which are a weight there and request nothing.
     ``placement_file``: a directory of ours is mounted in it, with a file that says what it was given;
     ``environment``: the programs whose variables were set for it at its creation. ``exec_cpus`` is None
-    where processes that enter it later may run on all of its CPUs.
+    where processes that enter it later may run on all of its CPUs. ``partition``: CPUs of its own are to be
+    an isolated partition of cgroup v2; ``irqs_away``: interrupts are to be handled on others.
     """
 
     container_id: str
@@ -243,6 +244,8 @@ class Request(Struct, frozen=True):
     environment: tuple[str, ...] = ()
     exec_cpus: ExecCpus | None = None
     may_move: bool = True
+    partition: bool = False
+    irqs_away: bool = False
 
     @property
     def wishes_isolated_cpus(self) -> bool:

@@ -83,7 +83,8 @@ class Ledger(Struct, frozen=True):
     see `bayplan.model.sidecar_scores`. ``short_ids``: those whose claims could not be promised in full.
     ``pinned_ids``: those whose CPUs somebody else has chosen. ``shared_milli``: thousandths of a CPU that the
     containers on the shared CPUs ask for. ``beside_ids``: those that bayplan gives shared CPUs beside their
-    own.
+    own. ``followed_ids``: those for which more than cpusets follows the ledger: a placement file, a partition
+    of CPUs, the affinity of interrupts.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -98,6 +99,7 @@ class Ledger(Struct, frozen=True):
     pinned_ids: frozenset[str] = frozenset()
     shared_milli: Mapping[QosSource, int] = field(default_factory=dict)
     beside_ids: frozenset[str] = frozenset()
+    followed_ids: frozenset[str] = frozenset()
 
     @property
     def unmanaged(self) -> dict[str, str]:
@@ -308,7 +310,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
     shared_milli: Counter[QosSource] = Counter()
-    beside_ids = set[str]()
+    beside_ids, followed_ids = set[str](), set[str]()
     for part in parts:
         entries.update(part.entries)
         retained.update(part.retained)
@@ -324,6 +326,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         pinned_ids |= part.pinned_ids
         shared_milli.update(part.shared_milli)
         beside_ids |= part.beside_ids
+        followed_ids |= part.followed_ids
     return Ledger(
         {key: entries[key] for key in order if key in entries},
         {node: dict(row) for node, row in booked.items()},
@@ -337,6 +340,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         frozenset(pinned_ids),
         dict(shared_milli),
         frozenset(beside_ids),
+        frozenset(followed_ids),
     )
 
 
@@ -357,6 +361,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         ),
         shared_milli=with_shared_milli(ledger.shared_milli, entry.decision, 1),
         beside_ids=with_id(ledger.beside_ids, entry.container_id, belongs=shares_beside(entry)),
+        followed_ids=with_id(ledger.followed_ids, entry.container_id, belongs=is_followed(entry)),
     )
 
 
@@ -419,6 +424,12 @@ def shares_beside(entry: Entry) -> bool:
     return entry.origin is None and bool(placement.exclusive_cpus and placement.beside_cpus)
 
 
+def is_followed(entry: Entry) -> bool:
+    """Whether more than its cpusets follows the ledger."""
+    request = entry.decision.request
+    return request.placement_file or request.partition or request.irqs_away
+
+
 def _previous_cpus(entry: Entry, sent: CpuSet | None) -> CpuSet | None:
     """What the runtime has of *entry* until it carries out an update with the CPUs *sent*; None where that
     makes no difference, because they are not its own."""
@@ -478,6 +489,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         pinned_ids=with_id(ledger.pinned_ids, container_id, belongs=False),
         shared_milli=with_shared_milli(ledger.shared_milli, gone.decision, -1),
         beside_ids=with_id(ledger.beside_ids, container_id, belongs=False),
+        followed_ids=with_id(ledger.followed_ids, container_id, belongs=False),
     )
 
 

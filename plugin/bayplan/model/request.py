@@ -146,6 +146,8 @@ def derive_request(
         cpu_weighed=not kubelets and is_by_shares(words, qos),
         placement_file=bool(wishes.placement_file) and not wishes.opted_out,
         exec_cpus=None if wishes.opted_out else wishes.exec_cpus,
+        partition=wishes.partition and not wishes.opted_out,
+        irqs_away=wishes.irqs_away and not wishes.opted_out,
         environment=() if wishes.opted_out else tuple(sorted(wishes.environment)),
     )
 

@@ -33,7 +33,10 @@ from bayplan.model.resources import RESERVATION
 from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.wishes import MEMORY_POLICY_FLAGS
 from bayplan.quantity import counted, format_bytes
-from bayplan.sets import NodeSet, cpus_text, nodes_text
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
+
+_MOST_NUMBERS = 8
+"""Of what there may be hundreds of, in a sentence."""
 
 _PLURALS = {"is": "are", "has": "have", "holds": "hold", "crosses": "cross"}
 _FLAG_WORDS = {name: word for word, name in MEMORY_POLICY_FLAGS.items()}
@@ -105,6 +108,12 @@ def placement_file_problem(problem: str) -> str:
     return f"a placement file is not as the ledger says, and is tried again: {problem}"
 
 
+def irqs_stay(cpus: CpuSet, irqs: Sequence[int], problem: str) -> str:
+    """That interrupts are still handled on CPUs which they were to leave, and what the kernel says."""
+    which = f"{_some(irqs)} {'stay' if len(irqs) > 1 else 'stays'} on {cpus_text(cpus)}"
+    return f"interrupt{'s' if len(irqs) > 1 else ''} {which}: {problem}"
+
+
 def asked(request: Request) -> list[str]:
     """What a container asks for and how that is known, a line for each thing."""
     lines = [f"{request.qos.value}, {_source(request)}"]
@@ -168,6 +177,10 @@ def _told(request: Request) -> Iterator[str]:
         yield "a file that says what it was given"
     if request.exec_cpus is not None:
         yield f"processes that enter it later on CPUs: {request.exec_cpus.value}"
+    if request.partition:
+        yield "its own CPUs as an isolated partition"
+    if request.irqs_away:
+        yield "interrupts away from its own CPUs"
     if request.environment:
         yield f"variables of the environment for {', '.join(request.environment)}"
 
@@ -286,6 +299,13 @@ def not_repaired(difference: str, times: int, problem: str) -> str:
     often = "" if times == 1 else f" ({times} times)"
     why = problem or "the kernel took it, and uses what the cgroups above leave of it"
     return f"cannot be repaired{often}: {difference}: {why}"
+
+
+def _some(numbers: Sequence[int]) -> str:
+    """The first of *numbers*, and how many more there are."""
+    shown = ", ".join(map(str, numbers[:_MOST_NUMBERS]))
+    more = len(numbers) - _MOST_NUMBERS
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def verb_after(nodes: NodeSet, verb: str) -> str:

@@ -90,6 +90,8 @@ class Wishes(Struct, frozen=True):
     placement_file: bool | None = None
     environment: frozenset[str] = frozenset()
     exec_cpus: ExecCpus | None = None
+    partition: bool = False
+    irqs_away: bool = False
 
 
 class AnnotationKey(Struct, frozen=True):
@@ -206,6 +208,17 @@ def _environment(text: str) -> frozenset[str]:
     return names
 
 
+def _only(known: str) -> Callable[[str], bool]:
+    """Reads a key that has one value."""
+
+    def read(text: str) -> bool:
+        if text != known:
+            raise ParseError("choice", text, known)
+        return True
+
+    return read
+
+
 def _yes_or_no(text: str) -> bool:
     if text not in ("true", "false"):
         raise ParseError("switch", text, "true or false")
@@ -232,6 +245,8 @@ KEYS: Final[Mapping[str, AnnotationKey]] = {
     "cpus": _key("cpus", _cpu_wish),
     "cpu-kind": AnnotationKey("cpu_kind", _cpu_kind),
     "exec-cpus": _key("exec_cpus", _exec_cpus),
+    "cpu-partition": _key("partition", _only("isolated")),
+    "irqs": _key("irqs_away", _only("away")),
     "opt-out": _key("opted_out", _yes_or_no),
     "keep-pages": _key("keeps_pages", _yes_or_no),
     "may-move": _key("may_move", _yes_or_no),

@@ -28,7 +28,9 @@ class DaemonState(Struct, frozen=True):
     """Of a running daemon: the runtime that is connected over NRI ("" for none) with its version, the
     daemon's own process, 0 where it is not known, and what does not hold of its ledger, each sentence with
     whether it was put right. ``assumed_kubelet`` is the version of kubelet whose rules it goes by without
-    having found out which one the node has, else ""."""
+    having found out which one the node has, else "". ``placement_directory`` is where it keeps placement
+    files, "" where it does not say; ``wishes`` are the annotations, without prefix, that containers have of
+    those that need something of the node."""
 
     nri_runtime: str = ""
     runtime_version: str = ""
@@ -36,3 +38,5 @@ class DaemonState(Struct, frozen=True):
     pid: int = 0
     faults: Mapping[str, bool] = {}
     assumed_kubelet: str = ""
+    placement_directory: str = ""
+    wishes: frozenset[str] = frozenset()

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
     0: ("CAP_CHOWN", "a config.json that a hook has rewritten gets another owner"),
     1: ("CAP_DAC_OVERRIDE", "files of other users' containers cannot be written"),
     5: ("CAP_KILL", "pods of other users cannot be evicted (memoryPressure evict)"),
+    18: ("CAP_SYS_CHROOT", "hooks mount no placement files"),
     19: ("CAP_SYS_PTRACE", "pages of other users' processes are not moved, and wrapped runtimes not found"),
     21: (
         "CAP_SYS_ADMIN",
@@ -39,7 +40,7 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
 """By their numbers in capability(7); the unit of packaging/systemd grants them."""
 
 _KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
-_PLACEMENTS: Final = str(DIRECTORY).lstrip("/")
+_IRQBALANCE: Final = "irqbalance"
 _KUBELET_DIRECTORY: Final = "var/lib/kubelet"
 _RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
 _STATE: Final = {
@@ -65,16 +66,36 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
         advice = "set kubeletVersion, or let bayplan-agent ask the API server"
         yield Finding(Level.NOTE, "kubelet", text, advice)
     yield from _of_cpu_lists(root)
-    yield from _of_placement_files(root)
+    yield from _of_placement_files(root, "" if daemon is None else daemon.placement_directory)
+    if daemon is not None:
+        yield from _of_isolation(root, daemon.wishes)
 
 
-def _of_placement_files(root: Path) -> Iterator[Finding]:
+def _of_isolation(root: Path, wishes: Collection[str]) -> Iterator[Finding]:
+    """What is in the way of containers that want to be alone on their CPUs."""
+    cpusets = [one.parent for one in sorted((root / _CGROUP).glob("*/cpuset.cpus.partition"))]
+    if "cpu-partition" in wishes and cpusets and not (cpusets[0] / "cpuset.cpus.exclusive").exists():
+        text = "the kernel has no cpuset.cpus.exclusive: containers with bayplan.dev/cpu-partition have none"
+        yield Finding(Level.WARNING, f"/{_CGROUP}", text, "boot Linux 6.7 or a later one")
+    if "irqs" in wishes and _runs(root, _IRQBALANCE):
+        text = "runs, and moves interrupts back onto CPUs that are to be without: for ten seconds at a time"
+        advice = "set IRQBALANCE_BANNED_CPULIST in its configuration, or stop it"
+        yield Finding(Level.WARNING, _IRQBALANCE, text, advice)
+
+
+def _runs(root: Path, program: str) -> bool:
+    found = (one for one in (root / "proc").glob("[0-9]*/comm"))
+    return any((_read(one) or "").strip() == program for one in found)
+
+
+def _of_placement_files(root: Path, directory: str) -> Iterator[Finding]:
     """What is in the place of the directories that containers have mounted."""
+    subject = directory or str(DIRECTORY)
     try:
-        found = (root / _PLACEMENTS).lstat()
+        found = (root / subject.lstrip("/")).lstat()
     except OSError:
         return  # Nobody asked for one yet.
-    subject, advice = f"/{_PLACEMENTS}", "remove it, and restart baypland"
+    advice = "remove it, and restart baypland"
     if not stat.S_ISDIR(found.st_mode):
         text = f"is {kind_of(found)} and no directory: containers get no placement file"
         yield Finding(Level.ERROR, subject, text, advice)

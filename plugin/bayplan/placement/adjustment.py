@@ -16,6 +16,7 @@ from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Form
+from bayplan.model.pod_as_a_whole import is_member, shares_cpus
 from bayplan.model.policy import MemoryQos, OutsideRequests, PlacementPolicy
 from bayplan.model.qos import OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj
@@ -31,6 +32,9 @@ handles no other request of NRI meanwhile."""
 
 EXEC_NOT_APART: Final = "exec-not-apart"
 """Code of the reason that processes which enter a container later may run on all of its own CPUs."""
+
+NOT_ISOLATED: Final = "not-isolated"
+"""Code of the reason that a container's own CPUs are no partition, or that interrupts stay on them."""
 
 _RESETS: Final = {MEMORY_MIN: "0", MEMORY_LOW: "0", MEMORY_HIGH: "max"}
 """What kubelet writes so that no value of an earlier one lasts."""
@@ -118,6 +122,37 @@ def exec_notes(decision: Decision, form: Form | None) -> tuple[Reason, ...]:
         return (Reason(EXEC_NOT_APART, text),)
     if form is Form.HOOK:
         return (Reason(EXEC_NOT_APART, "a hook cannot set execCPUAffinity"),)
+    return ()
+
+
+def isolated_cpus(decision: Decision) -> CpuSet:
+    """The CPUs that are to be a partition: all that a container may use, and nobody else."""
+    request, placement = decision.request, decision.placement
+    with_others = placement.beside_cpus or (is_member(request) and shares_cpus(request))
+    alone = not with_others and not request.cpus_chosen_by_others
+    return placement.exclusive_cpus if request.partition and alone else CpuSet()
+
+
+def isolation_notes(decision: Decision, *, cgroup_v2: bool) -> tuple[Reason, ...]:
+    """Why a container does not have its CPUs isolated as it wishes, as far as that is known before the kernel
+    is asked."""
+    request, placement = decision.request, decision.placement
+    wishes = [
+        name for name, wished in (("cpu-partition", request.partition), ("irqs", request.irqs_away)) if wished
+    ]
+    if not wishes:
+        return ()
+    if request.cpus_chosen_by_others or not placement.exclusive_cpus:
+        verb = "is" if len(wishes) == 1 else "are"
+        text = f"{' and '.join(wishes)} {verb} for containers with CPUs of their own"
+        return (Reason(NOT_ISOLATED, text),)
+    if not request.partition:
+        return ()
+    if not cgroup_v2:
+        return (Reason(NOT_ISOLATED, "cpu-partition needs cgroup v2, and this host has cgroup v1"),)
+    if not isolated_cpus(decision):
+        text = "cpu-partition is for containers all whose CPUs are theirs alone"
+        return (Reason(NOT_ISOLATED, text),)
     return ()
 
 

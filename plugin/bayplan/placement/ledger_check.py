@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import sum_of
-from bayplan.model.ledger import Entry, Ledger, notice_of, score_key, shares_beside
+from bayplan.model.ledger import Entry, Ledger, is_followed, notice_of, score_key, shares_beside
 from bayplan.model.ledger_totals import is_short
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
@@ -106,6 +106,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
     milli: Counter[object] = Counter()
     scores: dict[object, set[str]] = {}
     exclusive, short, pinned, beside = CpuSet(), set[str](), set[str](), set[str]()
+    followed = {key for key, entry in ledger.entries.items() if is_followed(entry)}
     kept = (entry for entry in ledger.retained.values() if is_member(entry.decision.request))
     for entry in (*ledger.entries.values(), *kept):
         placement = entry.decision.placement
@@ -135,6 +136,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         ("short_ids", set(ledger.short_ids), short),
         ("pinned_ids", set(ledger.pinned_ids), pinned),
         ("beside_ids", set(ledger.beside_ids), beside),
+        ("followed_ids", set(ledger.followed_ids), followed),
         ("shared_milli", _counts(ledger.shared_milli), _counts(milli)),
     ):
         if found != expected:

@@ -65,7 +65,8 @@ def cpus_text(container: dict[str, Any], *, listed: bool = False) -> str:
         return "as in its spec"
     if container["cpusExclusive"]:
         others = len(container["cpusAlsoOf"])
-        whose = f"with {counted(others, 'other')}" if others else "alone"
+        alone = "isolated" if container["cpuPartition"] else "alone"
+        whose = f"with {counted(others, 'other')}" if others else alone
         return f"{container['cpus']} {whose}"
     return f"{container['cpus'] or 'none'} shared" if listed else "shared"
 

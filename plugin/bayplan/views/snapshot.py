@@ -61,9 +61,11 @@ class Observation(Struct, frozen=True, kw_only=True):
     ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
     was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
     there is one. ``kernel_cpus`` are the CPUs of containers, by id, where the kernel was found to have others
-    than were decided, or where somebody else decides. ``problems`` are conditions that last, each a sentence.
-    ``live`` is what was seen last of the nodes' memory, None where it is not watched. ``shadow``: nothing of
-    all this is applied. ``kubelet_known_by`` says where kubelet's version is known from, "" where it is not.
+    than were decided, or where somebody else decides, ``partitions`` the ids of those whose CPUs are an
+    isolated partition. ``placement_directory`` is where placement files are. ``problems`` are conditions that
+    last, each a sentence. ``live`` is what was seen last of the nodes' memory, None where it is not watched.
+    ``shadow``: nothing of all this is applied. ``kubelet_known_by`` says where kubelet's version is known
+    from, "" where it is not.
     """
 
     taken_us: int
@@ -78,6 +80,8 @@ class Observation(Struct, frozen=True, kw_only=True):
     oom_score_adj: Mapping[str, int] = field(default_factory=dict)
     kernel_oom_score_adj: Mapping[str, int] = field(default_factory=dict)
     kernel_cpus: Mapping[str, CpuSet] = field(default_factory=dict)
+    partitions: frozenset[str] = frozenset()
+    placement_directory: str = ""
     problems: tuple[str, ...] = ()
     reservations: Mapping[int, MemoryReservation] = field(default_factory=dict)
     live: LivePages | None = None

@@ -138,6 +138,7 @@ def _daemon(snapshot: Snapshot) -> View:
         "pid": snapshot.pid,
         "engine": snapshot.engine,
         "startedAt": timestamp(snapshot.started_us),
+        "placementDirectory": snapshot.placement_directory,
         "uptimeSeconds": (snapshot.taken_us - snapshot.started_us) // US_PER_S,
     }
 
@@ -193,6 +194,9 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread,
         "memsPinnedByOthers": request.pinned_mems is not None,
         "cpus": None if cpus is None else str(cpus),
         "cpusExclusive": bool(placement.exclusive_cpus),
+        "cpuPartition": "isolated" if entry.container_id in snapshot.partitions else None,
+        "cpuPartitionWanted": "isolated" if request.partition else None,
+        "irqs": "away" if request.irqs_away and placement.exclusive_cpus else None,
         "cpusAlsoOf": holders.others(entry),
         "cpusPinnedByOthers": request.pinned_cpus is not None,
         "cpuMilli": request.cpu_milli,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.admin.release import release_recorded, releasing
+from bayplan.admin.release import KernelSettings, release_recorded, releasing
 from bayplan.cli.main import main
 from bayplan.errors import ConfigError, UnavailableError
 from bayplan.host.cpu_lists import SYSCTL, CpuListLimit
@@ -78,8 +78,15 @@ async def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
     async with controlled(tmp_path / "state", PlacementPolicy()) as one:
         await place(one)
         before = one.controller.ledger
-        cpu_lists = CpuListLimit(tmp_path / "state", hierarchy.root)
-        release = releasing(one.controller, hierarchy, cpu_lists, here)
+        settings = KernelSettings.recorded(hierarchy, tmp_path / "state")
+        followed = list[CpuSet]()
+
+        async def follow_ledger() -> None:
+            # Before the cgroups: no cpuset gets a CPU of a partition.
+            assert cpuset(hierarchy, CONTAINER) == AS_WRITTEN
+            followed.append(one.controller.ledger.exclusive_cpus)
+
+        release = releasing(one.controller, settings, hierarchy, here, follow_ledger)
         planned = await release(make_snapshot(), {"dryRun": True})
         assert [each["id"] for each in planned["containers"]] == [SECOND, FIRST]
         assert one.controller.ledger is before
@@ -90,6 +97,7 @@ async def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
             SECOND: "gone",
             FIRST: "given back",
         }
+        assert followed == [CpuSet()]
         assert cpuset(hierarchy, CONTAINER) == INHERITED
         assert cpuset(hierarchy, MONITOR) == cpuset(hierarchy, FREE) == AS_WRITTEN
         assert_given_back(one)
@@ -134,10 +142,38 @@ def test_a_sysctl_is_set_back_where_no_daemon_runs(tmp_path: Path, hierarchy: Hi
     Store.open(state).close()
     CpuListLimit(state, hierarchy.root).apply(64)
     assert release_recorded(state, hierarchy, dry_run=True)["sysctls"] == {SYSCTL: 0}
-    assert sysctl.read_text() == "64"
+    assert sysctl.read_text().strip() == "64"
     assert release_recorded(state, hierarchy, dry_run=False)["sysctls"] == {SYSCTL: 0}
-    assert sysctl.read_text() == "0"
+    assert sysctl.read_text().strip() == "0"
     assert release_recorded(state, hierarchy, dry_run=False)["sysctls"] == {}
+
+
+def test_partitions_and_interrupts_are_as_before_where_no_daemon_runs(
+    tmp_path: Path, hierarchy: Hierarchy
+) -> None:
+    state, cgroup = tmp_path / "state", Path(hierarchy.mounts[CPUSET])
+    Store.open(state).close()
+    irq = hierarchy.root / "proc/irq/4/smp_affinity_list"
+    irq.parent.mkdir(parents=True)
+    files = {
+        irq: "0-7",
+        cgroup / "kubepods.slice/cpuset.cpus.exclusive": "",
+        cgroup / CONTAINER / "cpuset.cpus.exclusive": "",
+        cgroup / CONTAINER / "cpuset.cpus.partition": "member",
+    }
+    for path, text in files.items():
+        path.write_text(f"{text}\n")
+    settings = KernelSettings.recorded(hierarchy, state)
+    settings.partitions.take(str(cgroup / CONTAINER), CpuSet([2, 3]))
+    settings.irqs.keep_away(CpuSet([2, 3]), CpuSet(range(8)))
+    assert {path.read_text().strip() for path in files} == {"0-1,4-7", "2-3", "isolated"}
+    for dry_run in (True, False):
+        said = release_recorded(state, hierarchy, dry_run=dry_run)
+        assert said["partitions"] == [str(cgroup / CONTAINER)]
+        assert said["irqs"] == {"4/smp_affinity_list": "0-7"}
+    assert {path: path.read_text().strip() for path in files} == files
+    said = release_recorded(state, hierarchy, dry_run=False)
+    assert (said["partitions"], said["irqs"]) == ([], {})
 
 
 async def test_what_the_kernel_refuses_is_told(tmp_path: Path, hierarchy: Hierarchy) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bayplan.control.cpusets import Cpusets
-from bayplan.control.expectations import Expectation
+from bayplan.control.expectations import Expectation, cgroup_of
+from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.model.workload import Container
 from bayplan.sets import CpuSet
@@ -98,3 +99,124 @@ async def test_changes_that_follow_each_other_are_written_together_and_the_last_
     cpusets.sync_soon()
     await until(lambda: (cgroup / "cpuset.cpus").read_text().strip() == "3")
     assert looks == 2 * one_comparison
+
+
+class Isolating:
+    """Cgroups of containers with CPUs of their own, and what the ledger says of them."""
+
+    def __init__(self, root: Path) -> None:
+        mounts = {CPUSET: str(root / "cgroup"), MEMORY: str(root / "cgroup")}
+        self.root = root
+        self.hierarchy = Hierarchy(Layout.UNIFIED, mounts, {"": "/system.slice/bayplan.service"})
+        self.own: dict[str, str] = {}
+        self.isolated = set[str]()
+        self.listed = True
+        (root / "cgroup/kubepods").mkdir(parents=True)
+        (root / "cgroup/kubepods/cpuset.cpus.exclusive").write_text("\n")
+
+    def make(self, name: str, cpus: str) -> None:
+        directory = self.root / "cgroup/kubepods" / name
+        directory.mkdir()
+        texts = {"cgroup.procs": "", "cpuset.cpus": "0-7", "cpuset.mems.effective": "0"}
+        texts |= {"cpuset.cpus.exclusive": "", "cpuset.cpus.partition": "member"}
+        for file, text in texts.items():
+            (directory / file).write_text(f"{text}\n")
+        (directory / "cpuset.cpus.effective").symlink_to("cpuset.cpus")
+        self.own[name] = cpus
+        self.isolated.add(name)
+
+    def expected(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
+        return [
+            Expectation(
+                Container(name, "p", cgroups_path=f"/kubepods/{name}"),
+                "",
+                f"default/p/{name}",
+                CpuSet.parse(cpus),
+                None,
+                isolated=name in self.isolated,
+            )
+            for name, cpus in self.own.items()
+            if self.listed and (container_ids is None or name in container_ids)
+        ]
+
+    def wanted(self) -> dict[str, CpuSet]:
+        return {name: CpuSet.parse(cpus) for name, cpus in self.own.items() if name in self.isolated}
+
+    def cpusets(self) -> Cpusets:
+        """Those of a daemon that starts now."""
+        partitions = CpuPartitions.recorded(self.hierarchy.mounts[CPUSET], self.root, self.root)
+        return Cpusets(self.hierarchy, self.expected, here, partitions=partitions, isolated=self.wanted)
+
+    def shown(self, name: str) -> tuple[str, ...]:
+        directory = self.root / "cgroup/kubepods" / name
+        files = ("cpuset.cpus", "cpuset.cpus.exclusive", "cpuset.cpus.partition")
+        return tuple((directory / file).read_text().strip() for file in files)
+
+    def above(self) -> str:
+        return (self.root / "cgroup/kubepods/cpuset.cpus.exclusive").read_text().strip()
+
+
+async def test_partitions_follow_the_ledger(tmp_path: Path) -> None:
+    node = Isolating(tmp_path)
+    cpusets = node.cpusets()
+    node.make("c1", "2-3")
+    node.make("c2", "4")
+    await cpusets.sync(("c1",))
+    assert (node.shown("c1"), node.above()) == (("2-3", "2-3", "isolated"), "2-3")
+    await cpusets.sync()
+    assert (node.shown("c2"), node.above()) == (("4", "4", "isolated"), "2-4")
+    assert cpusets.partitioned() == {"c1", "c2"}
+    # One gets the CPU of another, which gets others: nobody is written onto a partition's.
+    node.own |= {"c1": "4", "c2": "6-7"}
+    await cpusets.sync()
+    assert (node.shown("c1"), node.shown("c2")) == (("4", "4", "isolated"), ("6-7", "6-7", "isolated"))
+    node.isolated.remove("c2")
+    await cpusets.sync(("c1",))
+    assert (node.shown("c2"), node.above()) == (("6-7", "", "member"), "4")
+    del node.own["c1"]
+    await cpusets.sync(())
+    assert (node.shown("c1"), node.above()) == (("4", "", "member"), "")
+    assert cpusets.partitioned() == frozenset()
+
+
+async def test_a_daemon_that_knows_no_container_yet_leaves_the_partitions_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    node = Isolating(tmp_path)
+    node.make("c1", "2-3")
+    node.make("c2", "4")
+    await node.cpusets().sync()
+    node.listed = False
+    cpusets = node.cpusets()
+    await cpusets.sync()
+    assert (node.above(), cpusets.partitioned()) == ("2-4", {"c1", "c2"})
+    del node.own["c2"]
+    await cpusets.sync()
+    assert (node.above(), cpusets.partitioned()) == ("2-3", {"c1"})
+
+
+async def test_what_the_kernel_takes_back_is_drift_and_made_again(tmp_path: Path) -> None:
+    node = Isolating(tmp_path)
+    node.make("c1", "2-3")
+    cpusets = node.cpusets()
+    await cpusets.sync()
+    state = tmp_path / "cgroup/kubepods/c1/cpuset.cpus.partition"
+    state.write_text("isolated invalid (Cpu list in cpuset.cpus not exclusive)\n")
+    (one,) = node.expected()
+    with cgroup_of(node.hierarchy, one) as cgroup:
+        assert cgroup.partition() == state.read_text().strip()
+    await cpusets.sync()
+    assert state.read_text().strip() == "isolated"
+
+
+async def test_one_that_cannot_be_made_is_a_refusal_and_the_cpus_are_set(tmp_path: Path) -> None:
+    node = Isolating(tmp_path)
+    node.make("c1", "2-3")
+    (tmp_path / "cgroup/kubepods/c1/cpuset.cpus.exclusive").unlink()
+    cpusets = node.cpusets()
+    await cpusets.sync()
+    assert "6.7" in cpusets.refusals["c1"]
+    state = tmp_path / "cgroup/kubepods/c1"
+    assert (state / "cpuset.cpus").read_text().strip() == "2-3"
+    assert (state / "cpuset.cpus.partition").read_text().strip() == "member"
+    assert node.above() == ""

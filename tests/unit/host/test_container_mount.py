@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,18 @@ def test_what_the_kernel_refuses_is_said(created: Created) -> None:
         created.mount()
     with pytest.raises(RefusedError, match="No such file or directory"):
         mount_in_container("/proc/0/ns/mnt", str(created.source), str(created.root), PLACE)
+
+
+def test_the_capabilities_of_the_unit_are_enough(created: Created) -> None:
+    unit = (Path(__file__).parents[3] / "packaging/systemd/bayplan.service").read_text()
+    (line,) = [one for one in unit.splitlines() if one.startswith("CapabilityBoundingSet=")]
+    bounds = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in line.partition("=")[2].split())
+    limited = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{bounds}", sys.executable, "-c"]
+    mount = "import sys; from bayplan.host.container_mount import mount_in_container as m; m(*sys.argv[1:])"
+    arguments = (created.namespace, str(created.source), str(created.root), PLACE)
+    done = subprocess.run([*limited, mount, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert created.seen(f"{PLACE}/file") == b"told"
 
 
 def test_in_shadow_mode_nothing_is_mounted(created: Created) -> None:

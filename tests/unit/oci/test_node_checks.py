@@ -125,3 +125,27 @@ def test_what_is_in_the_place_of_placement_files(tmp_path: Path) -> None:
     place.symlink_to("/tmp")
     (finding,) = found(tmp_path)
     assert (finding.level, finding.subject) == (Level.ERROR, "/run/bayplan-placements")
+
+
+def test_placement_files_are_looked_at_where_the_daemon_keeps_them(tmp_path: Path) -> None:
+    write(tmp_path, "srv/places")
+    assert found(tmp_path, DaemonState()) == []
+    (finding,) = found(tmp_path, DaemonState(placement_directory="/srv/places"))
+    assert (finding.level, finding.subject) == (Level.ERROR, "/srv/places")
+
+
+def test_a_kernel_without_remote_partitions_is_named_where_somebody_wants_one(tmp_path: Path) -> None:
+    write(tmp_path, "sys/fs/cgroup/kubepods/cpuset.cpus.partition", "member\n")
+    wanted = DaemonState(wishes=frozenset({"cpu-partition"}))
+    assert found(tmp_path, DaemonState()) == []
+    (finding,) = found(tmp_path, wanted)
+    assert (finding.level, "6.7" in finding.advice) == (Level.WARNING, True)
+    write(tmp_path, "sys/fs/cgroup/kubepods/cpuset.cpus.exclusive", "\n")
+    assert found(tmp_path, wanted) == []
+
+
+def test_irqbalance_is_named_where_interrupts_are_to_stay_away(tmp_path: Path) -> None:
+    write(tmp_path, "proc/7/comm", "irqbalance\n")
+    assert found(tmp_path, DaemonState()) == []
+    (finding,) = found(tmp_path, DaemonState(wishes=frozenset({"irqs"})))
+    assert (finding.level, finding.subject) == (Level.WARNING, "irqbalance")

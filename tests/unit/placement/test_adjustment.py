@@ -1,5 +1,7 @@
 """What is rewritten in a spec, and what the other containers are told."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,6 +11,7 @@ from bayplan.model.decision import (
     Interval,
     Outcome,
     Placement,
+    PodTotals,
     QosClass,
     QosSource,
     Request,
@@ -19,11 +22,14 @@ from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPo
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment, Update
 from bayplan.placement.adjustment import (
+    NOT_ISOLATED,
     Ability,
     adjustment_for,
     cpus_updates,
     exec_cpus_of,
     exec_notes,
+    isolated_cpus,
+    isolation_notes,
     memory_qos_values,
 )
 from bayplan.quantity import GIB, MIB
@@ -201,3 +207,41 @@ def test_processes_that_enter_later_are_kept_off_its_own_cpus(
     with_own = replace(container("c", pod(), resources=Resources()), exec_cpus=CpuSet([2]))
     made = adjustment_for(MACHINE, PlacementPolicy(), Ability(), SHARED, decision, with_own)
     assert made.exec_cpus is None
+
+
+@pytest.mark.parametrize(
+    ("wished", "own", "beside", "isolated", "notes"),
+    [
+        ({"partition": True, "irqs_away": True}, [2, 3], [], [2, 3], 0),
+        ({"partition": True}, [2, 3], [4], [], 1),
+        ({"irqs_away": True}, [2, 3], [4], [], 0),
+        ({"partition": True}, [], [], [], 1),
+        ({"irqs_away": True}, [], [], [], 1),
+        ({"partition": True, "irqs_away": True, "pinned_cpus": CpuSet([2, 3])}, [2, 3], [], [], 1),
+        ({}, [2, 3], [], [], 0),
+    ],
+)
+def test_a_partition_is_for_cpus_that_nobody_shares(
+    wished: dict[str, Any], own: list[int], beside: list[int], isolated: list[int], notes: int
+) -> None:
+    asked = replace(request(QosClass.BURSTABLE, 0, 0), **wished)
+    placement = Placement(NodeSet([1]), CpuSet(own), beside_cpus=CpuSet(beside))
+    decision = Decision(asked, Outcome.PLACED, placement)
+    assert isolated_cpus(decision) == CpuSet(isolated)
+    assert [one.code for one in isolation_notes(decision, cgroup_v2=True)] == [NOT_ISOLATED] * notes
+    on_v1 = isolation_notes(decision, cgroup_v2=False)
+    assert len(on_v1) == (1 if asked.partition else notes)
+
+
+def test_the_containers_of_a_pod_that_share_its_cpus_have_no_partition() -> None:
+    totals = PodTotals(GIB, 4000)
+    asked = replace(
+        request(QosClass.GUARANTEED, 0, 0),
+        partition=True,
+        pod_level=True,
+        pod_totals=totals,
+        memory=Interval(0, 0, "pod"),
+    )
+    decision = Decision(asked, Outcome.PLACED, Placement(NodeSet([1]), CpuSet([2, 3])))
+    assert isolated_cpus(decision) == CpuSet()
+    assert isolation_notes(decision, cgroup_v2=True)

@@ -75,6 +75,7 @@ DAMAGES: dict[str, Callable[[Ledger], Ledger]] = {
     "short_ids": lambda ledger: replace(ledger, short_ids=frozenset({"one"})),
     "pinned_ids": lambda ledger: replace(ledger, pinned_ids=frozenset({"one"})),
     "beside_ids": lambda ledger: replace(ledger, beside_ids=frozenset({"one"})),
+    "followed_ids": lambda ledger: replace(ledger, followed_ids=frozenset({"one"})),
     "shared_milli": lambda ledger: replace(ledger, shared_milli={}),
 }
 

@@ -1,0 +1,170 @@
+"""Isolated partitions of cgroup v2: the CPUs of a container on which the kernel balances no load.
+
+The kernel takes such CPUs from every other cgroup, whatever their cpuset.cpus say, and gives them back when
+the partition ends. It is a remote partition (Documentation/admin-guide/cgroup-v2.rst): the cgroups above are
+none, and each of them, up to the one below the root, has the CPUs in its cpuset.cpus.exclusive, which Linux
+has from 6.7 on. What those files were is recorded before (`bayplan.host.changed_files`), and what others have
+in them stays: CPUs are added for as long as a container below has them, and taken out again.
+
+Invariant: a cgroup is one of our partitions, on the CPUs that it was given, or it and those above show
+nothing of it. Where the kernel refuses, or takes one back, it is undone whole.
+"""
+
+import errno
+import posixpath
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from bayplan.errors import HostError
+from bayplan.host.changed_files import ChangedFiles, Value
+from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, read_text
+from bayplan.sets import CpuSet
+
+RECORD: Final = "cpu_partitions.json"
+"""In the state directory."""
+
+ISOLATED: Final = "isolated"
+_MEMBER: Final = "member"
+_PARTITION: Final = "/cpuset.cpus.partition"
+_EXCLUSIVE: Final = "/cpuset.cpus.exclusive"
+
+RETRY_S: Final = 10.0
+"""Between two attempts that the kernel refuses: each writes the files of all levels, and syncs a record."""
+
+
+class _Refused(Struct, frozen=True):
+    cpus: CpuSet
+    at_s: float
+    error: HostError
+
+
+class CpuPartitions:
+    """Those below *mount*, the root of cgroup v2. All calls block, and come one after the other. Directories
+    are full paths."""
+
+    def __init__(self, mount: str, files: ChangedFiles, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._mount = mount
+        self._files = files
+        self._now_s = now_s
+        self._refused: dict[str, _Refused] = {}
+
+    @classmethod
+    def recorded(cls, mount: str, directory: Path, root: Path = Path("/")) -> "CpuPartitions":
+        """Those that the state *directory* says there are."""
+        return cls(mount, ChangedFiles(directory / RECORD, root))
+
+    @property
+    def held(self) -> Mapping[str, CpuSet]:
+        """The CPUs of those that there are, by directory."""
+        changes = self._files.changes
+        found = [path.removesuffix(_PARTITION) for path in changes if path.endswith(_PARTITION)]
+        own = {directory: changes.get(f"{directory}{_EXCLUSIVE}") for directory in found}
+        return {path: CpuSet() if one is None else CpuSet.parse(one.ours) for path, one in own.items()}
+
+    def take(self, directory: str, cpus: CpuSet) -> None:
+        """Have *cpus*, which its cpuset.cpus has, isolated for the cgroup in *directory*.
+
+        Raises:
+            AbsentError: there is no such cgroup.
+            HostError: the kernel will not, in its own words; or it was refused less than `RETRY_S` ago.
+        """
+        held = self.held.get(directory)
+        state = self._state(directory)
+        if held == cpus and state == ISOLATED:
+            return
+        before = self._refused.get(directory)
+        if before is not None and before.cpus == cpus and self._now_s() - before.at_s < RETRY_S:
+            raise before.error
+        try:
+            self._take(directory, cpus, state, ours=held is not None)
+        except AbsentError:
+            raise
+        except HostError as error:
+            self._refused[directory] = _Refused(cpus, self._now_s(), error)
+            raise
+        self._refused.pop(directory, None)
+
+    def give_back(self, directory: str) -> None:
+        """Have its CPUs be like others again, and what it added to the files of cgroups above taken out.
+
+        Raises:
+            HostError: the kernel will not; it is still known what there was.
+        """
+        held = {path: cpus for path, cpus in self.held.items() if path != directory}
+        values: dict[str, Value] = {f"{directory}{name}": _as_before for name in (_PARTITION, _EXCLUSIVE)}
+        for above in reversed(list(self._above(directory))):
+            values[f"{above}{_EXCLUSIVE}"] = partial(_with_cpus, above, _below(above, held))
+        self._refused.pop(directory, None)
+        for error in self._files.set(values).values():
+            raise error
+
+    def give_all_back(self) -> dict[str, HostError]:
+        """Leave nothing of ours; what the kernel will not let go, by path."""
+        return self._files.restore()
+
+    def _take(self, directory: str, cpus: CpuSet, state: str, *, ours: bool) -> None:
+        if ours:
+            self.give_back(directory)
+        elif state != _MEMBER:
+            raise HostError(f"{directory}{_PARTITION}", f"is {state!r}, set by somebody else")
+        held = {**self.held, directory: cpus}
+        values: dict[str, Value] = {
+            f"{level}{_EXCLUSIVE}": partial(_with_cpus, level, _below(level, held))
+            for level in (*self._above(directory), directory)
+        }
+        try:
+            _read(directory, _EXCLUSIVE)
+            self._set(values)
+            self._set({f"{directory}{_PARTITION}": lambda _: ISOLATED})
+            state = self._state(directory)
+            if state != ISOLATED:
+                path = f"{directory}{_PARTITION}"
+                raise RefusedError(path, f"{ISOLATED} for CPUs {cpus} became {state!r}", errno.EINVAL)
+        except HostError:
+            self.give_back(directory)
+            raise
+
+    def _set(self, values: Mapping[str, Value]) -> None:
+        for error in self._files.set(values).values():
+            raise error
+
+    def _state(self, directory: str) -> str:
+        return _read(directory, _PARTITION)
+
+    def _above(self, directory: str) -> Iterator[str]:
+        """The cgroups above that one, from below the root downwards."""
+        above = posixpath.dirname(directory)
+        if above.startswith(f"{self._mount}/"):
+            yield from self._above(above)
+            yield above
+
+
+def _read(directory: str, name: str) -> str:
+    try:
+        return read_text(f"{directory}{name}").strip()
+    except AbsentError as error:
+        if not Path(directory).is_dir():
+            raise
+        raise HostError(error.path, "there is no such file: the kernel has it from 6.7 on") from error
+
+
+def _below(level: str, held: Mapping[str, CpuSet]) -> CpuSet:
+    """The CPUs of all *held* partitions that are in *level* or below."""
+    found = CpuSet()
+    for directory, cpus in held.items():
+        if directory == level or directory.startswith(f"{level}/"):
+            found |= cpus
+    return found
+
+
+def _with_cpus(level: str, cpus: CpuSet, before: str) -> str:
+    return str(parse_file(f"{level}{_EXCLUSIVE}", CpuSet.parse, before) | cpus)
+
+
+def _as_before(before: str) -> str:
+    return before

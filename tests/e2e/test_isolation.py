@@ -1,0 +1,126 @@
+"""Isolated partitions and interrupts in a real kernel: made before the first instruction, kept through
+changes of siblings and kills, given back."""
+
+import pytest
+from testbed.channel import LIMIT_S
+from testbed.crictl import Running
+from testbed.kernel import parse_ids
+from testbed.node import Node
+from testbed.pods import Pod, best_effort, guaranteed
+from testbed.scenario import on, on_systemd
+from testbed.topology import TWO_NODES
+
+ASKED = {"bayplan.dev/cpu-partition": "isolated", "bayplan.dev/irqs": "away"}
+CGROUPS = "/sys/fs/cgroup"
+CPUSET_FILES = ("cpuset.cpus.exclusive", "cpuset.cpus.partition")
+SHOWN = {**dict.fromkeys(CPUSET_FILES, ""), "cpuset.cpus.partition": "member"}
+"""What they show where nobody has set them."""
+ALL = frozenset(range(4))
+
+
+def quiet(name: str, cpus: int = 1) -> Pod:
+    return guaranteed(name, cpus, "100Mi", annotations=ASKED)
+
+
+def cpuset_files(node: Node) -> dict[str, str]:
+    """Those that show something, by path."""
+    patterns = [f"{CGROUPS}{'/*' * depth}/{name}" for depth in range(1, 6) for name in CPUSET_FILES]
+    found = node.guest.read_files(*patterns, pattern=True)
+    texts = {path: text.strip() for path, text in found.items()}
+    return {path: text for path, text in texts.items() if text != SHOWN[path.rpartition("/")[2]]}
+
+
+def irq_files(node: Node) -> dict[str, str]:
+    return node.guest.read_files(
+        "/proc/irq/*/smp_affinity_list", "/proc/irq/default_smp_affinity", pattern=True
+    )
+
+
+def isolated(node: Node) -> frozenset[int]:
+    """The CPUs on which the kernel balances no load."""
+    return parse_ids(node.guest.read(f"{CGROUPS}/cpuset.cpus.isolated"))
+
+
+def interrupted(node: Node) -> frozenset[int]:
+    """The CPUs on which an interrupt that can be moved may be handled."""
+    found = node.guest.read_files("/proc/irq/*/smp_affinity_list", pattern=True)
+    stay = {f"/proc/irq/{irq}/smp_affinity_list" for irq in (0, 2)}  # the timer's, and the cascade
+    return frozenset().union(*(parse_ids(text) for path, text in found.items() if path not in stay))
+
+
+def await_(node: Node, condition: str) -> None:
+    node.guest.run("timeout", str(LIMIT_S), "sh", "-c", f"until {condition}; do sleep 0.1; done")
+
+
+def await_isolated(node: Node, cpus: str) -> None:
+    await_(node, f'[ "$(cat {CGROUPS}/cpuset.cpus.isolated)" = "{cpus}" ]')
+
+
+def state(node: Node, running: Running) -> str:
+    return node.guest.read(f"{CGROUPS}{node.view(running).cgroup}/cpuset.cpus.partition").strip()
+
+
+def follows(node: Node) -> None:
+    files, irqs = cpuset_files(node), irq_files(node)
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    assert (cpuset_files(node), irq_files(node)) == (files, irqs)
+
+    first = node.launch(quiet("first"))
+    own = node.view(first).cpus_allowed
+    assert len(own) == 1
+    assert (state(node, first), isolated(node)) == ("isolated", own)
+    assert own.isdisjoint(interrupted(node))
+    entry = node.bayplan.decided(first.container_id)
+    assert (entry["cpuPartition"], entry["irqs"]) == ("isolated", "away")
+
+    # Siblings come and go, and one in its own pod that somebody else gives these CPUs.
+    second = node.launch(quiet("second"))
+    other = node.launch(best_effort("other"))
+    both = own | node.view(second).cpus_allowed
+    assert (len(both), isolated(node)) == (2, both)
+    assert node.view(other).cpus_allowed == ALL - both
+    pod = node.view(first).cgroup.rpartition("/")[0]
+    sibling = f"{CGROUPS}{pod}/sibling"
+    node.guest.run("mkdir", sibling)
+    node.guest.write(f"{sibling}/cpuset.cpus", "0-3")
+    await_isolated(node, ",".join(map(str, sorted(both))))
+    node.guest.run("rmdir", sibling)
+    await_(node, f"grep -qx isolated {CGROUPS}{node.view(first).cgroup}/cpuset.cpus.partition")
+
+    # The daemon is killed; one container ends without it.
+    node.bayplan.kill()
+    node.crictl.stop(second.container_id)
+    node.crictl.remove(second.container_id)
+    since = node.bayplan.log_position()
+    node.bayplan.start_again()
+    node.bayplan.await_synchronized(since=since)
+    await_isolated(node, ",".join(map(str, sorted(own))))
+    assert state(node, first) == "isolated"
+
+    # Given back: by the running daemon, and where none runs.
+    answer = node.bayplan.ask("release")
+    assert len(answer["partitions"]) == 1
+    assert answer["irqs"]
+    node.bayplan.ask("release", "--yes")
+    assert isolated(node) == frozenset()
+    assert (cpuset_files(node), irq_files(node)) == (files, irqs)
+    assert node.view(first).cpus_allowed == ALL
+    node.launch(quiet("third"))
+    assert len(isolated(node)) == 1
+    node.bayplan.stop()
+    assert len(isolated(node)) == 1
+    node.bayplan.ask_in_guest("release", "--yes")
+    assert (cpuset_files(node), irq_files(node)) == (files, irqs)
+
+
+@pytest.mark.matrix
+@on(TWO_NODES, "2.4")
+def test_cpus_are_isolated_for_as_long_as_a_container_has_them(node: Node) -> None:
+    follows(node)
+
+
+@pytest.mark.matrix
+@on_systemd(TWO_NODES, "2.4")
+def test_cpus_are_isolated_beside_systemd(node: Node) -> None:
+    follows(node)
