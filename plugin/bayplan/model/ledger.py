@@ -275,8 +275,8 @@ class Ledger(Struct, frozen=True):
         Never empty, because reserved CPUs never become exclusive: with nothing else left, the withheld ones
         are shared after all, as an empty cpuset.cpus cannot be written.
         """
-        shared = machine.online_cpus - self.exclusive_cpus - becoming_exclusive
-        return shared - withheld or shared
+        shared = machine.online_cpus.mask & ~self.exclusive_cpus.mask & ~becoming_exclusive.mask
+        return CpuSet.of_mask(shared & ~withheld.mask or shared)
 
     def has_due_updates(self, shared: CpuSet) -> bool:
         """Whether a runtime has other CPUs for a container than it should; *shared* are those of the

@@ -44,12 +44,13 @@ class StepBudget:
 
     def begin_proof(self, *, at_all: bool = False) -> None:
         """Start to look for what fits on so many nodes or is better; *at_all*: for anything that fits."""
-        self._until = self.spent + self._share(_SHARE_OF_REFUSALS if at_all else _SHARE_OF_PROOFS)
+        left = max(0, self.most - self.spent)
+        self._until = self.spent + int(left * (_SHARE_OF_REFUSALS if at_all else _SHARE_OF_PROOFS))
 
     @property
     def for_one_width(self) -> int:
         """What it may take to look at the sets of a width one by one."""
-        return self._share(_SHARE_OF_A_WIDTH)
+        return int(max(0, self.most - self.spent) * _SHARE_OF_A_WIDTH)
 
     @property
     def exhausted(self) -> bool:
@@ -67,9 +68,6 @@ class StepBudget:
             self.ended = True
             return False
         return True
-
-    def _share(self, part: float) -> int:
-        return int(max(0, self.most - self.spent) * part)
 
 
 class CountedFlows:

@@ -48,6 +48,24 @@ class CandidateNodes(Struct, frozen=True):
     obstacle: str = ""
 
 
+class Asking(Struct, frozen=True):
+    """A request with what it claims, and how firm that is: worked out once for a decision. ``bounded``: the
+    container cannot use more than it claims; ``confined``: it is bound to a set by its claim, its wishes or a
+    pinned cpuset.mems."""
+
+    request: Request
+    amounts: Amounts
+    bounded: bool
+    confined: bool
+
+    @classmethod
+    def of(cls, request: Request) -> "Asking":
+        """That of *request*."""
+        amounts = claimed_amounts(request)
+        bounded = _is_bounded(request, amounts.get(MEMORY, 0))
+        return cls(request, amounts, bounded, bounded or _is_bound(request))
+
+
 def claimed_amounts(request: Request) -> dict[str, int]:
     """Bytes by resource that *request* claims.
 
@@ -63,7 +81,8 @@ def claimed_amounts(request: Request) -> dict[str, int]:
 def _claimed_memory(request: Request) -> int:
     if request.qos is QosClass.BEST_EFFORT:
         return 0
-    memory = request.shown_memory if request.memory_waits_for_proof else request.memory
+    waits = request.spec_memory is not None and request.memory_waits_for_proof
+    memory = request.shown_memory if waits else request.memory
     return memory.low_bytes if memory.source == NO_SIGNAL else memory.high_bytes
 
 
@@ -77,16 +96,21 @@ def claim_in_full(request: Request, nodes: NodeSet, *, flexible: bool = False) -
 
 def is_bounded(request: Request) -> bool:
     """Whether the container cannot use more than it claims."""
-    limit_bytes = request.memory_limit_bytes
-    if request.qos is not QosClass.GUARANTEED or limit_bytes is None:
-        return False
-    return 0 < limit_bytes <= _claimed_memory(request)
+    return _is_bounded(request, _claimed_memory(request))
 
 
 def is_confined(request: Request) -> bool:
     """Whether the container is bound to a set by its claim, its wishes or a pinned cpuset.mems."""
-    pinned = request.pinned_mems is not None
-    return is_bounded(request) or request.wishes_nodes or pinned or is_member(request)
+    return is_bounded(request) or _is_bound(request)
+
+
+def _is_bounded(request: Request, claimed_bytes: int) -> bool:
+    limit_bytes = request.memory_limit_bytes
+    return request.qos is QosClass.GUARANTEED and limit_bytes is not None and 0 < limit_bytes <= claimed_bytes
+
+
+def _is_bound(request: Request) -> bool:
+    return request.wishes_nodes or request.pinned_mems is not None or is_member(request)
 
 
 def is_flexible(policy: PlacementPolicy, request: Request) -> bool:

@@ -28,10 +28,8 @@ from bayplan.engines.exact.attempts import (
 from bayplan.engines.exact.budget import SHARE_OF_MOVES, CountedFlows, StepBudget
 from bayplan.engines.exact.claiming import (
     STRICT,
+    Asking,
     CandidateNodes,
-    claimed_amounts,
-    is_bounded,
-    is_confined,
     is_flexible,
     nodes_of_pod,
     wished_nodes,
@@ -59,7 +57,6 @@ from bayplan.model.decision import (
     Outcome,
     Placement,
     Reason,
-    Request,
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
@@ -88,18 +85,17 @@ class Confinement:
         topology: NodeTopology,
         flows: ResourceFlows,
         ledger: Ledger,
-        request: Request,
+        asking: Asking,
         scope: TopologyScope,
         current: Placement | None,
         max_steps: int,
     ) -> None:
         self.topology, self.flows, self.ledger = topology, flows, ledger
-        self.machine, self.policy, self.request = flows.machine, flows.policy, request
-        self.current = current
-        self.amounts = claimed_amounts(request)
+        self.machine, self.policy, request = flows.machine, flows.policy, asking.request
+        self.asking, self.request, self.amounts, self.current = asking, request, asking.amounts, current
         self.even = hugepages_of(self.amounts) if request.even_hugepages is not None else {}
         # Where somebody else chose the CPUs, memory goes where it is wished, and is not confined otherwise.
-        self.bounded = is_bounded(request) and request.pinned_cpus is None
+        self.bounded = asking.bounded and request.pinned_cpus is None
         self.strict = self.policy.topology in STRICT
         self.aligned = self.policy.topology is not TopologyPolicy.NONE
         self.exclusive = ExclusiveCpus(topology, flows.basis, request, current)
@@ -126,8 +122,8 @@ class Confinement:
         if kept is not None:
             return kept
         wished = wished_nodes(self.machine, self.request)
-        if not is_confined(self.request):
-            return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
+        if not self.asking.confined:
+            return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.asking))
         of_pod = (
             nodes_of_pod(self.ledger, self.request, required=self.strict and self.bounded)
             if self.by_pod
@@ -157,7 +153,7 @@ class Confinement:
             passed_over.append(attempt)
         if self.bounded and self.aligned:
             return self._second_best()
-        return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.request))
+        return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.asking))
 
     def _on(self, candidates: CandidateNodes) -> tuple[Attempt, Decision | None]:
         """The last attempt on *candidates*, and the decision if there is one: for the whole pod, else for the
@@ -235,7 +231,7 @@ class Confinement:
         cpus = taken.cpus
         if taken.lacking is not None and self.strict:
             return None
-        if cpus != self.exclusive.own and not is_confined(self.request):
+        if cpus != self.exclusive.own and not self.asking.confined:
             return None
         away = bool(self.cpus and self.exclusive.away_from(nodes, cpus))
         more = len(cpus) > len(self.exclusive.own)
@@ -341,8 +337,9 @@ class Confinement:
         )
 
     def _placement(self, nodes: NodeSet, cpus: CpuSet, overlapping: bool) -> Placement:
+        mems = nodes | device_nodes(self.machine, self.request) if self.request.hints else nodes
         return Placement(
-            mems=nodes | device_nodes(self.machine, self.request),
+            mems=mems,
             exclusive_cpus=cpus,
             affinity=Affinity(nodes, preferred=True) if self.by_pod else None,
             claim=self._claim_on(nodes, evenly=bool(self.even)),
@@ -355,8 +352,10 @@ class Confinement:
         on each of them; else on all of them as a whole."""
         flexible = is_flexible(self.policy, self.request)
         claim = Claim(nodes, self.amounts, flexible, even_hugepages=evenly)
+        if evenly or flexible or not nodes.mask & (nodes.mask - 1):
+            return claim
         shares = device_shares(self.request.hints, nodes)
-        if evenly or flexible or len(nodes) == 1 or len(shares) < len(nodes):
+        if len(shares) < len(nodes):
             return claim
         divided = replace(claim, shares=shares)
         return divided if self.flows.fits(parts_of(divided)) else claim
@@ -367,7 +366,7 @@ class Confinement:
         claim = placement.claim
         if claim is None or placement.mems is None:
             return placement
-        if len(claim.nodes) == 1:
+        if not claim.nodes.mask & (claim.nodes.mask - 1):
             booked = _on_one(claim.nodes, claim.amounts_bytes)
             return placement if placement.booked_bytes == booked else replace(placement, booked_bytes=booked)
         after = ledger.with_entry(Entry(Decision(self.request, Outcome.PLACED, placement)))
@@ -505,4 +504,5 @@ class Confinement:
 
 def _on_one(nodes: NodeSet, amounts: Amounts) -> dict[int, Amounts]:
     """The witness of *amounts* on a single node; empty where there is more to it than that."""
-    return {next(iter(nodes)): amounts} if len(nodes) == 1 and amounts else {}
+    mask = nodes.mask
+    return {mask.bit_length() - 1: amounts} if mask.bit_count() == 1 and amounts else {}

@@ -11,7 +11,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from bayplan.engines.exact.budget import MAX_STEPS
-from bayplan.engines.exact.claiming import claim_in_full, is_bounded, is_confined, is_flexible, without
+from bayplan.engines.exact.claiming import Asking, claim_in_full, is_flexible, without
 from bayplan.engines.exact.confined import Confinement
 from bayplan.engines.exact.moves import moves_back
 from bayplan.engines.exact.pinned import beside_pinned_cpus, is_left_alone, left_alone
@@ -84,14 +84,13 @@ class ExactEngine:
     def _placed(
         self, flows: ResourceFlows, ledger: Ledger, request: Request, current: Placement | None
     ) -> Decision:
-        if not (is_confined(request) or request.exclusive_cpus):
-            return place_unconfined(flows, ledger, request)
+        asking = Asking.of(request)
+        if not (asking.confined or request.exclusive_cpus):
+            return place_unconfined(flows, ledger, asking)
         topology = self._topology_of(flows.machine)
-        decision = Confinement(
-            topology, flows, ledger, request, self.scope, current, self._max_steps
-        ).decide()
+        decision = Confinement(topology, flows, ledger, asking, self.scope, current, self._max_steps).decide()
         decision = beside_pinned_cpus(topology, decision)
-        if current is not None and is_bounded(request):
+        if current is not None and asking.bounded:
             decision = _with_original_nodes(topology, decision, current)
         return decision
 
@@ -170,11 +169,12 @@ def _with_original_nodes(topology: NodeTopology, decision: Decision, current: Pl
 def _with_beside(machine: Machine, decision: Decision) -> Decision:
     """*decision* with the CPUs of which the container uses the shared ones beside its own: those of the nodes
     where its own are."""
-    placement, beside = decision.placement, CpuSet()
-    if decision.request.shares_rest and placement.exclusive_cpus:
+    placement, beside = decision.placement, None
+    if decision.request.cpus is not None and decision.request.shares_rest and placement.exclusive_cpus:
         beside = machine.cpus_of(machine.nodes_of(placement.exclusive_cpus))
-    if beside == placement.beside_cpus:
+    if beside is None and not placement.beside_cpus.mask:
         return decision
+    beside = beside or CpuSet()
     return replace(decision, placement=replace(placement, beside_cpus=beside))
 
 

@@ -112,6 +112,8 @@ class ExclusiveCpus:
 
     def _of_one_kind(self, cpus: int) -> int:
         """Those of *cpus* that are of the kind it is to have; all of them if no kind has enough."""
+        if not self._basis.machine.cpus_by_kind:
+            return cpus
         for kind in self._kinds:
             of_kind = cpus & self._basis.machine.cpus_by_kind[kind].mask
             if kind == self._wished_kind or of_kind.bit_count() >= self.count:
@@ -242,7 +244,7 @@ class ExclusiveCpus:
         """The CPUs near each of *nodes* on which there is to be a number of them, in whole cores as far as
         they divide: where there are devices of the container near several of them, or all are to have as
         many."""
-        shares = device_shares(self._hints, nodes)
+        shares = device_shares(self._hints, nodes) if self._hints else {}
         evenly = self._alignment.distribute_cpus_across_numa and nodes.mask.bit_count() > 1
         if len(shares) <= 1 and not evenly:
             return {}

@@ -91,7 +91,7 @@ class Loads:
         """Carry for the set *nodes* what is free on them, up to *amount*; how much that is."""
         free, left = self.free, amount
         self.steps = _STEPS_OF_A_PUSH
-        for node in bits(nodes):
+        for node in (nodes,) if nodes in free else bits(nodes):  # most sets have one node
             part = min(free.get(node, 0), left)
             if part:
                 free[node] -= part
@@ -216,11 +216,12 @@ class Flow(Loads):
     def capacity_of(self, nodes: int) -> int:
         """Bytes that *nodes* hold together."""
         capacity = self.capacity
-        return sum(capacity.get(node, 0) for node in bits(nodes))
+        found = capacity.get(nodes)  # most sets have one node
+        return sum([capacity.get(node, 0) for node in bits(nodes)]) if found is None else found
 
     def claimed_within(self, nodes: int) -> int:
         """Bytes claimed on sets that lie within *nodes*."""
-        return sum(amount for claimant, amount in self.claimed.items() if claimant & ~nodes == 0)
+        return sum([amount for claimant, amount in self.claimed.items() if claimant & ~nodes == 0])
 
     def change(self, nodes: int, difference_bytes: int) -> None:
         """Claim so much more (or less) on *nodes*; what they cannot carry is noted as unmet."""

@@ -46,24 +46,24 @@ class ResourceFlows:
         self.capacity = capacity_by_resource(basis.allocatable)
         self.largest_node_bytes = max(self.capacity.get(MEMORY, {}).values(), default=0)
         self.by_resource: dict[str, Flow] = {}
-        self._totals: dict[NodeSet, Amounts] = {}
+        self._totals: dict[int, Amounts] = {}
         self.follow(basis)
 
     def follow(self, basis: Basis) -> None:
         """Bring the flows in step with the ledger of *basis*, whose machine and policy are the same: claims
         that became smaller first, so that room is there."""
-        wanted, self.basis = totals(basis.ledger), basis
+        wanted, self.basis = {nodes.mask: row for nodes, row in totals(basis.ledger).items()}, basis
         changes: list[tuple[int, str, int]] = []
         for nodes, row in wanted.items():
             before = self._totals.get(nodes)
             if before is not row:
-                changes += _differences(nodes.mask, before or {}, row)
+                changes += _differences(nodes, before or {}, row)
         for nodes, row in self._totals.items():
             if nodes not in wanted:
-                changes += _differences(nodes.mask, row, {})
+                changes += _differences(nodes, row, {})
         for difference, resource, mask in sorted(changes):
             self.flow(resource).change(mask, difference)
-        self._totals = dict(wanted)
+        self._totals = wanted
 
     def flow(self, resource: str) -> Flow:
         """The flow of *resource*; without capacity where the machine has none of it."""

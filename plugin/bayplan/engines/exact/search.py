@@ -6,7 +6,7 @@ crosses less or is nearer. Whether that took more steps than it may, so that som
 the question's `StepBudget`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -255,14 +255,11 @@ def _rows(question: Question, area: Area, width: int) -> Sequence[int]:
     """The sets of one width in the order of distance and initiators."""
     if area.exactly:
         return [area.allowed]
-    rows = question.topology.ranked(area.allowed, width, _decisive_rooms(question))
+    # What is asked for first decides: memory, else huge pages, else CPUs.
+    first = next(iter(question.amounts), None)
+    rooms = question.free_cpus if first is None else question.rooms[first]
+    rows = question.topology.ranked(area.allowed, width, rooms)
     return [nodes for nodes in rows if not area.core & ~nodes] if area.core else rows
-
-
-def _decisive_rooms(question: Question) -> Mapping[int, int]:
-    """The room by node of what is asked for first: memory, else huge pages, else CPUs."""
-    resource = next(iter(question.amounts), None)
-    return question.free_cpus if resource is None else question.rooms[resource]
 
 
 def _found(question: Question, fitting: Sequence[_Key], obstacles: Sequence[int]) -> Found:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from bayplan.engines.exact.claiming import claimed_amounts, is_confined, is_flexible, without
+from bayplan.engines.exact.claiming import Asking, is_confined, is_flexible, without
 from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
@@ -18,9 +18,9 @@ from bayplan.model.memory_kinds import device_nodes
 from bayplan.sets import NodeSet
 
 
-def place_unconfined(flows: ResourceFlows, ledger: Ledger, request: Request) -> Decision:
+def place_unconfined(flows: ResourceFlows, ledger: Ledger, asking: Asking) -> Decision:
     """The decision about a container without a set of its own."""
-    machine, amounts = flows.machine, claimed_amounts(request)
+    machine, request, amounts = flows.machine, asking.request, asking.amounts
     nodes = machine.ordinary_nodes
     claim = Claim(nodes, amounts, is_flexible(flows.policy, request))
     placement = Placement(open_mems(machine, request), claim=claim)
@@ -86,5 +86,7 @@ def widened_placements(machine: Machine, ledger: Ledger) -> dict[str, Placement]
 
 def open_mems(machine: Machine, request: Request) -> NodeSet | None:
     """The cpuset.mems of a container that may use all ordinary memory: None where that is all there is."""
-    nodes = machine.ordinary_nodes | device_nodes(machine, request)
+    nodes = machine.ordinary_nodes
+    if request.hints:
+        nodes |= device_nodes(machine, request)
     return None if nodes == machine.memory_nodes else nodes
