@@ -8,6 +8,7 @@ iterate in ascending order, so that nothing which walks them depends on hashing.
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import ClassVar, Final, Self, final
 
 from bayplan.errors import ParseError
@@ -154,20 +155,25 @@ class IdSet:
         return self.mask & other.mask == 0
 
     def __str__(self) -> str:
-        parts = []
-        mask, base = self.mask, 0
-        while mask:
-            skip = (mask & -mask).bit_length() - 1
-            mask >>= skip
-            base += skip
-            run = (~mask & (mask + 1)).bit_length() - 1
-            parts.append(str(base) if run == 1 else f"{base}-{base + run - 1}")
-            mask >>= run
-            base += run
-        return ",".join(parts)
+        return _list_text(self.mask)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
+
+
+@lru_cache(4096)
+def _list_text(mask: int) -> str:
+    """The kernel's list format; a machine has the same few sets in all its entries."""
+    parts, base = [], 0
+    while mask:
+        skip = (mask & -mask).bit_length() - 1
+        mask >>= skip
+        base += skip
+        run = (~mask & (mask + 1)).bit_length() - 1
+        parts.append(str(base) if run == 1 else f"{base}-{base + run - 1}")
+        mask >>= run
+        base += run
+    return ",".join(parts)
 
 
 _new: Final = object.__new__
@@ -227,7 +233,7 @@ def is_open_ended(text: str) -> bool:
 def set_to_text(value: object) -> str:
     """The text of a set, for encoders of documents that hold sets (msgspec's ``enc_hook``)."""
     if isinstance(value, IdSet):
-        return str(value)
+        return _list_text(value.mask)
     raise NotImplementedError(f"no text form for {type(value).__name__}")
 
 

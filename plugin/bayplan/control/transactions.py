@@ -42,6 +42,9 @@ class Current(Basis, frozen=True, dict=True):
     engine: Engine
 
 
+_HAS_ENDED: Final = "the transaction has ended"
+
+
 class _Write(Struct):
     """The last write that a container was part of. ``decision``: the write that it was decided with, if the
     history is to list that decision."""
@@ -59,7 +62,8 @@ class Transaction:
     @property
     def basis(self) -> Current:
         """What the next decision depends on."""
-        return self._open.basis
+        assert self._owner is not None, _HAS_ENDED
+        return self._owner._basis  # noqa: SLF001 - the two classes are one unit
 
     async def commit(self, ledger: Ledger, decided: str | None = None, *, carried: bool = False) -> None:
         """Record *ledger*, then make it current; *decided* is the id of a container that was decided about.
@@ -124,7 +128,7 @@ class Transaction:
 
     @property
     def _open(self) -> "Transactions":
-        assert self._owner is not None, "the transaction has ended"
+        assert self._owner is not None, _HAS_ENDED
         return self._owner
 
 

@@ -25,6 +25,9 @@ def container_name(pod: Pod, container: Container) -> str:
     # A container without a pod has one of its own, with its id.
     pod_name = pod.name or (_NOTHING if pod.id == container.id else pod.id or container.pod_id)
     parts = (pod.namespace or _NOTHING, pod_name, container.name or container.id)
+    name = "/".join(parts)
+    if len(name) <= MOST_NAME_CHARACTERS and name.isprintable():
+        return name
     return "/".join(printable(part, MOST_NAME_CHARACTERS) for part in parts)
 
 

@@ -95,9 +95,10 @@ def has_pod_level_resources(qos: QosClass, source: QosSource, resources: Resourc
     if qos is not QosClass.GUARANTEED or source is not QosSource.CGROUP_PARENT:
         return False
     # Throttled from above the limit where only the pod has one.
-    throttled_from_bytes = resources.amount_bytes(MEMORY_HIGH) or 0
-    if MEMORY_MIN in resources.unified and resources.protected_bytes(MEMORY_MIN) < throttled_from_bytes:
-        return True
+    if MEMORY_MIN in resources.unified:
+        throttled_from_bytes = resources.amount_bytes(MEMORY_HIGH) or 0
+        if resources.protected_bytes(MEMORY_MIN) < throttled_from_bytes:
+            return True
     quota_us = resources.cpu_quota_us
     if not resources.cpu_shares or quota_us is None or quota_us <= MIN_QUOTA_US:
         return False

@@ -131,7 +131,8 @@ class Resources(FieldValues, frozen=True):
     @property
     def quota_milli(self) -> int | None:
         """Thousandths of a CPU that the quota allows; None when there is no limit."""
-        return milli_from_quota(self.cpu_quota_us, self.cpu_period_us)
+        quota_us = self.cpu_quota_us
+        return None if quota_us is None else milli_from_quota(quota_us, self.cpu_period_us)
 
     def protected_bytes(self, file: str) -> int:
         """What memory.min or memory.low protects, 0 for nothing. All there is (``max``) is no amount, and
@@ -173,22 +174,27 @@ def milli_from_quota(quota_us: int | None, period_us: int | None) -> int | None:
 def read(written: WrittenResources) -> Resources:
     """The resources that *written* makes of a cgroup."""
     problems = Problems()
-    limit_bytes = _limit(written.memory_limit_bytes)
+    limit_bytes, reserved_bytes = written.memory_limit_bytes, written.memory_reservation_bytes
     open_ended = dict[str, str]()
     fields = Resources(
-        memory_limit_bytes=limit_bytes,
+        memory_limit_bytes=_limit(limit_bytes) if limit_bytes else None,
         cpu_shares=MIN_SHARES if written.cpu_idle else written.cpu_shares or None,
         cpu_quota_us=written.cpu_quota_us or None,
         cpu_period_us=written.cpu_period_us or None,
-        cpuset_cpus=_ids(CpuSet, written.cpus, "cpu.cpus", problems, CPUSET_CPUS, open_ended),
-        cpuset_mems=_ids(NodeSet, written.mems, "cpu.mems", problems, CPUSET_MEMS, open_ended),
+        cpuset_cpus=_ids(CpuSet, written.cpus, "cpu.cpus", problems, CPUSET_CPUS, open_ended)
+        if written.cpus
+        else None,
+        cpuset_mems=_ids(NodeSet, written.mems, "cpu.mems", problems, CPUSET_MEMS, open_ended)
+        if written.mems
+        else None,
         hugepage_limits_bytes=_hugepages(written, problems) if written.hugepage_limits else {},
-        memory_reservation_bytes=_limit(written.memory_reservation_bytes),
+        memory_reservation_bytes=_limit(reserved_bytes) if reserved_bytes else None,
         memory_swap_bytes=written.memory_swap_bytes or None,
         open_ended=open_ended,
         unified=written.unified,
     )
-    found = _with_unified(fields, problems) if _overrides(written.unified) else fields
+    overrides = bool(written.unified) and _overrides(written.unified)
+    found = _with_unified(fields, problems) if overrides else fields
     return replace(found, unreadable=problems) if problems else found
 
 
@@ -312,10 +318,8 @@ def overridden(resources: Resources) -> Iterator[str]:
 _AMOUNTS: Final = (MEMORY_MIN, MEMORY_LOW, MEMORY_HIGH)
 
 
-def _limit(amount_bytes: int | None) -> int | None:
+def _limit(amount_bytes: int) -> int:
     """A memory limit or reservation: below zero, and above what any kernel counts, is none, explicitly."""
-    if not amount_bytes:
-        return None
     return amount_bytes if 0 < amount_bytes < UNLIMITED_BYTES else UNLIMITED
 
 
@@ -327,8 +331,6 @@ def _ids(
     kind: type[Ids], text: str, path: str, problems: Problems, file: str, open_ended: dict[str, str]
 ) -> Ids | None:
     """A cpuset. White space and commas alone are the empty list, which sets nothing."""
-    if not text:
-        return None
     try:
         ids = kind.parse(text)
     except ParseError as error:

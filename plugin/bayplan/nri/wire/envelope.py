@@ -36,6 +36,8 @@ _VALUE: Final = 0x12
 
 _CODES: Final = {int(code): code for code in Code}
 _NOTHING: Final = memoryview(b"")
+_MORE: Final = 0x80
+"""The bit of a byte of a number that says that more follow; most tags and sizes have one byte."""
 
 
 class UndecodableError(Exception):
@@ -97,12 +99,14 @@ def _fields(view: memoryview, limit: int) -> Iterator[tuple[int, int, memoryview
         limit -= 1
         if limit < 0:
             raise UndecodableError("too many fields")
-        tag, at = _varint(view, at, 5)
+        tag = view[at]
+        tag, at = (tag, at + 1) if tag < _MORE else _varint(view, at, 5)
         wire_type = tag & 7
         if tag >> 32 or not tag >> 3:
             raise UndecodableError("a field number that cannot be")
         if wire_type == _LENGTH:
-            size, at = _varint(view, at, 5)
+            size = view[at] if at < end else _MORE
+            size, at = (size, at + 1) if size < _MORE else _varint(view, at, 5)
             if size > end - at:
                 raise UndecodableError("a field longer than the message")
             yield tag, 0, view[at : at + size]
@@ -127,7 +131,7 @@ def _varint(view: memoryview, at: int, limit_bytes: int) -> tuple[int, int]:
         byte = view[at]
         at += 1
         number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the bit that says that more follows
+        if byte < _MORE:
             return number & 0xFFFF_FFFF_FFFF_FFFF, at
     raise UndecodableError("a number too long")
 
@@ -194,8 +198,8 @@ def _metadata(key: str, value: str) -> tuple[bytes, ...]:
 
 def _number(number: int) -> bytes:
     out = bytearray()
-    while number > 0x7F:  # noqa: PLR2004 - the bit that says that more follows
-        out.append(number & 0x7F | 0x80)
+    while number >= _MORE:
+        out.append(number & 0x7F | _MORE)
         number >>= 7
     out.append(number)
     return bytes(out)

@@ -93,7 +93,7 @@ class FrameReader:
         """
         while True:
             if not self._left_bytes:
-                if self.backlog_bytes < FRAME_HEADER_BYTES:
+                if len(self._backlog) - self._start < FRAME_HEADER_BYTES:
                     self._compact()
                     return None
                 connection_id, size = _FRAME_HEADER.unpack_from(self._backlog, self._start)
@@ -101,7 +101,7 @@ class FrameReader:
                     raise FrameTooLargeError(connection_id, size, MAX_FRAME_BYTES)
                 self._start += FRAME_HEADER_BYTES
                 self._current, self._left_bytes = connection_id, size
-            elif not self.backlog_bytes:
+            elif len(self._backlog) == self._start:
                 self._compact()
                 return None
             elif self._current in self._connection_ids:
@@ -111,7 +111,7 @@ class FrameReader:
 
     def take(self, limit_bytes: int) -> bytearray:
         """At most so many bytes of the current payload; fewer where the frame or the store ends."""
-        size = min(limit_bytes, self._left_bytes, self.backlog_bytes)
+        size = min(limit_bytes, self._left_bytes, len(self._backlog) - self._start)
         start = self._start
         self._start += size
         self._left_bytes -= size
@@ -119,7 +119,7 @@ class FrameReader:
 
     def skip(self, limit_bytes: int) -> int:
         """Drop at most so many bytes of the current payload and say how many there were."""
-        size = min(limit_bytes, self._left_bytes, self.backlog_bytes)
+        size = min(limit_bytes, self._left_bytes, len(self._backlog) - self._start)
         self._start += size
         self._left_bytes -= size
         return size
