@@ -47,6 +47,7 @@ async def measure(directory: Path) -> float:
             here,
             MemoryPressure.RELIEVE,
             PageRelief(live.node.hierarchy, GIB),
+            one.promised_nodes(live.node.hierarchy, lambda: now_s),
             clock_s=lambda: now_s,
         )
         for number in range(CONTAINERS):

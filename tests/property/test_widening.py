@@ -1,6 +1,7 @@
 """Promises on more nodes, because their own are taken: never against another one, and only if it helps."""
 
 import random
+from collections.abc import Iterable, Iterator
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -11,13 +12,21 @@ from bayplan.engines.exact.moves import movers_of
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.witness import shortages
 from bayplan.model.basis import Basis
-from bayplan.model.decision import MEMORY_TAKEN, Outcome
+from bayplan.model.decision import MEMORY_TAKEN, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.page_owners import container_pages, goal_bytes, start_bytes, stays
-from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, plan, unmet_bytes
-from bayplan.placement.widening import LEAST_GAIN_BYTES, must_stay, widening, widenings, with_widened
+from bayplan.placement.page_placement import (
+    ContainerPages,
+    LivePages,
+    NodeMemory,
+    PageMove,
+    homeward,
+    plan,
+    unmet_bytes,
+)
+from bayplan.placement.widening import LEAST_GAIN_BYTES, goes_back, widening, widenings, with_widened
 from bayplan.sets import NodeSet
 from support.exact_draws import draw_machine, draw_request
 
@@ -80,8 +89,9 @@ def test_a_promise_only_gets_wider_where_it_fits_and_helps(seed: int) -> None:
     left_bytes = unmet_bytes(live.nodes, everybody.values())
     assert left_bytes <= lacking_bytes - min(lacking_bytes, LEAST_GAIN_BYTES)
     # So that it would not go back.
-    staying = must_stay(after, _widened(live, one, move.after), {})
-    assert not wider.placement.original_nodes or move.container_id in staying
+    if wider.placement.original_nodes:
+        back = Move(move.container_id, move.name, move.after, wider.placement.original_nodes)
+        assert goes_back(_widened(live, one, move.after), [back], {}) is None
 
 
 @given(st.integers(0, 1 << 32))
@@ -102,6 +112,70 @@ def test_nobody_is_overlooked_who_could_have_helped(seed: int) -> None:
             one = live.containers[mover.entry.container_id]
             left_bytes = unmet_bytes(live.nodes, _widened(live, one, wider).everybody)
             assert left_bytes > lacking_bytes - min(lacking_bytes, LEAST_GAIN_BYTES)
+
+
+@given(st.integers(0, 1 << 32))
+def test_who_goes_back_brings_all_along_and_nobody_has_to_leave_for_it(seed: int) -> None:
+    """Each container in turn came to lie on all nodes, with pages where it was not placed."""
+    machine, _, live = drawn(seed)
+    goal = goal_bytes(machine)
+    for wide, move, outside in strayed(random.Random(seed), live):
+        if goes_back(wide, [move], goal) is None:
+            continue
+        moves = homeward(wide, move, outside, goal, machine.distance)
+        assert sum(one.amount_bytes for one in moves) == sum(outside.values())
+        assert {one.source for one in moves} == set(outside)
+        assert all(one.target in move.after for one in moves)
+        after = brought(wide, move, moves)
+        for amount in after.nodes.values():
+            assert amount.free_bytes >= 0
+        found = plan(after.nodes, after.everybody, start_bytes(machine), goal, machine.distance)
+        assert not any(one.source in move.after for one in found.moves)
+        assert not any(risk.nodes & move.after for risk in found.risks)
+
+
+def test_some_go_back_and_some_do_not() -> None:
+    found = []
+    for seed in range(200):
+        machine, _, live = drawn(seed)
+        for wide, move, _ in strayed(random.Random(seed), live):
+            found.append(goes_back(wide, [move], goal_bytes(machine)) is not None)
+    assert 50 < sum(found) < len(found) - 50
+
+
+def strayed(draw: random.Random, live: LivePages) -> Iterator[tuple[LivePages, Move, dict[int, int]]]:
+    """Each container of *live* as if it might lie on all nodes, and had some of its promise beside its own;
+    the move by which it goes back, and what it has outside by node."""
+    everywhere = NodeSet(live.nodes)
+    for key, one in live.containers.items():
+        outside = {
+            node: part
+            for node in everywhere - one.nodes
+            if (part := min(live.nodes[node].free_bytes, draw.randint(0, one.outstanding_bytes // 4)))
+        }
+        if not outside:
+            continue
+        nodes = {
+            node: NodeMemory(amount.free_bytes - outside.get(node, 0), amount.reclaimable_bytes)
+            for node, amount in live.nodes.items()
+        }
+        held = {**one.held_bytes, **outside}
+        wider = replace(one, nodes=everywhere, held_bytes=held, movable_bytes=held)
+        move = Move(key, one.name, everywhere, one.nodes)
+        yield LivePages(0, nodes, {**live.containers, key: wider}, live.plan), move, outside
+
+
+def brought(live: LivePages, move: Move, moves: Iterable[PageMove]) -> LivePages:
+    """*live* with *moves* made and the container on its own nodes."""
+    one = live.containers[move.container_id]
+    held, nodes = dict(one.held_bytes), dict(live.nodes)
+    for each in moves:
+        held[each.source] -= each.amount_bytes
+        held[each.target] = held.get(each.target, 0) + each.amount_bytes
+        for node, more in ((each.source, each.amount_bytes), (each.target, -each.amount_bytes)):
+            nodes[node] = replace(nodes[node], free_bytes=nodes[node].free_bytes + more)
+    back = replace(one, nodes=move.after, held_bytes=held, movable_bytes=held)
+    return LivePages(0, nodes, {**live.containers, move.container_id: back}, live.plan)
 
 
 def _widened(live: LivePages, one: ContainerPages, nodes: NodeSet) -> LivePages:

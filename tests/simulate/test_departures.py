@@ -1,22 +1,25 @@
 """Departures that the daemon did not hear of: those who moved over go back all the same."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.control.narrowing import Narrowing
+from bayplan.config.settings import MemoryPressure
+from bayplan.control.promised_nodes import Bounds, PromisedNodes
+from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.page_relief import PageRelief
 from bayplan.host.cgroup_paths import container_path
-from bayplan.host.evacuation import Bounds, evacuate
+from bayplan.host.page_moves import PagesMoved
 from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.quantity import GIB, MIB
 from support.controllers import controlled, here
 from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
+from support.live_nodes import LiveNodes
 from support.oci_node import OciNode
-from support.pages import CgroupPages
 from support.plugin import UNHURRIED
 from support.runtime import FakeRuntime
 from support.workloads import BEST_EFFORT, GUARANTEED, make_container, make_pod
@@ -45,15 +48,18 @@ class Kernel:
     """The container "flexible" as the kernel has it: 200 MiB of it came to node 1."""
 
     def __init__(self, directory: Path) -> None:
-        self.node = OciNode(directory / "root")
-        cgroup = self.node.make_cgroup(PATH)
-        self.node.make_process(42, PATH)
-        self.pages = CgroupPages(cgroup)
-        self.pages.hold({"inactive_anon": {0: 300 * MIB, 1: 200 * MIB}})
+        self.live = LiveNodes(OciNode(directory / "root"), {0: GIB, 1: GIB})
+        self.live.hold(PATH, {0: 300 * MIB, 1: 200 * MIB})
+        self.live.node.make_process(42, PATH)
 
     @property
     def mems(self) -> str:
-        return self.node.shown(PATH, "cpuset.mems")[0]
+        return self.live.node.shown(PATH, "cpuset.mems")[0]
+
+    def move(
+        self, cgroup: str, source: int, target: int, wanted: int, go_on: Callable[[int], bool]
+    ) -> PagesMoved:
+        return PagesMoved(self.live.move(cgroup, source, target, wanted) if go_on(0) else 0, exhausted=True)
 
 
 @asynccontextmanager
@@ -73,16 +79,17 @@ async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> Async
     async with controlled(directory / "state", nri=None) as one:
         controller, done = one.controller, asyncio.Event()
 
-        def moved(cgroup, leave, stay, bounds, huge_pages):
-            return evacuate(cgroup, leave, stay, bounds, huge_pages=huge_pages, migrate=kernel.pages.migrate)
-
-        narrowing = Narrowing(controller, kernel.node.hierarchy, here, done.set, Bounds(30, GIB), moved)
+        hierarchy = kernel.live.node.hierarchy
+        promised = PromisedNodes(controller, hierarchy, here, done.set, Bounds(30, GIB))
+        relief = PageRelief(hierarchy, GIB, move=kernel.move)
+        watch = PressureWatch(controller, hierarchy, here, MemoryPressure.OFF, relief, promised)
         endpoint = UnixSocket(str(directory / "nri.sock"))
         identity = Identity("bayplan", "90")
         session = Session(controller, identity, endpoint, timeouts=UNHURRIED, jitter=lambda: 0.0)
         tasks = [
             asyncio.create_task(session.run()),
-            asyncio.create_task(narrowing.follow(one.narrowing_due, pause_s=0)),
+            asyncio.create_task(promised.follow(one.room_due, pause_s=0)),
+            asyncio.create_task(watch.follow(pause_s=0.01)),
         ]
         try:
             await runtime.synchronized()
@@ -106,7 +113,7 @@ async def widened(runtime: FakeRuntime) -> None:
 
 async def is_back(runtime: FakeRuntime, kernel: Kernel) -> None:
     assert kernel.mems == "0"
-    assert kernel.pages.held == {"inactive_anon": {0: 500 * MIB, 1: 0}}
+    assert kernel.live.held[PATH] == {0: 500 * MIB, 1: 0}
     # The runtime hears of it in the next reply, and nothing before that.
     assert spec_mems(runtime) == "0-1"
     await runtime.create_container(NEXT_POD, NEXT)
@@ -168,8 +175,8 @@ async def test_a_return_that_a_crash_interrupted_is_made_up_for(tmp_path, flavor
             await widened(runtime)
         await runtime.abandoned()
         await runtime.stop_container(LATE.id)
-        kernel.pages.hold({"inactive_anon": {0: 500 * MIB, 1: 0}})
-        (kernel.node.directory(PATH) / "cpuset.mems").write_text("0\n")
+        kernel.live.hold(PATH, {0: 500 * MIB, 1: 0})
+        (kernel.live.node.directory(PATH) / "cpuset.mems").write_text("0\n")
         async with daemon(tmp_path, runtime, kernel) as done:
             await done.wait()
             await is_back(runtime, kernel)

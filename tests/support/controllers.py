@@ -1,6 +1,7 @@
 """A controller with a real store on a machine of two nodes, for tests of what is built around it."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TypeVar
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
+from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.control.recorder import Recorder
 from bayplan.control.starts import Starts
 from bayplan.control.threads import InThread
@@ -26,6 +28,7 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
 from bayplan.placement.ledger_check import contradictions
+from bayplan.quantity import GIB
 from bayplan.state import Step, Store
 from support.machines import machine
 
@@ -73,7 +76,7 @@ class Controlled:
         self.changes_of_all = 0
         self.compared: list[Collection[str] | None] = []
         self.cpusets: Cpusets | None = None
-        self.narrowing_due = asyncio.Event()
+        self.room_due = asyncio.Event()
         self.without_process: set[str] = set()
         """The ids of containers that have ended, as the kernel shows it."""
         self.kernel: Hierarchy | None = None
@@ -88,7 +91,7 @@ class Controlled:
             cpusets=self,
             verify_soon=self.verify_soon,
             has_process=self.has_process,
-            capacity_freed=self.narrowing_due.set,
+            capacity_freed=self.room_due.set,
             clock=clock,
             decide_in_thread=decide_in_thread,
             became=became,
@@ -134,6 +137,16 @@ class Controlled:
     def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         """What the kernel should have of those containers, of every one if none are named."""
         return self.controller.expectations(container_ids)
+
+    def promised_nodes(
+        self,
+        kernel: Hierarchy,
+        clock_s: Callable[[], float] = time.monotonic,
+        in_thread: InThread = here,
+        bounds: Bounds = Bounds(30.0, GIB),
+    ) -> PromisedNodes:
+        """What becomes of the nodes of promises on *kernel*."""
+        return PromisedNodes(self.controller, kernel, in_thread, self.verify_soon, bounds, clock_s)
 
     def on(self, kernel: Hierarchy, oci_socket: Path | None = None) -> Cpusets:
         """Have the cpusets of *kernel* settled from now on; the wrapper asks at *oci_socket*."""

@@ -15,12 +15,10 @@ from random import Random
 from msgspec.structs import replace
 
 from bayplan.config.settings import MemoryPressure
-from bayplan.control.narrowing import Narrowing
+from bayplan.control.promised_nodes import PromisedNodes
 from bayplan.daemon.brakes import Brakes
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
-from bayplan.daemon.promise_widening import PromiseWidening
-from bayplan.host.evacuation import Bounds, Evacuation
 from bayplan.host.hierarchy import Layout
 from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import Outcome, QosClass
@@ -28,7 +26,7 @@ from bayplan.model.machine import Machine
 from bayplan.model.resources import Resources
 from bayplan.placement.page_owners import allowed_nodes
 from bayplan.placement.page_placement import CRUMB_BYTES
-from bayplan.quantity import GIB, MIB
+from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 from support.controllers import Controlled, controlled, here
 from support.live_nodes import PAGE_BYTES, LiveNodes
@@ -92,7 +90,7 @@ class Racing:
     one: Controlled
     live: LiveNodes
     watching: Callable[["Racing"], PressureWatch]
-    narrowing: Narrowing
+    promised: PromisedNodes
     move_rate_bytes: int
     watch: PressureWatch = field(init=False)
     now_s: float = 1000.0
@@ -269,11 +267,7 @@ async def racing(
     unified = layout is Layout.UNIFIED
     async with controlled(directory / "state", on=unequal(sizes_bytes), cgroup_v2=unified) as one:
         hierarchy = live.node.hierarchy
-
-        narrowing = Narrowing(
-            one.controller, hierarchy, here, one.verify_soon, Bounds(60.0, GIB), lambda *_: Evacuation()
-        )
-        widening = PromiseWidening(one.controller, here, asyncio.Event(), narrowing)
+        promised = one.promised_nodes(hierarchy, lambda: made.now_s)
         marks = MarksInMemory()
 
         def watching(it: Racing) -> PressureWatch:
@@ -287,13 +281,13 @@ async def racing(
                 here,
                 MemoryPressure.RELIEVE,
                 relief,
+                promised,
                 clock_s=clock_s,
-                widen=widening.look,
             )
             watch.brakes = Brakes(one.controller, hierarchy, watch.read_nodes, clock_s, marks)
             return watch
 
-        made = Racing(one, live, watching, narrowing, move_rate_bytes)
+        made = Racing(one, live, watching, promised, move_rate_bytes)
         yield made
 
 

@@ -31,5 +31,5 @@ answer), `transactions` (the one owner of the ledger), `recorder` and `threads` 
 `known_containers` and `notified` (what runtimes described, and what they were sent).
 
 The kernel: `expectations` (what it should have), `cpusets` (written at once), `verify` (compared and
-repaired), `narrowing` (memory moved back).
+repaired); `promised_nodes` (what moved pages change of it).
 """

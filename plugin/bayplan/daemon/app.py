@@ -75,7 +75,6 @@ async def _serve(settings: Settings, configuration: Configuration) -> int:
         recorder = await Recorder.open(open_store)
         stack.push_async_callback(recorder.close)
         await daemon.start(recorder)
-        stack.callback(daemon.narrowing.stop)
         stack.callback(daemon.pressure.stop)
         questions = daemon.questions(recorder)
         admin = AdminServer(settings.admin_socket, daemon.snapshot, _log_level, questions=questions)
@@ -110,7 +109,7 @@ async def _serve(settings: Settings, configuration: Configuration) -> int:
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),
             daemon.hardware.measure_for_ever(),
-            daemon.narrowing.follow(daemon.narrowing_due),
+            daemon.promised_nodes.follow(daemon.room_due),
             daemon.exact_requests.follow(),
             daemon.pressure.follow(),
             daemon.eviction.follow(),

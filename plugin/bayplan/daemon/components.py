@@ -36,8 +36,8 @@ from bayplan.control.ended_containers import CRIO, EndedContainers
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.control.expectations import Expectation
 from bayplan.control.irqs_away import IrqsAway
-from bayplan.control.narrowing import Narrowing
 from bayplan.control.placement_files import PlacementFiles
+from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
 from bayplan.control.shadow_handler import answering
@@ -57,12 +57,10 @@ from bayplan.daemon.page_relief import PageRelief
 from bayplan.daemon.pod_end import PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.process_limits import spare_files
-from bayplan.daemon.promise_widening import PromiseWidening
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.verification import Verification
 from bayplan.errors import BayplanError
 from bayplan.host.devices import HostDevices
-from bayplan.host.evacuation import Bounds
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kubelet_program import KubeletVersion
@@ -138,7 +136,7 @@ class Daemon:
         self._kubelet_versions: asyncio.Queue[KubeletVersion] = asyncio.Queue()
         # Settings that were read before others are not taken over after them.
         self._one_at_a_time = asyncio.Lock()
-        self.narrowing_due = asyncio.Event()
+        self.room_due = asyncio.Event()
 
     def listen_for_signals(self) -> None:
         """Handle signals from now on, also before their tasks run. Until then SIGTERM and SIGINT end the
@@ -183,7 +181,7 @@ class Daemon:
             has_process=self._has_process,
             weighted_interleave=has_weighted_interleave(),
             devices=devices,
-            capacity_freed=self.narrowing_due.set,
+            capacity_freed=self.room_due.set,
             decide_in_thread=self.decision_thread.do,
         )
         self.controller.placements.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
@@ -218,7 +216,7 @@ class Daemon:
             self.cpusets,
             _oci_request_settings(self.settings),
         )
-        self.narrowing = Narrowing(
+        self.promised_nodes = PromisedNodes(
             self.controller,
             self.hierarchy,
             self.page_thread.do,
@@ -229,14 +227,13 @@ class Daemon:
 
     async def _make_pressure(self) -> None:
         """What keeps memory, disks and process ids from running short: relief, and eviction."""
-        widening = PromiseWidening(self.controller, self.pressure_thread.do, self._verify_now, self.narrowing)
         self.pressure = PressureWatch(
             self.controller,
             self.hierarchy,
             self.pressure_thread.do,
             self.settings.memory_pressure,
             PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
-            widen=widening.look,
+            self.promised_nodes,
             in_start_thread=self.start_thread.do,
             deadline_s=self.settings.request_deadline_ms / 1000,
         )
@@ -283,7 +280,7 @@ class Daemon:
         if self.controller.known.containers:
             # No runtime will list the containers that came without NRI: look what became of them.
             self._verify_now.set()
-            self.narrowing_due.set()
+            self.room_due.set()
 
     def _make_session(self) -> None:
         """The session with the NRI runtime: with the one that launched us, else at the configured socket."""
@@ -376,7 +373,7 @@ class Daemon:
         self.hardware.take_settings(settings)
         self.controller.take_engine(engine_for(settings, self.recording))
         self.oci_requests.settings = _oci_request_settings(settings)
-        self.narrowing.bounds = _return_bounds(settings)
+        self.promised_nodes.bounds = _return_bounds(settings)
         self.pressure.mode = settings.memory_pressure
         self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
         self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
@@ -532,6 +529,4 @@ def _oci_request_settings(settings: Settings) -> OciRequestSettings:
 
 
 def _return_bounds(settings: Settings) -> Bounds:
-    return Bounds(
-        settings.return_deadline_ms / 1000, settings.return_most_bytes, settings.page_move_rate_bytes
-    )
+    return Bounds(settings.return_deadline_ms / 1000, settings.return_most_bytes)

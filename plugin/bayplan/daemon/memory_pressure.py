@@ -3,15 +3,16 @@
 Each second it is asked whether a look is due, which costs one number of each node and does not wake the event
 loop. Who holds what on them, two hundred files on a full node, is read only when nodes lost so much that it
 matters, when the ledger is another one, or after a while. Everything blocks in threads of its own. Nothing is
-decided here: `page_placement` says what is at risk, and which pages would have to lie elsewhere;
-`page_relief` moves them. Both go by the ledger as it was at the look, an immutable value; the kernel holds
-each page against the cpuset of that moment.
+decided here: `page_placement` says what is at risk, and which pages would have to lie elsewhere, be it for a
+promise or because a container goes back to its own nodes; `page_relief` moves them, and `promised_nodes` has
+in the ledger what follows for the nodes of promises. All go by the ledger as it was at the look, an immutable
+value; the kernel holds each page against the cpuset of that moment.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
+from bayplan.control.promised_nodes import PromisedNodes
 from bayplan.control.threads import InThread
 from bayplan.daemon.brakes import Brakes
 from bayplan.daemon.cgroup_lookups import CgroupLookup, lookups_of
@@ -29,11 +31,11 @@ from bayplan.errors import BayplanError
 from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.live_memory import ContainerMemory, FreeMemory, read_nodes
+from bayplan.host.live_memory import ContainerMemory, FreeMemory, read_held, read_nodes
 from bayplan.host.numa_stat import HeldPages
 from bayplan.host.reclaim import missing_abilities
 from bayplan.host.zoneinfo import NO_ZONES, NodeZones, read_zones
-from bayplan.model.decision import Decision
+from bayplan.model.decision import Decision, Move
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.placement.brakes import allowed_growth
@@ -54,9 +56,12 @@ from bayplan.placement.page_placement import (
     LivePages,
     NodeMemory,
     Plan,
+    Return,
+    homeward,
     plan,
 )
 from bayplan.placement.starting_nodes import StartingRoom, with_starting_nodes
+from bayplan.placement.widening import goes_back
 from bayplan.sets import NodeSet
 
 logger = logging.getLogger(__name__)
@@ -86,10 +91,9 @@ class Look(NamedTuple):
 
 class PressureWatch:
     """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
-    ``looked`` is set at each look. *widen* gives a promise more nodes where moving pages does not suffice,
-    and says whether it did; it is called with None where nothing is relieved any more. *in_start_thread*
-    runs what must not wait for pages that are being moved; a start waits for a part of *deadline_s* at
-    most."""
+    ``looked`` is set at each look. *promised* says who can go back, and gives a promise more nodes where
+    moving pages does not suffice. *in_start_thread* runs what must not wait for pages that are being moved; a
+    start waits for a part of *deadline_s* at most."""
 
     def __init__(
         self,
@@ -98,9 +102,9 @@ class PressureWatch:
         in_thread: InThread,
         mode: MemoryPressure,
         relief: PageRelief,
+        promised: PromisedNodes,
         *,
         clock_s: Callable[[], float] = time.monotonic,
-        widen: Callable[[LivePages | None], Awaitable[bool]] | None = None,
         in_start_thread: InThread | None = None,
         deadline_s: float = 1.0,
     ) -> None:
@@ -116,7 +120,7 @@ class PressureWatch:
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._clock_s = clock_s
-        self._widen = widen
+        self._promised = promised
         self.memory = ContainerMemory(hierarchy)
         """What containers hold, and where their cgroups are."""
         self._free = FreeMemory(hierarchy.root)
@@ -163,7 +167,7 @@ class PressureWatch:
         """
         before = self.latest
         if self.mode is MemoryPressure.OFF:
-            return before is not None or bool(self.brakes)
+            return before is not None or self._promised.is_due or bool(self.brakes)
         look = Look(self._controller.machine, self._controller.ledger)
         unfinished = self._problem or self.relief.has_unrecorded or self.brakes.is_look_due()
         if before is None or unfinished or self._is_recount_due(look, before):
@@ -274,34 +278,46 @@ class PressureWatch:
         """Look once, at the nodes and, where that is due, at what containers hold; and do for a moment what
         follows. How many bytes were moved."""
         seen = await self._look()
-        moved_bytes = 0
-        if not self.mode.relieves and self.brakes:
+        moved_bytes, relieves = 0, self.mode.relieves
+        if not relieves and self.brakes:
             await self._in_thread(self.brakes.release_all)
-        if seen is not None and self.mode.relieves and not shadow_mode.is_on():
-            plan = seen.plan
-            await self._in_start_thread(partial(self.brakes.adjust, seen, dict(self.memory.cgroups)))
-            self._adjusted.set()
-            if plan.moves or plan.reclaim_bytes or plan.risks:
-                cgroups = {**self.memory.cgroups, **{path: path for path in seen.outside}}
-                step_s = BRAKED_STEP_S if self.brakes else STEP_S
-                moved_bytes = await self._in_thread(partial(self.relief.carry_out, seen, cgroups, step_s))
-            if moved_bytes:
-                self._counted_at_s = -COUNT_S
+        if seen is not None:
+            if relieves and not shadow_mode.is_on():
+                await self._in_start_thread(partial(self.brakes.adjust, seen, dict(self.memory.cgroups)))
+                self._adjusted.set()
+            if await self._promised.look(seen, relieves=relieves):
+                # What it gets by that is not in the latest plan.
+                self._counted_at_s, self._kept_seen_bytes = -COUNT_S, {}
+                seen = replace(seen, plan=replace(seen.plan, moves=()), back=None) if seen.back else seen
+            if not shadow_mode.is_on():
+                moved_bytes = await self._carried_out(seen)
         self._record()
-        relieves = self.mode.relieves
-        is_due = seen is not None or not relieves
-        if self._widen is not None and is_due and await self._widen(seen if relieves else None):
-            # What it gets by that is not in the latest plan.
-            self._counted_at_s, self._kept_seen_bytes = -COUNT_S, {}
+        return moved_bytes
+
+    async def _carried_out(self, seen: LivePages) -> int:
+        """Do for a moment what the plan of *seen* says, of which only what brings somebody back is done where
+        nothing is relieved. How many bytes were moved."""
+        if not self.mode.relieves:
+            seen = replace(seen, plan=Plan(moves=seen.plan.moves if seen.back else ()))
+        if not (seen.plan.moves or seen.plan.reclaim_bytes or seen.plan.risks):
+            return 0
+        cgroups = {**self.memory.cgroups, **{path: path for path in seen.outside}}
+        step_s, begun_s = BRAKED_STEP_S if self.brakes else STEP_S, self._clock_s()
+        moved_bytes = await self._in_thread(partial(self.relief.carry_out, seen, cgroups, step_s))
+        if moved_bytes:
+            self._counted_at_s = -COUNT_S
+        if seen.back:
+            waited_s = moved_bytes / self.relief.rate_bytes
+            self._promised.went(moved_bytes, max(0.0, self._clock_s() - begun_s - waited_s))
         return moved_bytes
 
     async def _look(self) -> LivePages | None:
         """What is there now, None where it is as it was."""
         self.looked.set()
-        if self.mode is MemoryPressure.OFF:
-            self.latest, self._problem = None, ""
-            return None
         controller = self._controller
+        if self.mode is MemoryPressure.OFF and not self._promised.candidates():
+            self.latest, self._problem, self._promised.is_due = None, "", False
+            return None
         try:
             nodes, waits = await self._in_thread(lambda: (self.read_nodes(), self.brakes.is_look_due()))
             look = Look(controller.machine, controller.ledger)
@@ -309,8 +325,9 @@ class PressureWatch:
                 controller.counters["looks_below_low_watermark"] += low
             if not waits and not self._is_count_due(look, nodes):
                 return None
-            kept_bytes = self._kept_bytes
-            seen = await self._in_thread(partial(self._seen, look, nodes, lookups_of(controller), kept_bytes))
+            lookups, kept_bytes = lookups_of(controller), self._kept_bytes
+            returns = self._promised.candidates()
+            seen = await self._in_thread(partial(self._seen, look, nodes, lookups, returns, kept_bytes))
         except BayplanError as error:
             if str(error) != self._problem:
                 logger.warning("memory in use cannot be read", extra={"problem": str(error)})
@@ -372,9 +389,11 @@ class PressureWatch:
         look: Look,
         nodes: Mapping[int, NodeMemory],
         lookups: Sequence[CgroupLookup],
+        returns: Sequence[Move],
         kept_bytes: Mapping[int, int],
     ) -> LivePages:
-        """Who holds what on *nodes* now, and what follows. Blocks."""
+        """Who holds what on *nodes* now, and what follows; *returns* are the moves by which somebody could go
+        back. Blocks."""
         machine = look.machine
         known = {one.container_id for one in lookups}
         self.memory.keep(known)
@@ -405,7 +424,26 @@ class PressureWatch:
         soon_lost = self._soon_lost_bytes(nodes, found.expected_bytes)
         if any(amount > bands[0].get(node, 0) for node, amount in soon_lost.items()):
             found = plan(nodes, everybody, *widened(*bands, soon_lost), machine.distance)
-        return LivePages(time.time_ns() // 1000, nodes, containers, found, services, kept)
+        seen = LivePages(time.time_ns() // 1000, nodes, containers, found, services, kept)
+        # Nobody goes back while pages are moved off a node that is short of what was promised: that comes
+        # first, and what goes back meanwhile may be what has to leave next.
+        waits = found.moves and self.mode.relieves
+        move = None if waits else goes_back(seen, returns, bands[1])
+        return seen if move is None else self._with_return(seen, look, move)
+
+    def _with_return(self, seen: LivePages, look: Look, move: Move) -> LivePages:
+        """*seen* with the moves that bring the container of *move* back. Blocks."""
+        key, leave = move.container_id, move.before - move.after
+        try:
+            held = read_held(self._hierarchy, self.memory.cgroups[key])
+        except (AbsentError, KeyError):
+            held = HeldPages()
+        there_bytes = {node: amount for node, amount in held.movable_bytes.items() if node in leave}
+        movable_bytes, machine = self.relief.movable(key, there_bytes), look.machine
+        moves = homeward(seen, move, movable_bytes, goal_bytes(machine), machine.distance)
+        left_bytes = sum(amount for node, amount in held.of_processes_bytes.items() if node in leave)
+        back = Return(move, left_bytes, self.relief.obstacle(key))
+        return replace(seen, plan=replace(seen.plan, moves=moves), back=back)
 
     def _soon_lost_bytes(
         self, nodes: Mapping[int, NodeMemory], expected_bytes: Mapping[int, int]
@@ -423,7 +461,8 @@ class PressureWatch:
         since_s = self._clock_s() - self._counted_at_s
         counted = self._counted_for
         return (
-            since_s >= (AT_RISK_S if before.plan.risks else COUNT_S)
+            since_s >= (AT_RISK_S if before.plan.risks or before.back else COUNT_S)
+            or self._promised.is_due
             or counted is None
             or counted.machine is not look.machine
             or counted.ledger is not look.ledger

@@ -53,6 +53,7 @@ class MovePages(Protocol):
 class _Stuck(NamedTuple):
     amount_bytes: int
     until_s: float
+    obstacle: str
 
 
 class PageRelief:
@@ -96,15 +97,20 @@ class PageRelief:
             found[node] = max(0, amount - stuck_bytes)
         return found
 
+    def obstacle(self, container_id: str) -> str:
+        """Why pages of a container did not move; empty if it is not known."""
+        found = (stuck.obstacle for (key, _), stuck in self._stuck.items() if key == container_id)
+        return next(filter(None, found), "")
+
     def carry_out(self, seen: LivePages, cgroups: Mapping[str, str], step_s: float = STEP_S) -> int:
         """Do what the plan of *seen* says, for *step_s*; how many bytes nodes got by that. *cgroups* are the
         paths of the containers' cgroups, below their mount."""
         until_s, moved_bytes = self._clock_s() + step_s, 0
         plan, moves = seen.plan, seen.plan.moves
-        short = {move.source for move in moves} | plan.reclaim_bytes.keys()
+        short = plan.reclaim_bytes.keys() | (set() if seen.back else {move.source for move in moves})
         short = short.union(*(risk.nodes for risk in plan.risks))
         listed_bytes = self._shorten(short, self._hierarchy.root)
-        if listed_bytes and listed_bytes >= sum(move.amount_bytes for move in moves):
+        if listed_bytes and not seen.back and listed_bytes >= sum(move.amount_bytes for move in moves):
             return listed_bytes
         self._reclaim(seen, cgroups)
         for move in in_order(seen):
@@ -154,7 +160,8 @@ class PageRelief:
             stuck_bytes = self._learn(seen, move, cgroup, found)
             if found.obstacle or stuck_bytes:
                 obstacle = found.obstacle or "no more of its pages there can be moved"
-        self._records.note(seen, move, found.moved_bytes, obstacle, begun_s)
+        if seen.back is None:
+            self._records.note(seen, move, found.moved_bytes, obstacle, begun_s)
         return found.moved_bytes
 
     def _learn(self, seen: LivePages, move: PageMove, cgroup: str, found: PagesMoved) -> int:
@@ -167,7 +174,8 @@ class PageRelief:
         if before is not None:
             left_bytes += before.amount_bytes
         left_bytes = min(left_bytes, self._held_bytes(cgroup, move.source))
-        self._stuck[key] = _Stuck(left_bytes, self._clock_s() + (PASSING_S if found.passing else STUCK_S))
+        until_s = self._clock_s() + (PASSING_S if found.passing else STUCK_S)
+        self._stuck[key] = _Stuck(left_bytes, until_s, found.obstacle)
         return left_bytes
 
     def _held_bytes(self, cgroup: str, node: int) -> int:

@@ -1,22 +1,24 @@
 """Moving the pages of processes from NUMA nodes to others: migrate_pages(2), and what it could not move.
 
 One call moves what one process has mapped; it cannot be interrupted, and the process runs on meanwhile. What
-nobody has mapped (page cache, files of a tmpfs) stays where it is. When and for how long it is done is in
-`bayplan.host.evacuation`.
+nobody has mapped (page cache, files of a tmpfs) stays where it is. Only huge pages of hugetlbfs need it: all
+else moves in pieces (`bayplan.host.page_moves`), and nobody waits for long who maps memory meanwhile.
 """
 
 import ctypes
 import errno
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from bayplan.errors import HostError
 from bayplan.host import shadow_mode
+from bayplan.host.container import ContainerCgroup
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
 from bayplan.host.libc import libc
-from bayplan.quantity import KIB
+from bayplan.quantity import KIB, format_bytes
 from bayplan.sets import NodeSet, nodes_text
 
 _NUMBERS: Final = {
@@ -76,6 +78,42 @@ def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
     if number == errno.ESRCH:
         raise AbsentError(where, problem)
     raise RefusedError(where, problem + _HINTS.get(number, ""), number)
+
+
+def move_huge_pages(
+    cgroup: ContainerCgroup,
+    leave: NodeSet,
+    stay: NodeSet,
+    most_bytes: int,
+    migrate: Callable[[int, NodeSet, NodeSet], object] = migrate_pages,
+) -> str:
+    """Move the huge pages of hugetlbfs that the processes in *cgroup* have on *leave* to *stay*, with all
+    else that these have there, if they are *most_bytes* at most; why some are still there, empty if none are.
+
+    Raises:
+        AbsentError: the container is gone.
+        HostError: it cannot be known which huge pages it has.
+    """
+
+    def there_bytes() -> int:
+        return sum(huge_page_bytes(pid, leave, cgroup.root) for pid in cgroup.processes())
+
+    if not (before_bytes := there_bytes()):
+        return ""
+    what = f"of huge pages on {nodes_text(leave)}"
+    if before_bytes > most_bytes:
+        most = format_bytes(most_bytes)
+        return f"it has {format_bytes(before_bytes)} {what}, and at most {most} are moved at once"
+    problem = ""
+    for pid in cgroup.processes():
+        try:
+            migrate(pid, leave, stay)
+        except AbsentError:
+            continue
+        except HostError as error:
+            problem = f": {error}"
+    left_bytes = there_bytes()
+    return f"{format_bytes(left_bytes)} {what} could not be moved{problem}" if left_bytes else ""
 
 
 def huge_page_bytes(pid: int, nodes: NodeSet, root: Path = Path("/")) -> int:

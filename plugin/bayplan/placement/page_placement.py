@@ -8,7 +8,7 @@ maximum flow answers it for all sets. Pure: nothing here knows how pages are cou
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from types import MappingProxyType
 from typing import Final
@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import Loads
+from bayplan.model.decision import Move
 from bayplan.quantity import MIB, format_bytes
 from bayplan.sets import NodeSet, nodes_text
 
@@ -120,10 +121,20 @@ class Plan(Struct, frozen=True):
     reclaim_bytes: Mapping[int, int] = {}
 
 
+class Return(Struct, frozen=True):
+    """A container that goes back to the nodes that it was placed on. ``left_bytes`` of its processes' memory
+    are not there yet; ``obstacle`` says why some of it did not move, as far as that is known."""
+
+    move: Move
+    left_bytes: int
+    obstacle: str = ""
+
+
 class LivePages(Struct, frozen=True, dict=True):
     """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows.
     ``outside`` are the machine's own services, by the paths of their cgroups; ``kept`` is what eviction
-    thresholds that are met want available, as if it were promised on the node."""
+    thresholds that are met want available, as if it were promised on the node. ``back`` is whose pages all
+    moves of the plan are, where nobody's have to make room."""
 
     measured_us: int
     nodes: Mapping[int, NodeMemory]
@@ -131,6 +142,7 @@ class LivePages(Struct, frozen=True, dict=True):
     plan: Plan
     outside: Mapping[str, ContainerPages] = {}
     kept: tuple[ContainerPages, ...] = ()
+    back: Return | None = None
 
     @property
     def everybody(self) -> tuple[ContainerPages, ...]:
@@ -267,6 +279,31 @@ def unpromised_bytes(
     """By node, what is left there beside *kept_bytes* and what is outstanding to *containers*."""
     loads, _ = _promises(nodes, _outstanding(containers), kept_bytes)
     return {_id(node): amount for node, amount in loads.free.items()}
+
+
+def homeward(
+    live: LivePages,
+    move: Move,
+    movable_bytes: Mapping[int, int],
+    kept_bytes: Mapping[int, int],
+    distance: Distance,
+) -> tuple[PageMove, ...]:
+    """The moves by which *movable_bytes* of a container, by the nodes that it leaves with *move*, come to
+    those where it stays: as far as there is room beside *kept_bytes* and what is outstanding to others, the
+    nearest first."""
+    others = (one for one in live.everybody if one.container_id != move.container_id)
+    loads, _ = _promises(live.nodes, _outstanding(others), kept_bytes)
+    claimant = move.after.mask | _PAGES
+    loads.push(claimant, sum(movable_bytes.values()))
+    coming = {_id(node): row.get(claimant, 0) for node, row in loads.carried.items()}
+    found = list[PageMove]()
+    for source, amount in sorted(movable_bytes.items()):
+        left_bytes = amount
+        for target in sorted(move.after & NodeSet(coming), key=partial(distance, source)):
+            if part := min(left_bytes, coming[target]):
+                found.append(PageMove(move.container_id, source, target, part))
+                left_bytes, coming[target] = left_bytes - part, coming[target] - part
+    return tuple(found)
 
 
 def _to_reclaim(

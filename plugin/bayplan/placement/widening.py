@@ -7,7 +7,7 @@ node has the memory. Its pages may then be moved there, too. It goes back when i
 need. Who may not be moved stays (`page_owners.stays`). Pure.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from msgspec.structs import replace
@@ -79,19 +79,17 @@ def with_widened(ledger: Ledger, move: Move, live: LivePages) -> Ledger:
     return moved.with_entry(replace(entry, decision=replace(entry.decision, reasons=reasons)))
 
 
-def must_stay(ledger: Ledger, live: LivePages, kept_bytes: Mapping[int, int]) -> frozenset[str]:
-    """The ids of the containers that are not to go back to the nodes they were placed on: these could not
-    give then what is outstanding there with *kept_bytes* left beside it, unless somebody's pages leave them.
-    So nobody goes back to a node that is short, nor to where it or somebody else would have to leave again.
-    """
-    found = set()
-    for key, entry in ledger.entries.items():
-        original_nodes = entry.decision.placement.original_nodes
-        if original_nodes is None or key not in live.containers:
-            continue
-        if short_nodes(live.nodes, _with_nodes(live, {key: original_nodes}), kept_bytes) & original_nodes:
-            found.add(key)
-    return frozenset(found)
+def goes_back(live: LivePages, moves: Iterable[Move], kept_bytes: Mapping[int, int]) -> Move | None:
+    """The first of *moves*, which lead containers back to the nodes they were placed on, that can be made:
+    these nodes can give then what is outstanding there with *kept_bytes* left beside it, without anybody's
+    pages leaving them. So nobody goes back to a node that is short, nor to where it or somebody else would
+    have to leave again."""
+    for move in moves:
+        if move.container_id in live.containers:
+            back = _with_nodes(live, {move.container_id: move.after})
+            if not short_nodes(live.nodes, back, kept_bytes) & move.after:
+                return move
+    return None
 
 
 def _movers(flows: ResourceFlows, ledger: Ledger, live: LivePages) -> Iterator[Mover]:

@@ -14,15 +14,14 @@ from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.control.expectations import Expectation
-from bayplan.control.narrowing import Narrowing
 from bayplan.control.placement_files import PlacementFiles
+from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.control.recorder import Recorder
 from bayplan.control.shadow_handler import answering
 from bayplan.control.verify import Verifier
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host, Measurement
 from bayplan.engines.interface import Engine
-from bayplan.host.evacuation import Bounds, Evacuation
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.machine import Machine
@@ -61,7 +60,7 @@ class DaemonRun:
         self._hierarchy = kernel.hierarchy
         self.synchronized = self.synchronization_due = False
         self.verification_due = False
-        self.narrowing_due = False
+        self.room_due = False
         self.obstacle = ""
         self.held_bytes: dict[int, int] = {}
         self.thread, self.executor = SteppedStoreThread(), SteppedExecutor()
@@ -91,8 +90,8 @@ class DaemonRun:
         )
         self.oci_requests._thread._executor = self.executor
         asyncio.get_running_loop().set_default_executor(self.executor)
-        self.narrowing = Narrowing(
-            controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB), self._evacuated
+        self.promised_nodes = PromisedNodes(
+            controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB)
         )
         self.ended_containers = EndedContainers(
             controller,
@@ -193,9 +192,11 @@ class DaemonRun:
         await self.files.sweep()
 
     async def use_freed_memory(self) -> None:
-        """Bring back who can go back."""
-        self.narrowing_due = False
-        await self.narrowing.use_freed_memory()
+        """Bring back who can go back: their pages are there, or there is an obstacle."""
+        self.room_due = False
+        await self.promised_nodes.use_freed_memory()
+        while moves := self.promised_nodes.candidates():
+            await self.promised_nodes.end(moves[0], obstacle=self.obstacle)
 
     async def do(self, work: Callable[[], Result]) -> Result:
         """What may block is a step of its own."""
@@ -210,16 +211,13 @@ class DaemonRun:
         return not (self.thread.waiting or self.executor.waiting or self._queue.busy or self.tasks)
 
     def _capacity_freed(self) -> None:
-        self.narrowing_due = True
+        self.room_due = True
 
     def _measured(self, _: Iterable[tuple[Pod, Container]], nodes: Iterable[int]) -> Measurement:
         wanted = list(nodes)
         held_bytes = {node: self.held_bytes.get(node, 0) for node in wanted}
         total_bytes = {node.id: node.memory_bytes for node in self._machine().nodes if node.id in wanted}
         return Measurement(held_bytes, {node: {} for node in wanted}, total_bytes)
-
-    def _evacuated(self, *_: object) -> Evacuation:
-        return Evacuation(obstacle=self.obstacle)
 
 
 async def _nothing(_: Pod, __: Container, ___: int) -> None:

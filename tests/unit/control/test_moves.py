@@ -49,7 +49,7 @@ async def test_a_move_is_told_in_the_reply_and_recorded_with_the_decision(tmp_pa
     async with controlled(tmp_path) as one:
         # Its pages come first, so that the reply has nothing of it.
         assert list(await one.controller.stop_container(LATE_POD, LATE)) == []
-        assert one.narrowing_due.is_set()
+        assert one.room_due.is_set()
         assert recorded(tmp_path) == {"flexible": "0-1"}
         assert list(await one.controller.stop_container(FLEXIBLE_POD, FLEXIBLE)) == []
 
@@ -102,11 +102,11 @@ async def test_after_a_missed_creation_there_may_be_room_for_those_who_moved(tmp
     async with controlled(tmp_path) as one:
         await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
         await one.controller.create_container(LATE_POD, LATE)
-        assert not one.narrowing_due.is_set()
+        assert not one.room_due.is_set()
         one.controller.missed(Event.CREATE_CONTAINER, "late", "too late")
         assert one.verifications == 1
         assert set(one.controller.ledger.entries) == {"flexible"}
-        assert one.narrowing_due.is_set()
+        assert one.room_due.is_set()
 
 
 async def test_a_resize_that_needs_room_of_others_is_told_to_them(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def parts(it: Racing) -> tuple[list[object], Cpusets, Verifier, EndedContainers]
     starts = Starts(None)
     occupancy = Occupancy(hierarchy, 50)
     ended = EndedContainers(controller, occupancy, here, lambda _: {}, lambda _: (), starts.forget)
-    return [controller, it.watch, it.narrowing, cpusets, verifier, ended], cpusets, verifier, ended
+    return [controller, it.watch, it.promised, cpusets, verifier, ended], cpusets, verifier, ended
 
 
 @pytest.mark.parametrize("containers", [100, pytest.param(1000, marks=pytest.mark.matrix)])

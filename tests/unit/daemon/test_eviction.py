@@ -53,7 +53,7 @@ def best_effort(name: str) -> tuple[Pod, Container]:
 
 
 LARGE, SMALL = best_effort("large"), best_effort("small")
-OWNER = pod("db", QosClass.GUARANTEED)
+OWNER = pod("db", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "0"})
 DB = replace(
     container("db", OWNER, memory_bytes=600 * MIB, milli_cpus=500), cgroups_path=f"{OWNER.cgroup_parent}/db"
 )
@@ -203,8 +203,9 @@ async def around(tmp_path: Path, mode: MemoryPressure = EVICT) -> AsyncIterator[
             return PagesMoved(live.move(cgroup, source, target, wanted), exhausted=True)
 
         relief = PageRelief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
+        promised = one.promised_nodes(live.node.hierarchy, lambda: made.now_s)
         watch = PressureWatch(
-            one.controller, live.node.hierarchy, here, mode, relief, clock_s=lambda: made.now_s
+            one.controller, live.node.hierarchy, here, mode, relief, promised, clock_s=lambda: made.now_s
         )
         made = Around(one, live, watch)
         one.controller.placements.admitted = made.manager.admitted

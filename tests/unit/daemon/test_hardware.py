@@ -428,7 +428,7 @@ class TestMeasuredReservation:
             assert (again.reserved(0), again.reserved(1)) == kept
             assert again.host.measured == []  # The runtime has not listed what runs.
             again.controller.connected(runtime("0.12.0"))
-            room = again.made.narrowing_due
+            room = again.made.room_due
             await again.controller.synchronize([owner], [wide, short])
             assert again.host.measured == [["wide", "short"]]
             assert room.is_set()

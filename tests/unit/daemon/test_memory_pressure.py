@@ -33,7 +33,7 @@ from support.live_nodes import LiveNodes
 from support.machines import container, pod
 from support.oci_node import OciNode
 
-CONFINED_POD = pod("shop-db", QosClass.GUARANTEED)
+CONFINED_POD = pod("shop-db", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "0"})
 FREE_POD = pod("shop-batch", QosClass.BEST_EFFORT)
 
 
@@ -108,8 +108,9 @@ async def around(
             return made.move(cgroup, source, target, wanted, go_on)
 
         relief = PageRelief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
+        promised = one.promised_nodes(live.node.hierarchy, lambda: made.now_s)
         watch = PressureWatch(
-            one.controller, live.node.hierarchy, here, mode, relief, clock_s=lambda: made.now_s
+            one.controller, live.node.hierarchy, here, mode, relief, promised, clock_s=lambda: made.now_s
         )
         made = Around(one, watch, live)
         await one.controller.create_container(CONFINED_POD, DB)

@@ -1,6 +1,5 @@
 """Memory that nobody promised takes a node: who was promised it gets another one, and goes back after."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,13 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.config.settings import MemoryPressure
-from bayplan.control.narrowing import Narrowing
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
-from bayplan.daemon.promise_widening import PromiseWidening
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.host.evacuation import Bounds, Evacuation
 from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import Container, Pod
@@ -38,7 +34,6 @@ class Around:
     one: Controlled
     live: LiveNodes
     watch: PressureWatch
-    narrowing: Narrowing
     now_s: list[float]
 
     async def look(self, times: int = 3) -> None:
@@ -86,20 +81,15 @@ async def around(
         ) -> PagesMoved:
             return PagesMoved(live.move(cgroup, source, target, wanted), exhausted=True)
 
-        def evacuated(*_: object) -> Evacuation:
-            live.move(db.cgroups_path, 1, 0, GIB)
-            return Evacuation()
-
         hierarchy = live.node.hierarchy
-        narrowing = Narrowing(one.controller, hierarchy, here, one.verify_soon, Bounds(60.0, GIB), evacuated)
-        widening = PromiseWidening(one.controller, here, asyncio.Event(), narrowing)
+        promised = one.promised_nodes(hierarchy, lambda: now_s[0])
         relief = PageRelief(hierarchy, GIB, move=moved, clock_s=lambda: now_s[0])
         watch = PressureWatch(
-            one.controller, hierarchy, here, mode, relief, clock_s=lambda: now_s[0], widen=widening.look
+            one.controller, hierarchy, here, mode, relief, promised, clock_s=lambda: now_s[0]
         )
         await one.controller.create_container(owner, db)
         live.hold(db.cgroups_path, {0: 100 * MIB})
-        yield Around(one, live, watch, narrowing, now_s)
+        yield Around(one, live, watch, now_s)
 
 
 async def test_a_promise_gets_another_node_while_its_own_is_taken_and_goes_back(tmp_path: Path) -> None:
@@ -118,11 +108,13 @@ async def test_a_promise_gets_another_node_while_its_own_is_taken_and_goes_back(
         assert "500Mi" in decision.reasons[-1].text
         assert "db" in controller.placements.notifications.nodes_due
         # By the ledger there is room on node 0: but not in fact.
-        assert not await it.narrowing.use_freed_memory()
+        it.live.hold(database()[1].cgroups_path, {0: 100 * MIB, 1: 200 * MIB})
+        await it.look(8)
+        assert it.nodes == "0-1"
         it.taken(0)
         # Nothing is at risk, so that pages are counted every 30 s only.
         await it.look(8)
-        assert await it.narrowing.use_freed_memory()
+        assert it.live.held[database()[1].cgroups_path] == {0: 300 * MIB, 1: 0}
         assert (it.nodes, it.codes) == ("0", ["best-set"])
 
 
@@ -132,12 +124,17 @@ async def test_it_goes_back_where_nothing_is_relieved_any_more(tmp_path: Path, m
         it.taken(700 * MIB)
         await it.look()
         assert it.nodes == "0-1"
+        it.live.hold(database()[1].cgroups_path, {0: 100 * MIB, 1: 200 * MIB})
         it.watch.mode = mode
-        await it.look()
-        assert it.narrowing.staying == frozenset()
+        await it.look(8)
+        # As long as it would have to leave again it stays.
+        assert it.nodes == "0-1"
         it.taken(0)
-        assert await it.narrowing.use_freed_memory()
+        await it.look(8)
         assert it.nodes == "0"
+        assert it.live.held[database()[1].cgroups_path] == {0: 300 * MIB, 1: 0}
+        await it.look()
+        assert (it.watch.latest is None) == (mode is MemoryPressure.OFF)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +180,6 @@ async def test_nobody_goes_back_where_somebody_would_have_to_leave_for_it(tmp_pa
         it.taken(0)
         await it.batch({0: 800 * MIB})
         await it.look(8)
-        assert it.narrowing.staying == {"db"}
-        assert not await it.narrowing.use_freed_memory()
         assert it.nodes == "0-1"
 
 
@@ -202,9 +197,10 @@ async def test_nobody_goes_back_while_pages_are_moved_off_a_node_that_is_short(t
         await it.batch({1: 800 * MIB})
         it.now_s[0] += 5
         await it.watch.look()
-        assert it.narrowing.staying == {"db", "late", "batch"}
-        assert not await it.narrowing.use_freed_memory()
+        latest = it.watch.latest
+        assert latest is not None
+        assert {move.container_id for move in latest.plan.moves} == {"batch"}
+        assert it.nodes == "0-1"
         # Once they are moved it goes back.
         await it.look(8)
-        assert await it.narrowing.use_freed_memory()
         assert it.nodes == "0"

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.host.container import ContainerCgroup
 from bayplan.host.kernelfs import AbsentError, RefusedError
-from bayplan.host.page_migration import huge_page_bytes, migrate_pages
+from bayplan.host.page_migration import huge_page_bytes, migrate_pages, move_huge_pages
 from bayplan.host.sysfs import read_machine
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
+from support.oci_node import OciNode
 
 HERE = read_machine().memory_nodes
 FIRST = NodeSet([min(HERE)])
@@ -122,3 +124,34 @@ def test_a_process_without_maps_has_no_huge_pages(tmp_path):
     # A file called "huge" makes no huge pages.
     numa_maps(tmp_path, "55d0 default file=/opt/huge mapped=3 N0=3 kernelpagesize_kB=4\n")
     assert huge_page_bytes(42, NodeSet([0]), tmp_path) == 0
+
+
+HUGE = "7f0000000000 default file=/anon_hugepage huge anon={} dirty={} {} kernelpagesize_kB=2048\n"
+PATH = "/kubepods/pod1/c1"
+HOME, LEFT = NodeSet([0]), NodeSet([1])
+
+
+@pytest.mark.parametrize(
+    ("stays", "most_mib", "said"),
+    [
+        ({}, 64, ""),
+        ({42}, 64, "32Mi of huge pages on node 1 could not be moved: process 42: no free huge pages"),
+        ({}, 63, "it has 64Mi of huge pages on node 1, and at most 63Mi are moved at once"),
+    ],
+)
+def test_huge_pages_of_all_processes_move_or_it_is_said_why_not(tmp_path, stays, most_mib, said):
+    node, called = OciNode(tmp_path), []
+    node.make_cgroup(PATH)
+    for pid in (41, 42):
+        node.make_process(pid, PATH)
+        (tmp_path / f"proc/{pid}/numa_maps").write_text(HUGE.format(16, 16, "N1=16"))
+
+    def migrate(pid, leave, stay):
+        called.append((pid, leave, stay))
+        if pid in stays:
+            raise RefusedError(f"process {pid}", "no free huge pages", errno.ENOMEM)
+        (tmp_path / f"proc/{pid}/numa_maps").write_text(HUGE.format(16, 16, "N0=16"))
+
+    with ContainerCgroup(node.hierarchy, {"cpuset": PATH, "memory": PATH}) as cgroup:
+        assert move_huge_pages(cgroup, LEFT, HOME, most_mib * MIB, migrate) == said
+    assert called == ([] if most_mib < 64 else [(pid, LEFT, HOME) for pid in (41, 42)])

@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import pytest
 from msgspec.structs import replace
 
-from bayplan.control.narrowing import Narrowing
-from bayplan.errors import StateError
-from bayplan.host.container import ContainerCgroup
-from bayplan.host.evacuation import Bounds, Evacuation, evacuate
+from bayplan.config.settings import MemoryPressure
+from bayplan.control.promised_nodes import Bounds, PromisedNodes
+from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.page_relief import PageRelief
+from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.origin import Form, Origin
 from bayplan.model.resources import Resources
@@ -23,9 +23,9 @@ from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
 from support.controllers import Controlled, announced, begun, controlled, here
+from support.live_nodes import LiveNodes
 from support.machines import container, machine, pod
 from support.oci_node import OciNode
-from support.pages import CgroupPages
 
 Result = TypeVar("Result")
 
@@ -42,15 +42,23 @@ BOUNDS = Bounds(30.0, GIB)
 
 @dataclass
 class Around:
-    """A controller, its narrowing, and the container "flexible" as the kernel has it."""
+    """A controller, its watch, and the container "flexible" as the kernel has it."""
 
     one: Controlled
-    narrowing: Narrowing
-    node: OciNode
-    pages: CgroupPages
+    promised: PromisedNodes
+    watch: PressureWatch
+    live: LiveNodes
+    now_s: float = 1000.0
+    room_bytes: int = GIB
+    """So much can still be moved."""
+    moves: list[tuple[int, int]] = field(default_factory=list)
     meanwhile: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
-    """What happens while pages are moved, once each."""
+    """What happens while the kernel gets its nodes, once each."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def node(self) -> OciNode:
+        return self.live.node
 
     @property
     def mems(self) -> str:
@@ -69,32 +77,36 @@ class Around:
         decision = self.one.controller.ledger.entries["flexible"].decision
         return [reason.code for reason in decision.reasons]
 
+    def move(
+        self, cgroup: str, source: int, target: int, wanted: int, go_on: Callable[[int], bool]
+    ) -> PagesMoved:
+        assert self.mems == "0-1"
+        self.moves.append((source, target))
+        moved = self.live.move(cgroup, source, target, min(wanted, self.room_bytes)) if go_on(0) else 0
+        self.room_bytes -= moved
+        problem = "" if moved == wanted else "no room"
+        return PagesMoved(moved, wanted - moved, problem, exhausted=True, passing=True)
+
+    async def use_freed_memory(self) -> None:
+        """Do all that follows from it."""
+        await self.promised.use_freed_memory()
+        for _ in range(8):
+            self.now_s += 3
+            await self.watch.look()
+
 
 @asynccontextmanager
-async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Around]:
-    """The container "flexible" has 300 MiB on node 0 and 200 MiB on node 1."""
-    node = OciNode(tmp_path / "root")
-    directory = node.make_cgroup(PATH)
-    node.make_process(42, PATH)
-    (directory / "cpuset.mems").write_text("0-1\n")
-    pages = CgroupPages(directory)
-    pages.hold({"inactive_anon": {0: 300 * MIB, 1: 200 * MIB}, "file": {0: 0, 1: 50 * MIB}})
+async def around(
+    tmp_path: Path, nri: str | None = "0.12.0", bounds: Bounds = BOUNDS
+) -> AsyncIterator[Around]:
+    """The container "flexible" has 300 MiB on node 0 and 200 MiB on node 1; nothing is relieved."""
+    live = LiveNodes(OciNode(tmp_path / "root"), {0: GIB, 1: GIB})
+    hierarchy = live.node.hierarchy
+    live.hold(PATH, {0: 300 * MIB, 1: 200 * MIB})
+    live.node.make_process(42, PATH)
+    (live.node.directory(PATH) / "cpuset.mems").write_text("0-1\n")
     async with controlled(tmp_path / "state", nri=nri) as one:
         controller = one.controller
-
-        def moved(
-            cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
-        ) -> Evacuation:
-            assert made.mems == "0-1"
-            return evacuate(
-                cgroup,
-                leave,
-                stay,
-                bounds,
-                huge_pages=huge_pages,
-                migrate=pages.migrate,
-                pause=lambda _: None,
-            )
 
         async def in_thread(work: Callable[[], Result]) -> Result:
             assert not controller._transactions._lock.locked()  # Nobody may have to wait for pages.
@@ -107,8 +119,18 @@ async def around(tmp_path: Path, nri: str | None = "0.12.0") -> AsyncIterator[Ar
             one.verify_soon()
             made.settled.set()
 
-        narrowing = Narrowing(controller, node.hierarchy, in_thread, verify_soon, BOUNDS, moved)
-        made = Around(one, narrowing, node, pages)
+        def clock_s() -> float:
+            return made.now_s
+
+        def move(*arguments: Any) -> PagesMoved:
+            return made.move(*arguments)
+
+        promised = PromisedNodes(controller, hierarchy, in_thread, verify_soon, bounds, clock_s)
+        relief = PageRelief(hierarchy, GIB, move=move, clock_s=clock_s)
+        watch = PressureWatch(
+            controller, hierarchy, here, MemoryPressure.OFF, relief, promised, clock_s=clock_s
+        )
+        made = Around(one, promised, watch, live)
         yield made
 
 
@@ -122,16 +144,13 @@ async def test_pages_then_kernel_then_record_then_runtime(tmp_path: Path) -> Non
     async with around(tmp_path) as it:
         controller = it.one.controller
         await widened(it.one)
-        await it.narrowing.use_freed_memory()
-        assert (it.pages.calls, it.mems) == ([], "0-1")
+        await it.use_freed_memory()
+        assert (it.moves, it.mems) == ([], "0-1")
         await controller.stop_container(LATE_POD, LATE)
         assert it.recorded == {"flexible": "0-1"}
-        await it.narrowing.use_freed_memory()
-        assert it.pages.calls == [(42, NodeSet([1]), NodeSet([0]))]
-        assert it.pages.held == {
-            "inactive_anon": {0: 500 * MIB, 1: 0},
-            "file": {0: 0, 1: 50 * MIB},
-        }
+        await it.use_freed_memory()
+        assert it.moves == [(1, 0)]
+        assert it.live.held[PATH] == {0: 500 * MIB, 1: 0}
         assert (it.mems, it.recorded) == ("0", {"flexible": "0"})
         assert controller.ledger.entries["flexible"].decision.placement.original_nodes is None
         assert controller.counters["pages_moved_bytes"] == 200 * MIB
@@ -151,12 +170,13 @@ async def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: P
         controller = it.one.controller
         await widened(it.one)
         await controller.stop_container(LATE_POD, LATE)
-        it.pages.room_bytes = 50 * MIB
-        await it.narrowing.use_freed_memory()
+        it.room_bytes = 50 * MIB
+        await it.use_freed_memory()
         assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
         decision = controller.ledger.entries["flexible"].decision
         assert decision.reasons[-1].code == "stays-wide"
         assert "150Mi on node 1" in decision.reasons[-1].text
+        assert "no room" in decision.reasons[-1].text
         assert decision.outcome is Outcome.PLACED
         assert controller.counters["returns_failed"] == 1
     async with around(tmp_path) as it:
@@ -166,8 +186,8 @@ async def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: P
         spec = replace(FLEXIBLE.resources, cpuset_mems=NodeSet([0, 1]), cpuset_cpus=CpuSet(range(8)))
         running = replace(FLEXIBLE, state=ContainerState.RUNNING, resources=spec)
         assert list(await controller.synchronize([FLEXIBLE_POD], [running])) == []
-        assert it.one.narrowing_due.is_set()
-        await it.narrowing.use_freed_memory()
+        assert it.one.room_due.is_set()
+        await it.use_freed_memory()
         assert (it.mems, it.recorded, it.codes()) == ("0", {"flexible": "0"}, ["best-set"])
 
 
@@ -192,9 +212,9 @@ async def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
         )
         there = replace(entry, decision=replace(entry.decision, placement=wide))
         it.one.accept(ledger=controller.ledger.with_entry(there))
-        it.node.make_cgroup("/kubepods/podflexible/second")
-        it.pages.room_bytes = 0
-        await it.narrowing.use_freed_memory()
+        it.live.hold("/kubepods/podflexible/second", {})
+        it.room_bytes = 0
+        await it.use_freed_memory()
         assert it.recorded == {"flexible": "0-1", "second": "1"}
         assert it.node.shown("/kubepods/podflexible/second", "cpuset.mems") == ("1",)
 
@@ -206,7 +226,7 @@ async def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
         await controller.stop_container(LATE_POD, LATE)
         it.meanwhile.append(lambda: controller.create_container(LATE_POD, LATE))
         before = it.one.verifications
-        await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
         # The kernel was told; verification tells it otherwise again.
         assert it.recorded == {"flexible": "0-1", "late": "0"}
         assert it.one.verifications > before
@@ -220,14 +240,14 @@ async def test_a_container_that_stops_or_changes_meanwhile_is_left_alone(tmp_pat
         await controller.stop_container(LATE_POD, LATE)
         larger = Resources(memory_limit_bytes=1200 * MIB)
         it.meanwhile.append(lambda: controller.update_container(FLEXIBLE_POD, FLEXIBLE, larger))
-        await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
         assert it.recorded == {"flexible": "0-1"}
         it.node.shown(PATH, "cpuset.mems")
         smaller = Resources(memory_limit_bytes=500 * MIB)
         await controller.update_container(FLEXIBLE_POD, FLEXIBLE, smaller)
         (it.node.directory(PATH) / "cpuset.mems").write_text("0-1\n")
         it.meanwhile.append(lambda: controller.stop_container(FLEXIBLE_POD, FLEXIBLE))
-        await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
         assert it.recorded == {}
 
 
@@ -236,14 +256,17 @@ async def test_the_kernel_that_refuses_keeps_it_wide(tmp_path: Path) -> None:
         controller = it.one.controller
         await widened(it.one)
         await controller.stop_container(LATE_POD, LATE)
-        (it.node.directory(PATH) / "memory.numa_stat").unlink()
-        await it.narrowing.use_freed_memory()
+        (it.node.directory(PATH) / "cpuset.mems").unlink()
+        (it.node.directory(PATH) / "cpuset.mems").mkdir()
+        it.live.hold(PATH, {0: 500 * MIB})
+        await it.use_freed_memory()
         assert it.recorded == {"flexible": "0-1"}
         assert it.codes()[-1] == "stays-wide"
-        assert "memory.numa_stat: " in controller.ledger.entries["flexible"].decision.reasons[-1].text
+        assert "cpuset.mems: " in controller.ledger.entries["flexible"].decision.reasons[-1].text
         # A container without a cgroup is about to be released: nothing is said of it.
+        (it.node.directory(PATH) / "cpuset.mems").rmdir()
         it.node.end(42)
-        await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
         assert controller.counters["returns_failed"] == 1
 
 
@@ -260,8 +283,7 @@ async def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
 
         it.meanwhile.append(full)
         before = it.one.verifications
-        with pytest.raises(StateError):
-            await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
         assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
         # Verification lets the kernel have what is recorded.
         assert it.one.verifications > before
@@ -277,7 +299,7 @@ async def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_p
         controller.known.add_recorded(controller.ledger.entries)
         await controller.create_container(LATE_POD, LATE)
         await controller.stop_container(LATE_POD, LATE)
-        await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
         assert (it.mems, it.recorded, controller.placements.notifications.nodes_due) == (
             "0",
             {"flexible": "0"},
@@ -291,17 +313,17 @@ async def test_who_shrinks_after_it_grew_goes_back(tmp_path: Path) -> None:
         await controller.create_container(FLEXIBLE_POD, FLEXIBLE)
         other = container("other", LATE_POD, memory_bytes=200 * MIB, milli_cpus=500)
         await controller.create_container(LATE_POD, other)
-        it.one.narrowing_due.clear()
+        it.one.room_due.clear()
         grown = Resources(memory_limit_bytes=1000 * MIB)
         updates = await controller.update_container(FLEXIBLE_POD, FLEXIBLE, grown)
         assert list(updates) == [Update("flexible", cpuset_mems=NodeSet([0, 1]))]
-        await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
         assert it.recorded == {"flexible": "0-1", "other": "0"}
         larger = replace(FLEXIBLE, resources=replace(FLEXIBLE.resources, memory_limit_bytes=1000 * MIB))
-        it.one.narrowing_due.clear()
+        it.one.room_due.clear()
         await controller.update_container(FLEXIBLE_POD, larger, Resources(memory_limit_bytes=300 * MIB))
-        assert it.one.narrowing_due.is_set()
-        await it.narrowing.use_freed_memory()
+        assert it.one.room_due.is_set()
+        await it.use_freed_memory()
         assert (it.mems, it.recorded["flexible"]) == ("0", "0")
 
 
@@ -315,7 +337,7 @@ async def test_short_promises_are_made_up_for_where_no_reply_did(tmp_path: Path)
         assert controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
         # More memory came.
         it.one.accept(machine(3, cpus_per_node=4, memory_bytes=2 * GIB))
-        await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
     async with controlled(tmp_path / "state") as one:
         decision = one.controller.ledger.entries["c"].decision
         assert (decision.outcome, decision.reasons[-1].code) == (Outcome.PLACED, "promised-later")
@@ -331,7 +353,7 @@ async def test_nodes_that_come_are_opened_to_those_who_may_use_all(tmp_path: Pat
         assert it.recorded == {"free": "0-1"}
         it.one.accept(machine(3, cpu_less={8: GIB}))
         before = it.one.verifications
-        await it.narrowing.use_freed_memory()
+        await it.use_freed_memory()
         assert it.recorded == {"free": "0-2"}
         assert it.one.verifications > before
         updates = await controller.update_container(owner, free, Resources(cpu_shares=1024))
@@ -342,23 +364,56 @@ async def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
     async with around(tmp_path) as it:
         await widened(it.one)
         await it.one.controller.stop_container(LATE_POD, LATE)
+        it.watch.stop()
+        await it.promised.use_freed_memory()
+        await it.watch.look()
+        assert (it.live.held[PATH][1], it.mems, it.recorded) == (200 * MIB, "0-1", {"flexible": "0-1"})
 
-        narrowing = Narrowing(
-            it.one.controller,
-            it.node.hierarchy,
-            here,
-            it.one.verify_soon,
-            BOUNDS,
-        )
-        narrowing.stop()
-        await narrowing.use_freed_memory()
-        assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
+
+async def test_more_than_may_be_moved_at_once_stays_where_it_is(tmp_path: Path) -> None:
+    async with around(tmp_path, bounds=Bounds(30.0, 100 * MIB)) as it:
+        await widened(it.one)
+        await it.one.controller.stop_container(LATE_POD, LATE)
+        await it.use_freed_memory()
+        assert (it.moves, it.mems, it.codes()[-1]) == ([], "0-1", "stays-wide")
+
+
+async def test_no_step_begins_after_the_deadline(tmp_path: Path) -> None:
+    async with around(tmp_path, bounds=Bounds(7.0, GIB)) as it:
+        await widened(it.one)
+        await it.one.controller.stop_container(LATE_POD, LATE)
+
+        def slowly(cgroup: str, source: int, target: int, *_: object) -> PagesMoved:
+            it.now_s += 3
+            return PagesMoved(it.live.move(cgroup, source, target, 20 * MIB))
+
+        it.watch.relief._move = slowly
+        await it.use_freed_memory()
+        assert (it.live.held[PATH][1], it.mems, it.codes()[-1]) == (140 * MIB, "0-1", "stays-wide")
+        assert it.one.controller.counters["pages_moved_bytes"] == 60 * MIB
+
+
+async def test_counters_that_lag_behind_are_waited_for(tmp_path: Path) -> None:
+    async with around(tmp_path) as it:
+        await widened(it.one)
+        await it.one.controller.stop_container(LATE_POD, LATE)
+        it.watch.relief._move = lambda *_: PagesMoved(200 * MIB, exhausted=True)
+        await it.promised.use_freed_memory()
+        await it.watch.look()
+        it.now_s += 1
+        await it.watch.look()
+        assert (it.mems, it.codes()[-1]) == ("0-1", "moved-over")
+        it.live.hold(PATH, {0: 500 * MIB})
+        it.now_s += 1
+        await it.use_freed_memory()
+        assert (it.mems, it.codes()) == ("0", ["best-set"])
 
 
 async def test_it_follows_until_it_is_cancelled(tmp_path: Path) -> None:
     async with around(tmp_path) as it:
         await widened(it.one)
-        following = asyncio.create_task(it.narrowing.follow(it.one.narrowing_due, pause_s=0))
+        tasks = [it.promised.follow(it.one.room_due, pause_s=0), it.watch.follow(pause_s=0.01)]
+        following = asyncio.gather(*tasks)
         await it.one.controller.stop_container(LATE_POD, LATE)
         await it.settled.wait()
         assert it.recorded == {"flexible": "0"}

@@ -1,0 +1,304 @@
+"""On which nodes each promise is: on more than it was placed on while these cannot give it, and on its own
+again once they can; and what a promise lacks is made up for where memory was freed.
+
+Whose pages are to be moved is one plan (`placement.page_placement`), which the watch of the nodes makes and
+carries out. Here is what follows from it for the ledger. Going back moves the pages first, then writes the
+kernel's cpuset.mems, then the record: until then the record has the container on its wider set of nodes. If
+it ends between the last two, verification restores the kernel's value. No reply waits for this; transactions
+are open only to look and to record. The runtime gets the new nodes with the next reply, as no update is sent
+to it outside of replies.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Final, NamedTuple
+
+from bayplan.control.controller import Controller
+from bayplan.control.expectations import Expectation, cgroup_of
+from bayplan.control.threads import InThread
+from bayplan.control.transactions import Current, Transaction
+from bayplan.errors import BayplanError, StateError
+from bayplan.host import shadow_mode
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.page_migration import move_huge_pages
+from bayplan.model.decision import Move
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY
+from bayplan.model.sentences import move as move_text
+from bayplan.placement.after_removal import (
+    moved_back,
+    not_moved_back,
+    with_completed_claims,
+    with_widened_placements,
+)
+from bayplan.placement.page_placement import LivePages, Return
+from bayplan.placement.widening import widenings, with_widened
+from bayplan.quantity import MIB, format_bytes
+from bayplan.sets import nodes_text
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 2.0
+"""Before a round, and before the kernel is looked at after one: where containers come and go by the dozen, a
+single round is enough; and a runtime that is carrying out an update writes the nodes that it knows of."""
+REST_BYTES: Final = 16 * MIB
+"""As much as this may be left: the kernel moves it while cpuset.mems is written. It covers what is allocated
+during the last step, and what the counters of a cgroup are behind on a machine with 64 CPUs (64 pages for
+each)."""
+SETTLING_S: Final = 2.1
+"""The kernel sums up a cgroup's counters every two seconds; until then they may show moved pages."""
+END_S: Final = 1.0
+"""A look waits for the end of a return so long: huge pages of a process move all at once."""
+
+_ENGINE: Final = "exact"
+"""The only one that proves room on sets of nodes."""
+
+
+class Bounds(NamedTuple):
+    """Of a return: it takes so many seconds at most, without those that it waits for the sake of the rate of
+    all moves, and so many bytes."""
+
+    deadline_s: float
+    most_bytes: int
+
+
+class _Returning:
+    """Who goes back now, and what became of it so far. ``moving_s``: the last time that there was something
+    to move."""
+
+    def __init__(self, move: Move, now_s: float) -> None:
+        self.move = move
+        self.moving_s = now_s
+        self.spent_s = 0.0
+        self.moved_bytes = 0
+
+
+class PromisedNodes:
+    """See the module. Blocking calls run where *in_thread* says; ``bounds`` may be changed at any time.
+    ``is_due``: a look at the nodes may find somebody who can go back."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        hierarchy: Hierarchy,
+        in_thread: InThread,
+        verify_soon: Callable[[], None],
+        bounds: Bounds,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.bounds = bounds
+        self.is_due = False
+        self._controller = controller
+        self._hierarchy = hierarchy
+        self._in_thread = in_thread
+        self._verify_soon = verify_soon
+        self._clock_s = clock_s
+        self._staying: set[str] = set()
+        """Who could not go back: not again before there is other room."""
+        self._returning: _Returning | None = None
+        self._ending: asyncio.Future[None] | None = None
+
+    async def follow(self, due: asyncio.Event, pause_s: float = PAUSE_S) -> None:
+        """Use freed memory whenever that is *due*, until cancelled."""
+        while True:
+            await due.wait()
+            await asyncio.sleep(pause_s)
+            due.clear()
+            try:
+                await self.use_freed_memory()
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("freed memory could not be used for waiting containers")
+
+    async def use_freed_memory(self) -> None:
+        """Complete short promises and open new nodes to the containers that may use all, for which no pages
+        are moved; and have the next look find who can go back."""
+        controller = self._controller
+        async with controller.transaction() as transaction:
+            basis = transaction.basis
+            ledger, wider = with_widened_placements(basis, basis.engine)
+            ledger, promised = with_completed_claims(basis.with_ledger(ledger), basis.engine)
+            if wider or promised:
+                await transaction.commit(ledger)
+        if wider:
+            controller.placements.notifications.nodes_due |= {
+                key for key in wider if ledger.entries[key].origin is None
+            }
+            self._verify_soon()
+        self._staying.clear()
+        self.is_due = True
+
+    def candidates(self) -> tuple[Move, ...]:
+        """The first few who can go back by the ledger."""
+        if self._ending is not None and not self._ending.done():
+            return ()
+        self._staying &= self._controller.ledger.entries.keys()
+        return _possible(self._controller.basis, self._staying)
+
+    async def look(self, live: LivePages, *, relieves: bool) -> bool:
+        """Do what follows from *live* for the nodes of promises, more of them only where it *relieves*;
+        whether any changed, or who is going back in *live* does not any more."""
+        self.is_due = False
+        if live.back is None:
+            self._returning = None
+            return relieves and bool(live.plan.unmet_bytes) and await self._widen(live)
+        now_s, move, going = self._clock_s(), live.back.move, self._returning
+        if going is None or (going.move.container_id, going.move.after) != (move.container_id, move.after):
+            going = self._returning = _Returning(move, now_s)
+        if live.plan.moves:
+            going.moving_s = now_s
+        obstacle = self._obstacle(live.back, going, now_s)
+        if not obstacle and live.back.left_bytes > REST_BYTES and not shadow_mode.is_on():
+            return False
+        self._returning = None
+        self._ending = asyncio.ensure_future(self._ended(move, going.moved_bytes, obstacle))
+        await asyncio.wait([self._ending], timeout=END_S)
+        return True
+
+    def went(self, moved_bytes: int, spent_s: float) -> None:
+        """So much was moved of who goes back, in so much time."""
+        if self._returning is not None:
+            self._returning.moved_bytes += moved_bytes
+            self._returning.spent_s += spent_s
+
+    async def end(self, move: Move, moved_bytes: int = 0, obstacle: str = "") -> bool:
+        """Have the container of *move* on its own nodes, where its pages are by now, or say why that cannot
+        be; whether it is."""
+        self._staying.add(move.container_id)
+        entry = self._controller.ledger.entries.get(move.container_id)
+        expected = self._controller.expectations((move.container_id,))
+        if entry is None or not expected:
+            return False
+        try:
+            obstacle = obstacle or await self._in_thread(partial(self._narrow, expected[0], entry, move))
+        except AbsentError:
+            return False  # It is about to be released.
+        except BayplanError as error:
+            obstacle = str(error)
+        try:
+            async with self._controller.transaction() as transaction:
+                returned = await self._record(transaction, entry, move, moved_bytes, obstacle)
+        finally:
+            # Also where nothing was recorded: the kernel may have the new nodes already.
+            self._verify_soon()
+        if returned:
+            # Once the runtime has written what it knows of.
+            asyncio.get_running_loop().call_later(PAUSE_S, self._verify_soon)
+        self.is_due = True
+        return returned
+
+    async def _ended(self, move: Move, moved_bytes: int, obstacle: str) -> None:
+        try:
+            await self.end(move, moved_bytes, obstacle)
+        except Exception:
+            # As with `follow`.
+            logger.exception("freed memory could not be used for a container that was to go back")
+
+    def _obstacle(self, back: Return, going: _Returning, now_s: float) -> str:
+        """Why it cannot go back; empty if it can, or may yet."""
+        if back.left_bytes <= REST_BYTES:
+            return ""
+        there = f"{format_bytes(back.left_bytes)} on {nodes_text(back.move.before - back.move.after)}"
+        if not going.moved_bytes and back.left_bytes > self.bounds.most_bytes:
+            return f"it has {there}, and at most {format_bytes(self.bounds.most_bytes)} are moved at once"
+        if now_s - going.moving_s >= SETTLING_S:
+            return f"{there} could not be moved" + (f": {back.obstacle}" if back.obstacle else "")
+        if going.spent_s >= self.bounds.deadline_s:
+            return f"{there} could not be moved within {self.bounds.deadline_s:g} s"
+        return ""
+
+    def _narrow(self, one: Expectation, entry: Entry, move: Move) -> str:
+        """Move huge pages, and write cpuset.mems, with which the kernel moves the rest; why not, if it
+        cannot. Blocks."""
+        if shadow_mode.is_on():
+            return ""
+        placement = entry.decision.placement
+        beside = (placement.mems or move.before) - move.before
+        claim = placement.claim
+        with cgroup_of(self._hierarchy, one) as cgroup:
+            if claim is not None and any(resource != MEMORY for resource in claim.amounts_bytes):
+                leave = move.before - move.after
+                obstacle = move_huge_pages(cgroup, leave, move.after, self.bounds.most_bytes)
+                if obstacle:
+                    return obstacle
+            if _is_placed_as(entry, self._controller.ledger):
+                cgroup.write_mems(move.after | beside)
+        return ""
+
+    async def _record(
+        self, transaction: Transaction, entry: Entry, move: Move, moved_bytes: int, obstacle: str
+    ) -> bool:
+        """Record the outcome, unless the container or the freed memory changed meanwhile; whether it went
+        back."""
+        controller, key, ledger = self._controller, move.container_id, transaction.basis.ledger
+        if not _is_placed_as(entry, ledger):
+            return False
+        fields = {
+            "container": move.name,
+            "container_id": key,
+            "move": move_text(move),
+            "moved_bytes": moved_bytes,
+        }
+        controller.counters["pages_moved_bytes"] += moved_bytes
+        if obstacle:
+            controller.counters["returns_failed"] += 1
+            logger.warning("container stays on more nodes than it needs", extra={**fields, "why": obstacle})
+            wide = not_moved_back(ledger, move, obstacle)
+            if wide is not ledger:
+                await transaction.commit(wide)
+            return False
+        if not _possible(transaction.basis, ledger.entries.keys() - {key}):
+            logger.info(
+                "container stays on more nodes: the room was taken while its pages were moved", extra=fields
+            )
+            return False
+        logger.info("pages moved", extra=fields)
+        await transaction.commit(moved_back(ledger, move))
+        self._moved(move)
+        return True
+
+    async def _widen(self, live: LivePages) -> bool:
+        """Give promises more nodes where their own cannot give them; whether any got some."""
+        basis = self._controller.basis
+        if basis.engine.name != _ENGINE:
+            return False
+        found = await self._in_thread(partial(widenings, basis, live))
+        if not found:
+            return False
+        async with self._controller.transaction() as transaction:
+            # It was worked out for that ledger; with another one the next look does.
+            now = transaction.basis
+            same = now.ledger is basis.ledger and now.machine is basis.machine
+            if not same or now.policy is not basis.policy:
+                return False
+            try:
+                for move in found:
+                    wider = with_widened(transaction.basis.ledger, move, live)
+                    await transaction.commit(wider, move.container_id)
+                    self._moved(move)
+                    self._verify_soon()
+            except StateError as error:
+                logger.warning("a promise gets no other node", extra={"problem": str(error)})
+                return False
+        return True
+
+    def _moved(self, move: Move) -> None:
+        """What follows from a move that is in the ledger."""
+        placements = self._controller.placements
+        placements.decision_log.moved(move)
+        if self._controller.ledger.entries[move.container_id].origin is None:
+            placements.notifications.nodes_due.add(move.container_id)
+
+
+def _possible(basis: Current, staying: Collection[str]) -> tuple[Move, ...]:
+    return basis.engine.moves_back(basis, staying)
+
+
+def _is_placed_as(entry: Entry, ledger: Ledger) -> bool:
+    """Whether the container of *entry* is still where that says."""
+    present = ledger.entries.get(entry.container_id)
+    return present is not None and present.decision.placement == entry.decision.placement
