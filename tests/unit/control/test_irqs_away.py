@@ -7,7 +7,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bayplan.control.irqs_away import IrqsAway
-from bayplan.engines.exact.engine import ExactEngine
 from bayplan.host.irq_affinity import RECORD, IrqAffinity
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, Placement
@@ -34,7 +33,7 @@ class Node:
         self.away = IrqsAway(IrqAffinity(root, root), here, self.basis)
 
     def basis(self) -> Basis:
-        return Basis(MACHINE, PlacementPolicy(), ExactEngine(), self.ledger)
+        return Basis(MACHINE, PlacementPolicy(), self.ledger)
 
     def set(self, irq: str, cpus: str) -> None:
         (self.root / "proc/irq" / irq / "smp_affinity_list").write_text(f"{cpus}\n")
