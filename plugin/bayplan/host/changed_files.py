@@ -83,7 +83,7 @@ class ChangedFiles:
             if now[path] == one.ours:
                 continue
             try:
-                write_text(path, f"{one.ours}\n")
+                write_text(path, one.ours or "\n")
             except AbsentError:
                 continue
             except HostError as error:

@@ -153,7 +153,7 @@ STEPS = st.lists(
         st.sampled_from(["kubepods/a/c1", "kubepods/a/c2", "kubepods/b/c3"]),
         st.sets(st.integers(0, 5), max_size=3).map(CpuSet),
     ),
-    max_size=10,
+    max_size=5,
 )
 
 
