@@ -28,6 +28,8 @@ type command struct {
 	// The pod's cgroup parent, and the Linux part of the container as protobuf's JSON.
 	Parent string          `json:"parent"`
 	Linux  json.RawMessage `json:"linux"`
+	// The pod's annotations.
+	Annotations map[string]string `json:"annotations"`
 }
 
 // result is what it gets. Number says which command it belongs to; 0 is nobody's.
@@ -39,6 +41,9 @@ type options struct {
 	containers     int
 	padding        int
 	requestTimeout time.Duration
+	// Directories of programs that it launches as plugins, NN-NAME, and of their configurations, NAME.conf.
+	plugins       string
+	pluginConfigs string
 }
 
 type side interface {
@@ -75,6 +80,8 @@ func main() {
 	flag.IntVar(&opts.pods, "pods", 0, "pods that exist")
 	flag.IntVar(&opts.containers, "containers", 0, "containers that exist, one after the other in each pod")
 	flag.IntVar(&opts.padding, "padding", 0, "bytes of environment in each of them")
+	flag.StringVar(&opts.plugins, "plugins", "", "directory of plugins to launch")
+	flag.StringVar(&opts.pluginConfigs, "plugin-configs", "", "directory of their configurations")
 	flag.DurationVar(&opts.requestTimeout, "request-timeout", 2*time.Second, "time for the plugin to answer")
 	flag.Parse()
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -23,13 +24,14 @@ type runtimeSide struct {
 
 func newRuntime(opts options) (side, error) {
 	nri.SetPluginRequestTimeout(opts.requestTimeout)
+	nri.SetPluginRegistrationTimeout(opts.requestTimeout)
 	var started atomic.Bool
 	synchronize := func(ctx context.Context, send nri.SyncCB) error {
 		pods, containers := somePods(opts.pods), someContainers(opts.containers, opts.pods, opts.padding)
 		start := time.Now()
 		updates, err := send(ctx, pods, containers)
 		if !started.Load() {
-			return err // the plugins of the plugin directory, of which there are none
+			return err // the plugins of the plugin directory
 		}
 		print(result{"number": 0, "synchronized": list(updates), "ms": milliseconds(start), "error": text(err)})
 		return err
@@ -44,8 +46,8 @@ func newRuntime(opts options) (side, error) {
 	}
 	adaptation, err := nri.New("interop", "v0.0.1", synchronize, update,
 		nri.WithSocketPath(opts.socket),
-		nri.WithPluginPath(nowhere),
-		nri.WithPluginConfigPath(nowhere),
+		nri.WithPluginPath(cmp.Or(opts.plugins, nowhere)),
+		nri.WithPluginConfigPath(cmp.Or(opts.pluginConfigs, nowhere)),
 	)
 	if err != nil {
 		return nil, err
@@ -73,7 +75,12 @@ func (r *runtimeSide) handle(c command) result {
 			f.Set(reflect.ValueOf(value))
 		}
 	}
-	set("Pod", &nri.PodSandbox{Id: c.Pod, Name: c.Pod, Linux: &nri.LinuxPodSandbox{CgroupParent: c.Parent}})
+	set("Pod", &nri.PodSandbox{
+		Id:          c.Pod,
+		Name:        c.Pod,
+		Annotations: c.Annotations,
+		Linux:       &nri.LinuxPodSandbox{CgroupParent: c.Parent},
+	})
 	if c.ID != "" {
 		container := someContainer(c.ID, c.Pod, c.Padding)
 		if c.Linux != nil {
