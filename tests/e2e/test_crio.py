@@ -10,9 +10,12 @@ from testbed.at_once import CpuWatch, exclusive_cpus, launch_at_once, run_sandbo
 from testbed.channel import LIMIT_S
 from testbed.crictl import Running
 from testbed.crio import HANDLERS, RUNTIMES, WRAPPER_HANDLER, CrioNode, in_slice, whole_cpu
+from testbed.crowded_nodes import put
 from testbed.forms import HOOKS_DIR, WRAPPER
 from testbed.kernel import Placement, parse_ids
+from testbed.memory_load import install, kills
 from testbed.pods import GUARANTEED_OOM_SCORE_ADJ, MIB, Pod, best_effort, guaranteed
+from testbed.promise_races import await_that, bound
 from testbed.topology import TWO_NODES
 
 # Emulated, a decision takes ten times as long.
@@ -213,6 +216,34 @@ def test_what_is_undone_while_nobody_looks_is_restored(node: CrioNode) -> None:
     node.crictl.update(container_id, cpuset_cpus="0", memory=200 * MIB)
     await_placement(node, container_id, before._replace(cpus=frozenset({0}), memory_max_bytes=200 * MIB))
     await_agreement(node, [container_id for container_id, _ in placed.values()])
+
+
+@pytest.mark.parametrize("nri", [True, False])
+def test_who_starts_before_its_memory_is_there_is_slowed_down(node: CrioNode, nri: bool) -> None:
+    """With NRI as well as with the wrapper, whose `start` waits."""
+    node.forms.install()
+    install(node)
+    node.crio.start(nri=nri, wrapper=not nri)
+    slowly = ("--memory-pressure", "relieve", "--page-move-rate", "8Mi", "--measured-reservation", "true")
+    node.bayplan.start(*slowly, *PATIENT)
+    if nri:
+        node.bayplan.await_synchronized()
+    handler = "runc" if nri else WRAPPER_HANDLER
+    batch = node.launch(in_slice(best_effort("batch").touching("650Mi")), handler=handler)
+    node.crictl.await_log(batch, "touched")
+    put(node, [(batch, 0)])
+    required = {"bayplan.dev/required-nodes": "0"}
+    owner = guaranteed("owner", 0.5, "600Mi", annotations=required).touching("500Mi")
+    running = node.launch(in_slice(owner), handler=handler)
+    await_that(lambda: bool(bound(node, "kubepods.slice")))
+    # systemd sets what its unit has; it waits on all the same.
+    node.guest.run("systemctl", "daemon-reload")
+    await_that(lambda: bool(bound(node, "kubepods.slice")))
+    node.crictl.await_log(running, "touched", limit_s=240)
+    assert kills(node) == []
+    await_that(lambda: not bound(node, "kubepods.slice"))
+    assert set(node.view(running).anon_bytes()) == {0}
+    assert node.bayplan.status()["counters"]["slowed_down"] >= 1
 
 
 def form_of(handler: str) -> str:

@@ -64,12 +64,13 @@ def test_nobody_stays_slowed_down_whichever_way_the_daemon_ends(node: Node) -> N
 
 @pytest.mark.matrix
 @on_systemd(TWO_NODES)
-def test_who_came_by_the_hook_waits_too(node: Node) -> None:
+@pytest.mark.parametrize("form", ["hook", "wrapper"])
+def test_who_came_without_nri_waits_too(node: Node, form: str) -> None:
     node.forms.install()
     install(node)
     slowly = ("--memory-pressure", "relieve", "--page-move-rate", "8Mi", "--oci-deadline", "20s")
     node.bayplan.start(*slowly, "--measured-reservation", "true")
-    engine = node.forms.engine("hook", "crun")
+    engine = node.forms.engine(form, "crun")
     batch = node.podman.run(engine, Asked("batch").touching("650Mi"))
     node.podman.await_log("batch", "touched")
     put(node, [(batch, 0)])
