@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.host.kernelfs import parse_file, parse_number, read_optional
 from bayplan.sets import CpuSet
@@ -32,8 +33,9 @@ _CPUS: Final = "sys/devices/system/node/node{}/cpulist"
 _LEAST_BATCHES: Final = 4
 """No list is kept shorter."""
 
+_NOT_FOR_THE_KERNEL: Final = ("Movable", "Device")
 _LINE: Final = re.compile(
-    r"^Node (\d+), zone"
+    r"^Node (\d+), zone +(\S+)"
     r"|^ +(boost|min|low|high|managed|protection:|cpu:|count:|batch:|high_min:) +(.+)$",
     re.MULTILINE,
 )
@@ -50,13 +52,16 @@ class CpuLists(Struct, frozen=True):
 class NodeZones(Struct, frozen=True):
     """The zones of a node together, ``managed_bytes`` in all. Below ``low_bytes`` of free memory the kernel
     begins to reclaim. Of what is free nobody can be promised ``reserve_bytes``; ``unusable_bytes`` is that
-    with what lists hold and the reserve does not cover."""
+    with what lists hold and the reserve does not cover. ``kernel_bytes`` are those of ``managed_bytes`` that
+    the kernel can use for itself: none where all of it is in the zone Movable, as when memory of CXL or
+    persistent memory was brought online so that it can be taken away again."""
 
     low_bytes: int = 0
     reserve_bytes: int = 0
     unusable_bytes: int = 0
     managed_bytes: int = 0
     lists: CpuLists = CpuLists()
+    kernel_bytes: int = 0
 
 
 NO_ZONES: Final = NodeZones()
@@ -74,23 +79,27 @@ def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
         return found
     fraction = parse_file(str(root / FRACTION), parse_number, read_optional(str(root / FRACTION)) or "0")
     cpu_counts: dict[int, int] = {}
-    for node, marks, lists in _zones(text):
+    for node, name, marks, lists in _zones(text):
         if node not in cpu_counts:
             cpus = read_optional(str(root / _CPUS.format(node)))
             cpu_counts[node] = len(parse_file(_CPUS.format(node), CpuSet.parse, cpus)) if cpus else 0
         zone = _zone(marks, lists, cpu_counts[node] or len(lists), fraction)
+        if name not in _NOT_FOR_THE_KERNEL:
+            zone = replace(zone, kernel_bytes=zone.managed_bytes)
         found[node] = zone if node not in found else _sum(found[node], zone)
     return found
 
 
 _Row = dict[str, int]
+_Line = tuple[str, str, str, str]
+"""Node and name of a zone, or name and value of what is in it."""
 
 
-def _zones(text: str) -> Iterator[tuple[int, _Row, list[_Row]]]:
-    """Of each zone its node, its amounts in pages by name, and those of the list of each CPU."""
+def _zones(text: str) -> Iterator[tuple[int, str, _Row, list[_Row]]]:
+    """Of each zone its node and name, its amounts in pages by name, and those of the list of each CPU."""
     for header, *fields in _split(_LINE.findall(text)):
         marks, lists = _Row(), list[_Row]()
-        for _, name, value in fields:
+        for _, _, name, value in fields:
             if name == "cpu:":
                 lists.append({})
             elif name == "protection:":
@@ -98,12 +107,12 @@ def _zones(text: str) -> Iterator[tuple[int, _Row, list[_Row]]]:
                 marks[name] = max(map(int, re.findall(r"\d+", value)), default=0)
             elif value.isdecimal():
                 (lists[-1] if name.endswith(":") and lists else marks)[name] = int(value)
-        yield int(header[0]), marks, lists
+        yield int(header[0]), header[1], marks, lists
 
 
-def _split(rows: list[tuple[str, str, str]]) -> list[list[tuple[str, str, str]]]:
+def _split(rows: list[_Line]) -> list[list[_Line]]:
     """One group for each zone, the first of its rows being the one with the node."""
-    groups: list[list[tuple[str, str, str]]] = []
+    groups: list[list[_Line]] = []
     for row in rows:
         if row[0]:
             groups.append([row])
@@ -144,4 +153,5 @@ def _sum(one: NodeZones, other: NodeZones) -> NodeZones:
         one.unusable_bytes + other.unusable_bytes,
         one.managed_bytes + other.managed_bytes,
         lists,
+        one.kernel_bytes + other.kernel_bytes,
     )

@@ -1,5 +1,5 @@
 """What the doctor looks at beside the container engines: cgroups, the daemon's capabilities, kubelet's
-managers, lists of CPUs.
+managers, zones of memory.
 
 Reads files below an injectable root, and changes nothing. A file that is not there says nothing: a node
 without kubelet is as well as one with it.
@@ -65,7 +65,7 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
         )
         advice = "set kubeletVersion, or let bayplan-agent ask the API server"
         yield Finding(Level.NOTE, "kubelet", text, advice)
-    yield from _of_cpu_lists(root)
+    yield from _of_zones(root)
     yield from _of_placement_files(root, "" if daemon is None else daemon.placement_directory)
     if daemon is not None:
         yield from _of_isolation(root, daemon.wishes)
@@ -104,7 +104,7 @@ def _of_placement_files(root: Path, directory: str) -> Iterator[Finding]:
         yield Finding(Level.ERROR, subject, text, f"chown root {subject}; chmod 755 {subject}")
 
 
-def _of_cpu_lists(root: Path) -> Iterator[Finding]:
+def _of_zones(root: Path) -> Iterator[Finding]:
     try:
         zones = read_zones(root)
     except HostError:
@@ -118,6 +118,13 @@ def _of_cpu_lists(root: Path) -> Iterator[Finding]:
             )
             advice = "set percpuPagelistHighFraction, to 1024 for instance, if promises need that memory"
             yield Finding(Level.WARNING, f"node {node}", text, advice)
+        if zone.managed_bytes and not zone.kernel_bytes:
+            text = (
+                "all of its memory is in the zone Movable: the kernel has none for a container that may use "
+                "this node alone, whose pipes fail (before Linux 5.16 others are killed for it)"
+            )
+            advice = "let containers use another node beside it, or bring it online with online_kernel"
+            yield Finding(Level.WARNING, f"node {node}", text, f"{advice} (daxctl: --no-movable)")
 
 
 def _of_cgroups(root: Path) -> Iterator[Finding]:

@@ -94,6 +94,11 @@ def test_a_boost_of_watermarks_is_over_soon_and_does_not_count(tmp_path: Path) -
     assert zones(tmp_path, BOOSTED)[1] == NodeZones(1250 * PAGE, 1500 * PAGE, 1500 * PAGE, 90000 * PAGE)
 
 
+def test_what_the_kernel_can_use_for_itself_is_not_movable(tmp_path: Path) -> None:
+    found = zones(tmp_path, OLD + BOOSTED)
+    assert {node: one.kernel_bytes for node, one in found.items()} == {0: (3977 + 16_000_000) * PAGE, 1: 0}
+
+
 def test_a_zone_without_memory_keeps_none(tmp_path: Path) -> None:
     assert zones(tmp_path, UNPOPULATED)[0].unusable_bytes == 0
 
@@ -144,6 +149,46 @@ def test_six_nodes_of_which_the_kernel_killed_an_owner_above_these_numbers(tmp_p
         assert left_free_kib[node] * 1024 < one.reserve_bytes <= one.unusable_bytes
         assert one.low_bytes < one.reserve_bytes
         assert 0 < one.lists.lasting_bytes <= one.lists.now_bytes
+
+
+REPORTED = {
+    "LTP oom02 on a node of 128 GiB, linux-mm 2017": [("Normal", 19_500, 0, 33_804, 298_028, 0)],
+    "150 cgroups on one of two nodes, linux-mm 2017": [("Normal", 44_744, 0, 45_108, 111_028, 0)],
+    "a cpuset of node 1 with 15.7 GiB free on node 0, Alibaba Cloud Linux 4.19": [
+        ("Normal", 43_636, 0, 45_148, 837_700, 0)
+    ],
+    "bound to a node of 4 GiB, linux-mm 2022": [("Normal", 45_100, 0, 45_576, 68_360, 0)],
+    "slab of a kernel with PREEMPT_RT": [
+        ("DMA", 15_360, 0, 28, 52, 3915),
+        ("DMA32", 11_696, 0, 3_960, 7_928, 1975),
+        ("Normal", 5_692, 0, 4_032, 8_072, 0),
+    ],
+    "a guest of 3.4 GiB with watermarks of 81 and 20 MiB": [
+        ("DMA32", 58_152, 0, 54_108, 81_156, 661),
+        ("Normal", 12_900, 0, 13_164, 19_740, 0),
+    ],
+    "msgctl11 on Linux 2.6.31, above the low watermark": [
+        ("DMA", 4_036, 0, 60, 88, 994),
+        ("DMA32", 5_832, 0, 4_000, 6_000, 0),
+    ],
+    "stress-ng on sparc64, with a boost": [("Normal", 99_400, 16_384, 106_496, 151_552, 0)],
+}
+"""Of kernel logs of others: zones in which nobody got a page any more, and somebody was killed. What was free
+there, a boost, the min and the high watermark in KiB, and the reserve for user memory in pages."""
+
+
+@pytest.mark.parametrize("kill", REPORTED)
+def test_everywhere_somebody_was_killed_the_zones_had_less_than_what_is_not_promised(
+    tmp_path: Path, kill: str
+) -> None:
+    for zone, free_kib, boost_kib, min_kib, high_kib, protection in REPORTED[kill]:
+        text = (
+            f"Node 0, zone {zone:>8}\n  pages free     {free_kib // 4}\n        boost    {boost_kib // 4}\n"
+            f"        min      {min_kib // 4}\n        low      {high_kib // 4}\n"
+            f"        high     {high_kib // 4}\n        managed  {1 << 20}\n"
+            f"        protection: (0, {protection}, {protection})\n"
+        )
+        assert free_kib * 1024 <= zones(tmp_path, text)[0].reserve_bytes
 
 
 def test_a_file_of_garbage_says_nothing_and_a_fraction_of_garbage_is_named(tmp_path: Path) -> None:

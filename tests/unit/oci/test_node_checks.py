@@ -113,6 +113,14 @@ def test_long_lists_of_cpus_are_named(tmp_path: Path) -> None:
     assert found(tmp_path) == []
 
 
+def test_nodes_on_which_the_kernel_has_no_memory_for_itself_are_named(tmp_path: Path) -> None:
+    zones = "Node {}, zone {}\n  managed {}\n"
+    text = "".join(zones.format(*row) for row in ((0, "Normal", 9), (0, "Movable", 9), (1, "Movable", 9)))
+    write(tmp_path, "proc/zoneinfo", text + zones.format(2, "Movable", 0) + zones.format(2, "Normal", 0))
+    (finding,) = found(tmp_path)
+    assert (finding.level, finding.subject) == (Level.WARNING, "node 1")
+
+
 def test_what_is_in_the_place_of_placement_files(tmp_path: Path) -> None:
     place = tmp_path / "run/bayplan-placements"
     place.mkdir(parents=True)
