@@ -21,9 +21,9 @@ from table import Row
 
 from bayplan.control.threads import FEW_NODES
 from bayplan.engines.exact.attempts import SEARCH_ENDED
-from bayplan.engines.exact.budget import MAX_STEPS
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.flow import crosses
+from bayplan.engines.exact.question import MAX_STEPS
 from bayplan.model.decision import (
     Claim,
     Decision,

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.engines.exact.branching import Branching
-from bayplan.engines.exact.budget import CountedFlows, StepBudget
-from bayplan.engines.exact.criteria import Question
+from bayplan.engines.exact.question import CountedFlows, Question, StepBudget
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.basis import Basis

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.exact.attempts import SEARCH_ENDED
-from bayplan.engines.exact.criteria import BEGUN_CACHES, CPUS_LEFT
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.exact.question import BEGUN_CACHES, CPUS_LEFT
 from bayplan.model.basis import Basis
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN, Decision, Placement, Request
 from bayplan.model.policy import PlacementStrategy

@@ -17,7 +17,7 @@ carries every claim. Where it does not, the minimum cut is the smallest set that
 set, its capacity and who claims within it are the refusal. The flow is not an allocation: a later claim may
 route it otherwise. How it is spread over the nodes at the moment is the *witness*, for those who look.
 
-**Which set.** What a container is confined to is the best set that fits, by the order of `criteria`: first
+**Which set.** What a container is confined to is the best set that fits, by the order of `question`: first
 the fewest claimed sets that it crosses, since the kernel fills nodes by first touch and knows no limit per
 node, so that nothing makes it keep the parts of sets that cross each other apart; then the fewest nodes, the
 least distance, and so on. The `search` goes from narrow to wide. Up to 1000 sets of a width are looked at one
@@ -61,20 +61,15 @@ witness         bytes by container and node, and the sets that lack memory
 cpu_choice      which CPUs of a number are the best: cores, caches, distance, what stays
 topology        what depends on the machine only: distances, initiators, sets in the order of both
 claiming        what a request claims, on which nodes, on how many, and how firmly
-budget          the steps of a decision, and questions that are charged for
-shares          how much of each node is taken, for the strategy `spread`
-criteria        what a set is wanted for, and by what sets are compared
-crossings       which claimed sets a set of nodes crosses, and every set of a branch
-bounds          when a branch of the search ends
-branching       branch and bound over sets of one width
+question        what a set is wanted for, by what sets are compared, and what it takes to find out
+branching       branch and bound over sets of one width, and when a branch ends
 search          the best set that fits, from narrow to wide
 attempts        one attempt to place a container, and the sentences of its outcome
 moves           who becomes wider for others, and who goes back
 exclusive_cpus  which CPUs a container may have, and which of them it gets
 relocations     who would have to go elsewhere so that a request fits
-unconfined      decisions about containers without a set of their own
+unconfined      decisions about containers without a set of their own, and where others chose CPUs or nodes
 whole_pods      decisions about containers of pods with resources as a whole
-pinned          those of which somebody else chose CPUs or nodes
 confined        decisions about containers with one
 engine          what is tried in which order; the engine's interface
 """

@@ -14,15 +14,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.branching import Branching
-from bayplan.engines.exact.budget import StepBudget
 from bayplan.engines.exact.claiming import (
     CandidateNodes,
     fewest_near,
     most_on_empty,
     widest_allowed,
 )
-from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.flow import bits
+from bayplan.engines.exact.question import Question, StepBudget
 from bayplan.engines.exact.resources import Cut, ResourceFlows, shortage
 from bayplan.engines.exact.search import Area
 from bayplan.engines.interface import WISH_NOT_GRANTED

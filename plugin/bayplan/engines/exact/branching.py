@@ -1,13 +1,17 @@
 """The best set of nodes of one width among too many to look at each: branch and bound.
 
 Nodes are included one by one. A branch ends where no choice of the rest can do, or none can be better than
-what is known (`bounds`). Of nodes that could change places the roomier one is tried first, and the other only
-beside it. Invariant: what was not found does not exist, unless `StepBudget.ended`.
+what is known. Each bound holds for every set of a branch, however it is completed: a node never adds more
+than its bound (`Demand`, `Supply`), no set is nearer (`NearestNodes`) or crosses fewer (`Crossings`). Of
+nodes that could change places the roomier one is tried first, and the other only beside it. Invariant: what
+was not found does not exist, unless `StepBudget.ended`.
 
 Example: 3 of the nodes 0 to 4. The root includes none; its first child includes node 0 and may add 1 to 4,
 the second one includes node 1 and may add 2 to 4, because all sets with node 0 were in the first. The third
 one includes node 2 and adds both of 3 and 4; there is no fourth. This is a depth-first walk with a stack of
 branches, each of which knows its next child.
+Example of a bound: 10 GiB are asked for on 3 nodes, and the one that is included has 4. If no two of the
+others add more than 5 together, then nothing that contains the first node will do, whichever they are.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +21,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.engines.exact.bounds import Demand, Supply
-from bayplan.engines.exact.criteria import Question
-from bayplan.engines.exact.crossings import Crossings
-from bayplan.engines.exact.flow import bits
+from bayplan.engines.exact.flow import Trial, bits
+from bayplan.engines.exact.question import Crossings, Question
 
 Limit = tuple[int, int]
 """Crossed sets and distance that a set has to beat."""
@@ -28,6 +30,73 @@ Limit = tuple[int, int]
 _STEPS_OF_A_BRANCH: Final = 24
 _SETS_A_STEP: Final = 16
 """What a branch costs beside its flows and the nodes that are left in it, and to see what is crossed."""
+
+
+class Demand(Struct, frozen=True):
+    """So much of something that a set must have. ``most`` bounds what each node adds to any set; without a
+    *trial* it is what each node adds (CPUs). ``own`` is what each has for itself once the claims within it
+    are kept."""
+
+    target: int
+    most: Mapping[int, int]
+    own: Mapping[int, int]
+    trial: Trial | None = None
+
+
+class Supply(Struct, frozen=True):
+    """What a set of nodes has of a demand: ``held``, at most the target.
+
+    For memory and huge pages it is the value of a maximum flow, which is submodular: a node never adds more
+    to a set than it has room for alone.
+    """
+
+    demand: Demand
+    held: int
+    trial: Trial | None
+
+    @classmethod
+    def none(cls, demand: Demand) -> "Supply":
+        """What no nodes have."""
+        return cls(demand, 0, None if demand.trial is None else demand.trial.copy())
+
+    @property
+    def steps(self) -> int:
+        """What the last node cost."""
+        return 0 if self.trial is None else self.trial.steps
+
+    @property
+    def lacking(self) -> int:
+        """What is missing to the target."""
+        return self.demand.target - self.held
+
+    def with_node(self, node: int) -> "Supply":
+        """What the set has with *node*."""
+        lacking = self.lacking
+        if lacking <= 0:
+            return self
+        if self.trial is None:
+            return Supply(self.demand, self.held + min(lacking, self.demand.most.get(node, 0)), None)
+        trial = self.trial.copy()
+        return Supply(self.demand, self.held + trial.push(node, lacking), trial)
+
+    def useful(self, nodes: Sequence[int], missing: int) -> Sequence[int]:
+        """Those of *nodes* that a set with *missing* of them may contain that reaches the target, if each
+        adds what it adds at most. None of them if no set does.
+
+        Example: 6 are lacking, 2 nodes are missing, and the nodes add 5, 2 and 0. With the best one (5) the
+        other has to add at least 1, so that the third node is in no set that reaches the target.
+        """
+        lacking = self.lacking
+        if lacking <= 0:
+            return nodes
+        adds = [self.demand.most.get(node, 0) for node in nodes]
+        most = sorted(adds, reverse=True)
+        least = lacking - sum(most[: missing - 1])
+        if most[missing - 1] < least:
+            return ()
+        if most[-1] >= least:
+            return nodes
+        return [node for node, add in zip(nodes, adds, strict=True) if add >= least]
 
 
 class _Branch(Struct):

@@ -25,7 +25,6 @@ from bayplan.engines.exact.attempts import (
     refused,
     unproven_best,
 )
-from bayplan.engines.exact.budget import SHARE_OF_MOVES, CountedFlows, StepBudget
 from bayplan.engines.exact.claiming import (
     STRICT,
     Asking,
@@ -35,14 +34,13 @@ from bayplan.engines.exact.claiming import (
     wished_nodes,
     without,
 )
-from bayplan.engines.exact.criteria import Question
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
 from bayplan.engines.exact.flow import crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
+from bayplan.engines.exact.question import SHARE_OF_MOVES, CountedFlows, Question, Shares, StepBudget
 from bayplan.engines.exact.relocations import PLAN_STEPS, RelocationSearch
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.search import Found, search
-from bayplan.engines.exact.shares import Shares
 from bayplan.engines.exact.topology import DEVICES, NodeTopology
 from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share

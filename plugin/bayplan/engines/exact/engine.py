@@ -10,14 +10,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from bayplan.engines.exact.budget import MAX_STEPS
 from bayplan.engines.exact.claiming import Asking, claim_in_full, is_flexible, without
 from bayplan.engines.exact.confined import Confinement
 from bayplan.engines.exact.moves import moves_back
-from bayplan.engines.exact.pinned import beside_pinned_cpus, is_left_alone, left_alone
+from bayplan.engines.exact.question import MAX_STEPS
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import MAX_COMBINATIONS, NodeTopology
-from bayplan.engines.exact.unconfined import completed_claims, place_unconfined, widened_placements
+from bayplan.engines.exact.unconfined import (
+    beside_pinned_cpus,
+    completed_claims,
+    is_left_alone,
+    left_alone,
+    place_unconfined,
+    widened_placements,
+)
 from bayplan.engines.exact.whole_pods import decide_in_pod
 from bayplan.model.basis import Basis
 from bayplan.model.decision import (

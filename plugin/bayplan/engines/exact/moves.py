@@ -14,9 +14,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.exact.budget import StepBudget
 from bayplan.engines.exact.claiming import is_confined, without
 from bayplan.engines.exact.flow import bits, crosses
+from bayplan.engines.exact.question import StepBudget
 from bayplan.engines.exact.resources import Parts, ResourceFlows, claim_of, parts_of
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.witness import share

@@ -22,10 +22,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.attempts import Attempt
-from bayplan.engines.exact.budget import StepBudget
 from bayplan.engines.exact.claiming import is_confined
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
 from bayplan.engines.exact.flow import Loads, bits, crosses
+from bayplan.engines.exact.question import StepBudget
 from bayplan.engines.exact.resources import ResourceFlows, claim_of
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.claim_parts import Amounts
@@ -45,7 +45,7 @@ from bayplan.sets import CpuSet, NodeSet
 MAX_RELOCATIONS: Final = 3
 """How many containers a plan moves at most: people have to read it, and each is disturbed."""
 PLAN_STEPS: Final = 20_000
-"""Steps of one plan, of what its decision has left; see `bayplan.engines.exact.budget`."""
+"""Steps of one plan, of what its decision has left; see `bayplan.engines.exact.question`."""
 _MOST_TARGETS: Final = 256
 """So many sets of nodes are tried for the request; on up to 8 nodes this is all of them."""
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.branching import Branching, Limit
 from bayplan.engines.exact.claiming import fewest
-from bayplan.engines.exact.criteria import Question, criteria_of, values
 from bayplan.engines.exact.flow import bits, crosses
+from bayplan.engines.exact.question import Question, criteria_of, values
 from bayplan.model.decision import Advantage, Candidate
 from bayplan.quantity import format_bytes
 from bayplan.sets import NodeSet

@@ -1,21 +1,25 @@
 """What depends on the machine only: distances, initiators, and the sets of nodes in the order of both.
 
-Worked out once for a machine and kept, because a machine changes with hotplug only.
+Worked out once for a machine and kept, because a machine changes with hotplug only; `NearestNodes` once for a
+set of allowed nodes.
 """
 
 from bisect import insort
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
-from itertools import combinations
+from itertools import accumulate, combinations, compress
 from math import comb
 from operator import add
 from typing import Final, TypeAlias
 
-from bayplan.engines.exact.bounds import NearestNodes, Pairs, rows_on
 from bayplan.engines.exact.cpu_choice import CpuLayout
 from bayplan.engines.exact.flow import bits
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.sets import CpuSet, NodeSet
+
+Pairs = Mapping[int, Mapping[int, int]]
+"""Distance between two nodes, both masks with one bit and in the order of the ids."""
 
 MAX_COMBINATIONS: Final = 1000
 """Up to here every set of a size is looked at (all sets of 8 nodes are 255). Above, the sets grown from each
@@ -25,6 +29,8 @@ DEVICES: Final = "devices"
 """What devices count as beside memory and huge pages."""
 
 EIGHTHS: Final = 8
+_MOST_KINDS: Final = 64
+"""Each node is compared with so many kinds of nodes at most; to miss that two are alike only costs time."""
 _MAX_REMEMBERED: Final = 1 << 16
 """Distances of so many sets are kept."""
 _FEW_PAIRS: Final = 4
@@ -34,6 +40,57 @@ _MOST_GROWN: Final = 64
 
 Place: TypeAlias = tuple[int, int, int]
 """Of a set of nodes: how many they are, the sum of their distances, and the remote initiators."""
+
+
+class NearestNodes:
+    """``nearest[node][r]`` is the sum of the distances from the node to the r nearest other *allowed* nodes,
+    for r up to *width*. ``representative`` maps a node to a representative with identical distances: the
+    lowest node that it could change places with."""
+
+    __slots__ = ("nearest", "representative", "width")
+
+    def __init__(self, pairs: Pairs, allowed: int, width: int) -> None:
+        self.width = width
+        rows = rows_on(pairs, allowed)
+        nodes = list(rows)
+        self.nearest: dict[int, list[int]] = {}
+        for index, node in enumerate(nodes):
+            row = rows[node]
+            others = sorted(row[:index] + row[index + 1 :])
+            self.nearest[node] = list(accumulate(others[:width], initial=0))
+        self.representative = _representatives(nodes, rows)
+
+
+def rows_on(pairs: Pairs, allowed: int) -> dict[int, list[int]]:
+    """The distances from each of the *allowed* nodes to all of them, in the order of the ids.
+
+    By position, because to look up as many as a million pairs of large bitmasks takes a second.
+    """
+    there = [node & allowed != 0 for node in pairs]
+    return {node: list(compress(row.values(), there)) for node, row in pairs.items() if node & allowed}
+
+
+def _representatives(nodes: list[int], rows: Mapping[int, list[int]]) -> dict[int, int]:
+    """See `NearestNodes`. Two nodes can change places if their rows are equal once the two columns of these
+    nodes are exchanged in one of them: with distances 12 within a socket and 21 between sockets, all nodes of
+    a socket can."""
+    position = {node: index for index, node in enumerate(nodes)}
+    kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    found = {}
+    for node in nodes:
+        row, here = rows[node], position[node]
+        kind = kinds[tuple(sorted(row))]
+        for other in kind:
+            exchanged, there = rows[other].copy(), position[other]
+            exchanged[here], exchanged[there] = row[here], row[there]
+            if row == exchanged:
+                found[node] = other
+                break
+        else:
+            found[node] = node
+            if len(kind) < _MOST_KINDS:
+                kind.append(node)
+    return found
 
 
 class NodeTopology:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.exact.bounds import Demand, NearestNodes, Supply
+from bayplan.engines.exact.branching import Demand, Supply
 from bayplan.engines.exact.flow import Flow
-from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.exact.topology import NearestNodes, NodeTopology
 from support.machines import machine
 
 Distances = dict[tuple[int, int], int]

@@ -5,8 +5,8 @@ from itertools import combinations
 
 import pytest
 
-from bayplan.engines.exact.crossings import ClaimedSets
 from bayplan.engines.exact.flow import bits, crosses
+from bayplan.engines.exact.question import ClaimedSets
 
 NODES = 7
 EVERYWHERE = (1 << NODES) - 1

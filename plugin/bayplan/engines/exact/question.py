@@ -1,0 +1,438 @@
+"""What a set of nodes is wanted for (`Question`), by what sets are compared (`values`), and what it takes to
+find out (`StepBudget`).
+
+The kernel fills nodes by first touch and knows no limit per node. Nothing makes it keep promises on sets that
+cross each other, so that sets that are nested or disjoint come before everything else (`ClaimedSets`). The
+strategy decides only between sets that are alike in all that; so it changes neither what fits nor how narrow
+it is.
+
+Work is counted in steps and not measured: a question always has the same answer. A step is about a
+microsecond. What each part of a search costs was measured once; the constants beside the code that is
+charged for (`_STEPS_OF_...`) come from there. Invariant: steps depend on the claims alone, never on the order
+in which they came, although which node carries what does.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from types import MappingProxyType
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.engines.exact.cpu_choice import Fit
+from bayplan.engines.exact.flow import Flow, Trial, bits
+from bayplan.engines.exact.resources import Parts, ResourceFlows, by_resource
+from bayplan.engines.exact.topology import EIGHTHS, NodeTopology
+from bayplan.model.claim_parts import Amounts, divided
+from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN
+from bayplan.model.machine import MEMORY
+from bayplan.sets import NodeSet
+
+MAX_STEPS: Final = 40_000
+"""Steps of one decision, so that with everything around it none takes more than 100 ms of CPU
+(tests/bench/worst.py): for so long no timer of the event loop runs."""
+SHARE_OF_MOVES: Final = 1 / 4
+"""What of a decision's steps is kept for moves of others."""
+_SHARE_OF_REFUSALS: Final = 7 / 8
+_SHARE_OF_PROOFS: Final = 1 / 2
+_SHARE_OF_A_WIDTH: Final = 1 / 6
+
+_STEPS_OF_A_FLOW: Final = 20
+_SETS_A_STEP_OF_A_FLOW: Final = 2
+_SETS_A_STEP: Final = 10
+
+
+class StepBudget:
+    """The steps that are left for one question.
+
+    Of what is left each time the proof that nothing fits at all may take seven eighths, other proofs (that
+    nothing fits on so few nodes, or is better) half, and to look at the sets of a width one by one a sixth.
+    ``ended``: a proof was given up.
+    """
+
+    __slots__ = ("_until", "ended", "most", "spent")
+
+    def __init__(self, most: int = MAX_STEPS) -> None:
+        self.most = most
+        self.spent = 0
+        self.ended = False
+        self._until = most
+
+    def begin_proof(self, *, at_all: bool = False) -> None:
+        """Start to look for what fits on so many nodes or is better; *at_all*: for anything that fits."""
+        left = max(0, self.most - self.spent)
+        self._until = self.spent + int(left * (_SHARE_OF_REFUSALS if at_all else _SHARE_OF_PROOFS))
+
+    @property
+    def for_one_width(self) -> int:
+        """What it may take to look at the sets of a width one by one."""
+        return int(max(0, self.most - self.spent) * _SHARE_OF_A_WIDTH)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing is left."""
+        return self.spent >= self.most
+
+    def rest(self) -> "StepBudget":
+        """What is left for another question of the same decision."""
+        return StepBudget(max(0, self.most - self.spent))
+
+    def take(self, steps: int) -> bool:
+        """Account for *steps*; False once the proof has to be given up."""
+        self.spent += steps
+        if self.spent > self._until:
+            self.ended = True
+            return False
+        return True
+
+
+# ---- Which claimed sets are crossed. A mask of claimed sets has a bit for each: instead of comparing a set
+# of nodes with every claimed set, the masks of its nodes are combined, a step for each node. --------------
+
+
+class ClaimedSets:
+    """The sets of several nodes with promises."""
+
+    def __init__(self, sets: Iterable[int]) -> None:
+        self.sets = tuple(sets)
+
+    @cached_property
+    def by_node(self) -> dict[int, int]:
+        """For each node of any of them the mask of those that it is in."""
+        found: dict[int, int] = {}
+        for number, nodes in enumerate(self.sets):
+            for node in bits(nodes):
+                found[node] = found.get(node, 0) | 1 << number
+        return found
+
+    def crossed(self, nodes: int) -> int:
+        """How many cross *nodes*: share nodes with it, and neither contain it nor lie within it."""
+        touched = outside = seen = 0
+        around = (1 << len(self.sets)) - 1
+        for node, sets in self.by_node.items():
+            if node & nodes:
+                touched |= sets
+                around &= sets
+                seen |= node
+            else:
+                outside |= sets
+        if seen != nodes:
+            around = 0  # a node that is in none of them
+        return (touched & ~around & outside).bit_count()
+
+    def undecided(self, allowed: int, width: int) -> "Crossings":
+        """Where no node of *allowed* is included or excluded yet, of which *width* will be chosen."""
+        around = leaves = 0
+        for number, nodes in enumerate(self.sets):
+            if (nodes & allowed).bit_count() >= width:
+                around |= 1 << number
+            if nodes & ~allowed or nodes.bit_count() > width:
+                leaves |= 1 << number
+        return Crossings(0, around, leaves)
+
+
+class Crossings(Struct, frozen=True):
+    """The state of each claimed set in a branch, a bit for each set in each of three masks.
+
+    ``touched``: it has an included node. ``around``: it contains all included nodes, and could still contain
+    the whole choice. ``leaves``: it has a node that will not be chosen, so that it cannot lie within the
+    choice. A set is crossed whatever is chosen if it is touched, not around, and leaves. No set ever leaves
+    that state as nodes are included or excluded.
+    """
+
+    touched: int
+    around: int
+    leaves: int
+
+    @property
+    def crossed(self) -> int:
+        """How many sets are crossed whatever is chosen."""
+        return (self.touched & ~self.around & self.leaves).bit_count()
+
+    def crossed_with(self, sets: int) -> int:
+        """How many are crossed whatever is chosen beside a node that is in *sets*."""
+        return ((self.touched | sets) & ~(self.around & sets) & self.leaves).bit_count()
+
+    def begun_with(self, sets: int) -> int:
+        """How many sets have to be chosen as a whole, or are crossed, with a node that is in *sets*."""
+        return ((self.touched | sets) & ~(self.around & sets)).bit_count()
+
+    def including(self, sets: int) -> "Crossings":
+        """With a node included that is in *sets*."""
+        return Crossings(self.touched | sets, self.around & sets, self.leaves)
+
+    def excluding(self, sets: int) -> "Crossings":
+        """With a node excluded that is in *sets*."""
+        return Crossings(self.touched, self.around, self.leaves | sets)
+
+
+# ---- What the flows of one decision are asked --------------------------------------------------------
+
+
+class CountedFlows:
+    """The questions that one decision asks of *flows* as they are now; ``steps`` is what the answers cost.
+
+    The one who asks charges the difference of ``steps`` to a `StepBudget`.
+    """
+
+    __slots__ = ("_asked", "_crossing_cost", "_trials", "claimed", "flows", "memory", "steps")
+
+    def __init__(self, flows: ResourceFlows) -> None:
+        self.flows, self.claimed, self.steps = flows, ClaimedSets(flows.claimed_sets()), 0
+        self.memory = flows.flow(MEMORY)
+        self._asked: dict[str, tuple[Flow, int]] = {}
+        self._crossing_cost = 1 + len(self.claimed.sets) // _SETS_A_STEP
+        self._trials: dict[str, Trial] = {}
+
+    def fits(self, parts: Parts) -> bool:
+        """Whether all *parts* can be claimed beside everything that is claimed."""
+        if len(parts) > 1:
+            return self._fit_together(parts)
+        ((nodes, amounts),) = parts
+        for resource, amount_bytes in amounts.items():
+            flow, cost = self._asked.get(resource) or self._flow_and_cost(resource)
+            self.steps += cost
+            if flow.room(nodes, amount_bytes) < amount_bytes:
+                return False
+        return True
+
+    def _fit_together(self, parts: Parts) -> bool:
+        for resource, claims in by_resource(parts).items():
+            flow, cost = self._asked.get(resource) or self._flow_and_cost(resource)
+            self.steps += cost * len(claims)
+            if not flow.fits(claims):
+                return False
+        return True
+
+    def crossed(self, nodes: int) -> int:
+        """How many claimed sets cross *nodes*."""
+        if not nodes & (nodes - 1):
+            return 0  # a single node lies within every set that it shares a node with
+        self.steps += self._crossing_cost
+        return self.claimed.crossed(nodes)
+
+    def trial(self, resource: str) -> Trial:
+        """What nodes have room for that are added one by one, from loads that are rebuilt in a fixed order,
+        because what a trial costs depends on the loads."""
+        found = self._trials.get(resource)
+        if found is None:
+            flow = self.flows.flow(resource)
+            found = self._trials[resource] = flow.rebuilt()
+            self.steps += _STEPS_OF_A_FLOW * len(flow.claimed)
+        return found.copy()
+
+    def _flow_and_cost(self, resource: str) -> tuple[Flow, int]:
+        """The flow of *resource*, and what each answer about it costs. Whether one really takes a flow
+        depends on which node carries what, so that all count alike."""
+        flow = self.flows.flow(resource)
+        cost = 1 + len(flow.claimed) // _SETS_A_STEP
+        if flow.crossings or flow.unmet:
+            cost += _STEPS_OF_A_FLOW + len(flow.claimed) // _SETS_A_STEP_OF_A_FLOW
+        self._asked[resource] = flow, cost
+        return flow, cost
+
+
+# ---- How much of each node is taken already: what the strategy `spread` compares sets by. A claim on several
+# nodes counts as if it lay evenly on them: which node carries it is the witness's, and may change, and where
+# the kernel puts its pages is not known. Worked out once for an attempt. ---------------------------------
+
+THOUSANDTHS: Final = 1000
+
+
+class TakenOf(Struct, frozen=True):
+    """What of one resource each node has promised, and what it can promise; nodes are masks with one bit."""
+
+    promised: Mapping[int, int]
+    capacity: Mapping[int, int]
+
+
+class Shares(Struct, frozen=True):
+    """The resources that count for one attempt: memory, what is asked for beside it, and exclusive CPUs."""
+
+    resources: tuple[TakenOf, ...]
+
+    @classmethod
+    def of(cls, topology: NodeTopology, flows: ResourceFlows, asked: Iterable[str]) -> "Shares":
+        """What is promised by *flows*, and the CPUs that containers have to themselves."""
+        found = [_promised(flows, resource) for resource in dict.fromkeys((MEMORY, *asked))]
+        cpus = topology.counted(flows.basis.allocatable.exclusive_cpus.mask)
+        free = topology.counted(flows.basis.exclusive_candidates().mask)
+        owned = {node: count - free.get(node, 0) for node, count in cpus.items()}
+        return cls((*found, TakenOf(owned, cpus)))
+
+    def of_set(self, nodes: int) -> int:
+        """The share of *nodes* together that is taken of the resource of which the most is, in
+        thousandths."""
+        return max(_share(one, nodes) for one in self.resources)
+
+
+def _promised(flows: ResourceFlows, resource: str) -> TakenOf:
+    promised: dict[int, int] = {}
+    for nodes, amount_bytes in flows.flow(resource).claimed.items():
+        width = nodes.bit_count()
+        for node in bits(nodes):
+            promised[node] = promised.get(node, 0) + amount_bytes // width
+    return TakenOf(promised, flows.capacity.get(resource, {}))
+
+
+def _share(one: TakenOf, nodes: int) -> int:
+    capacity = sum(one.capacity.get(node, 0) for node in bits(nodes))
+    promised = sum(one.promised.get(node, 0) for node in bits(nodes))
+    return promised * THOUSANDTHS // capacity if capacity > 0 else 0
+
+
+# ---- The criteria, in their order; smaller is better -------------------------------------------------
+
+BEGUN_CACHES: Final = "begun caches"
+CPUS_LEFT: Final = "CPUs left"
+"""What decides last with the strategy `pack` only."""
+
+_PLACE: Final = (
+    "overlapping sets",  # how many sets with promises cross the nodes
+    "nodes",  # how many they are
+    "distance",  # the kernel's over all ordered pairs, so that asymmetric ones count both ways
+    # How many are reached best from CPUs that are not on them: HMAT access0, else nodes without CPUs.
+    "remote initiators",
+    "devices elsewhere",  # how many of the container's devices are close to none of them
+)
+_CPUS: Final = (
+    "broken cores",  # whole ones of which the container's CPUs are a part
+    "split cores",  # those that it shares with others
+    "L3 caches",  # over how many its CPUs lie at least
+)
+# What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
+_SCARCE: Final = ("scarce resources",)
+# Bytes that are not promised to containers of single nodes: the less, the more stays in one piece elsewhere
+# for a large request.
+_PACK: Final = (ROOM_TAKEN,)
+# How much is taken by others, in thousandths: of memory, of what is asked for beside it, or of CPUs that can
+# be exclusive, whichever is the most.
+_SPREAD: Final = (SHARE_TAKEN,)
+_WHOLE_CACHES: Final = (
+    BEGUN_CACHES,  # how many have nobody's CPUs yet, and will have some of the container's
+    CPUS_LEFT,  # how many CPUs more could be taken at the caches that its CPUs lie at
+)
+_ALL: Final[Mapping[tuple[bool, bool], Sequence[str]]] = {
+    (False, False): (*_PLACE, *_SCARCE, *_PACK),
+    (False, True): (*_PLACE, *_SCARCE, *_SPREAD),
+    (True, False): (*_PLACE, *_CPUS, *_SCARCE, *_PACK, *_WHOLE_CACHES),
+    (True, True): (*_PLACE, *_CPUS, *_SCARCE, *_SPREAD),
+}
+"""By whether it matters which CPUs of a node are taken, and whether the strategy is `spread`; after these the
+lowest ids decide."""
+
+
+class Question(Struct, frozen=True):
+    """What a set of nodes is wanted for.
+
+    ``rooms`` maps each resource to `ResourceFlows.rooms_by_node`. ``cpus`` is the number of exclusive CPUs
+    that the set must have, ``free_cpus`` how many each node has. ``hints`` are the sets of nodes that devices
+    are close to; the set must touch all ``required_hints``.
+    ``counted`` has the answers about these flows. ``budget`` is what the search may take, and has taken.
+    ``shares`` are what is taken of each node, for the strategy `spread`; None for `pack`.
+    ``even`` are those of the amounts that are to lie evenly on the nodes of the set. ``scarce`` is what each
+    node has more than others of what is not asked for, see `NodeTopology.scarce`. ``cpu_fit`` is what
+    the best CPUs on a set cost; None where it does not matter which CPUs of a node are taken.
+    ``cpus_on_empty`` is how many such CPUs each node would have were there no containers.
+    ``cpus_together`` is how many CPUs a set has where nodes have some in common, of which ``free_cpus`` then
+    counts each for each.
+    """
+
+    topology: NodeTopology
+    amounts: Amounts
+    rooms: Mapping[str, Mapping[int, int]]
+    cpus: int
+    free_cpus: Mapping[int, int]
+    hints: tuple[int, ...]
+    required_hints: tuple[int, ...]
+    counted: CountedFlows
+    budget: StepBudget
+    shares: Shares | None = None
+    even: Amounts = MappingProxyType({})
+    scarce: Mapping[int, int] = MappingProxyType({})
+    cpu_fit: Callable[[int], Fit] | None = None
+    cpus_together: Callable[[int], int] | None = None
+    cpus_on_empty: Mapping[int, int] = MappingProxyType({})
+
+    def plausible(self, nodes: int) -> bool:
+        """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
+        if self.cpus and self.free_cpus.get(nodes, -1) < self.cpus and self.cpus_on(nodes) < self.cpus:
+            return False
+        if self.required_hints and any(not hint & nodes for hint in self.required_hints):
+            return False
+        for resource, amount_bytes in self.amounts.items():
+            rooms = self.rooms[resource]
+            have_bytes = rooms.get(nodes)  # most sets have one node
+            if have_bytes is None:
+                have_bytes = sum(rooms.get(node, 0) for node in bits(nodes))
+            if have_bytes < amount_bytes:
+                return False
+        return True
+
+    def parts(self, nodes: int) -> Parts:
+        """What is asked for if the set is *nodes*, on each set by itself."""
+        if not self.even:
+            return ((nodes, self.amounts),)
+        every = divided(NodeSet.of_mask(nodes), self.amounts, self.even)
+        return [(part.mask, amounts) for part, amounts in every]
+
+    def fits(self, nodes: int) -> bool:
+        """Whether there is room for all of it on *nodes*."""
+        return self.counted.fits(self.parts(nodes) if self.even else ((nodes, self.amounts),))
+
+    def on(self, flows: ResourceFlows) -> "Question":
+        """The same question of other *flows*."""
+        return replace(
+            self,
+            rooms={resource: flows.rooms_by_node(resource) for resource in self.amounts},
+            counted=CountedFlows(flows),
+        )
+
+    def cpus_on(self, nodes: int) -> int:
+        """How many CPUs that could become exclusive are on *nodes*."""
+        if self.cpus_together is not None:
+            return self.cpus_together(nodes)
+        return sum(self.free_cpus.get(node, 0) for node in bits(nodes))
+
+
+def criteria_of(question: Question) -> Sequence[str]:
+    """What sets of nodes are compared by, in this order."""
+    return _ALL[question.cpu_fit is not None, question.shares is not None]
+
+
+def values(question: Question, nodes: int) -> tuple[int, ...]:
+    """*nodes* by all criteria, in the order of `criteria_of`."""
+    counted, fit = question.counted, None if question.cpu_fit is None else question.cpu_fit(nodes)
+    width, distance, remote = question.topology.places.get(nodes) or question.topology.place(nodes)
+    crossed = counted.crossed(nodes) if width > 1 else 0
+    found = [crossed, width, distance, remote, sum([not hint & nodes for hint in question.hints])]
+    if fit is not None:
+        found += fit.broken, fit.split, fit.caches
+    scarce = question.scarce
+    found.append(sum([more for node, more in scarce.items() if node & nodes]))
+    if question.shares is not None:
+        found.append(question.shares.of_set(nodes))
+        return tuple(found)
+    found.append(_room_taken(counted.flows.largest_node_bytes, counted.memory, nodes))
+    if fit is not None:
+        found += fit.begun, fit.left
+    return tuple(found)
+
+
+def _room_taken(largest_node_bytes: int, memory: Flow, nodes: int) -> int:
+    """Bytes on *nodes* that are not promised to containers of single nodes.
+
+    In eighths of a node, all nodes taken to be as large as the largest: they differ by what their kernel took
+    at boot, and empty ones are to be filled in the order of their ids.
+    """
+    capacity, slack = memory.capacity, memory.slack
+    capacity_bytes = capacity.get(nodes, 0)  # most sets have one node
+    free_bytes = slack[nodes] if capacity_bytes else 0
+    if not capacity_bytes:
+        for node in bits(nodes):
+            capacity_bytes += capacity.get(node, 0)
+            free_bytes += max(0, slack.get(node, 0))
+    if free_bytes <= 0 or not capacity_bytes:
+        return 0
+    return free_bytes * EIGHTHS // capacity_bytes * (largest_node_bytes // EIGHTHS)
