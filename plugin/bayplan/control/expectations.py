@@ -7,7 +7,6 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from bayplan.engines.exact.unconfined import open_mems
 from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup, Readings
 from bayplan.host.cpu_partitions import ISOLATED
@@ -15,6 +14,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.memory_kinds import open_mems
 from bayplan.model.origin import Origin
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.workload import Adjustment, Container, Pod, Update

@@ -87,6 +87,14 @@ def device_nodes(machine: Machine, request: Request) -> NodeSet:
     )
 
 
+def open_mems(machine: Machine, request: Request) -> NodeSet | None:
+    """The cpuset.mems of a container that may use all ordinary memory: None where that is all there is."""
+    nodes = machine.ordinary_nodes
+    if request.hints:
+        nodes |= device_nodes(machine, request)
+    return None if nodes == machine.memory_nodes else nodes
+
+
 def tier_nodes(machine: Machine, rank: int) -> NodeSet:
     """The nodes of a tier (0 is the fastest) whose memory is not a device's."""
     unowned = _unowned(machine)

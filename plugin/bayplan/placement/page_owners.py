@@ -8,10 +8,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.engines.exact.unconfined import open_mems
 from bayplan.model.decision import Decision, MemoryPolicyMode, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.memory_kinds import open_mems
 from bayplan.model.pod_as_a_whole import takes_from_pod
 from bayplan.placement.page_placement import ContainerPages, LivePages
 from bayplan.quantity import MIB, format_bytes

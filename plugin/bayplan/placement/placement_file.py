@@ -15,11 +15,11 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from bayplan.engines.exact.unconfined import open_mems
 from bayplan.model.claim_parts import hugepages_of
 from bayplan.model.decision import Decision, Reason
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Cpu, Machine
+from bayplan.model.memory_kinds import open_mems
 from bayplan.model.origin import Form
 from bayplan.model.policy import PlacementFiles, PlacementPolicy
 from bayplan.model.wishes import Wishes

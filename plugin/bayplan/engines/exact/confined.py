@@ -42,7 +42,7 @@ from bayplan.engines.exact.relocations import PLAN_STEPS, RelocationSearch
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.search import Found, search
 from bayplan.engines.exact.topology import DEVICES, NodeTopology
-from bayplan.engines.exact.unconfined import open_mems, place_in_part, place_unconfined
+from bayplan.engines.exact.unconfined import place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
 from bayplan.engines.interface import AS_WISHED, WISH_NOT_GRANTED
 from bayplan.model.claim_parts import Amounts, hugepages_of
@@ -58,7 +58,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
-from bayplan.model.memory_kinds import device_nodes
+from bayplan.model.memory_kinds import device_nodes, open_mems
 from bayplan.model.policy import Defragment, PlacementStrategy, TopologyPolicy, TopologyScope
 from bayplan.model.sentences import relocation_plan
 from bayplan.quantity import MILLI_PER_CPU

@@ -25,7 +25,7 @@ from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.memory_kinds import device_nodes
+from bayplan.model.memory_kinds import open_mems
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
@@ -94,14 +94,6 @@ def widened_placements(machine: Machine, ledger: Ledger) -> dict[str, Placement]
             previous_mems=placement.mems,
         )
     return found
-
-
-def open_mems(machine: Machine, request: Request) -> NodeSet | None:
-    """The cpuset.mems of a container that may use all ordinary memory: None where that is all there is."""
-    nodes = machine.ordinary_nodes
-    if request.hints:
-        nodes |= device_nodes(machine, request)
-    return None if nodes == machine.memory_nodes else nodes
 
 
 def is_left_alone(request: Request) -> bool:
