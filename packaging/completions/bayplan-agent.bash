@@ -7,7 +7,7 @@
 
 
 
-_shtab_bayplan_agent_option_strings=(-h --help --version --daemon-socket --kubelet-pods-socket --kubelet-url --kubelet-token --kubelet-ca --kubelet-server-name --pod-resources-socket --kubelet-pod-resources --listen --tls-cert --tls-key --token-file --allowed-hosts --container-metrics --kubeconfig --node-name --cluster-tasks --remove-topology --log-level --log-format)
+_shtab_bayplan_agent_option_strings=(-h --help --version --daemon-socket --kubelet-pods-socket --kubelet-url --kubelet-token --kubelet-ca --kubelet-server-name --pod-resources-socket --kubelet-pod-resources --listen --tls-cert --tls-key --token-file --allowed-hosts --container-metrics --kubeconfig --node-name --cluster-tasks --remove-topology --kubelet-plugins --kubelet-plugins-registry --log-level --log-format)
 
 _shtab_bayplan_agent___daemon_socket_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_agent___kubelet_pods_socket_COMPGEN=_shtab_compgen_files
@@ -19,6 +19,8 @@ _shtab_bayplan_agent___tls_cert_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_agent___tls_key_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_agent___token_file_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_agent___kubeconfig_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_agent___kubelet_plugins_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_agent___kubelet_plugins_registry_COMPGEN=_shtab_compgen_files
 
 _shtab_bayplan_agent___log_level_choices=(debug info warning error)
 _shtab_bayplan_agent___log_format_choices=(auto json text)

@@ -51,7 +51,7 @@ function _shtab_bayplan_agent_using
 end
 
 set -g _shtab_bayplan_agent_commands 
-set -g _shtab_bayplan_agent_opts_with_value --allowed-hosts --cluster-tasks --container-metrics --daemon-socket --kubeconfig --kubelet-ca --kubelet-pod-resources --kubelet-pods-socket --kubelet-server-name --kubelet-token --kubelet-url --listen --log-format --log-level --node-name --pod-resources-socket --tls-cert --tls-key --token-file
+set -g _shtab_bayplan_agent_opts_with_value --allowed-hosts --cluster-tasks --container-metrics --daemon-socket --kubeconfig --kubelet-ca --kubelet-plugins --kubelet-plugins-registry --kubelet-pod-resources --kubelet-pods-socket --kubelet-server-name --kubelet-token --kubelet-url --listen --log-format --log-level --node-name --pod-resources-socket --tls-cert --tls-key --token-file
 
 complete -c bayplan-agent -e
 complete -c bayplan-agent -f
@@ -76,5 +76,7 @@ complete -c bayplan-agent -n _shtab_bayplan_agent_using -l kubeconfig -xka "(__f
 complete -c bayplan-agent -n _shtab_bayplan_agent_using -l node-name -x -d 'this node'"'"'s name in Kubernetes (default: the environment'"'"'s NODE_NAME, else the host'"'"'s name)'
 complete -c bayplan-agent -n _shtab_bayplan_agent_using -l cluster-tasks -x -d 'what is done there: topology publishes a NodeResourceTopology object, pods learns what pods request where kubelet does not say, events tells pods what was decided, evictions has pods evicted there that the daemon decides to evict, claims serves resource claims as a DRA driver (default: the first three)'
 complete -c bayplan-agent -n _shtab_bayplan_agent_using -l remove-topology -d 'delete this node'"'"'s NodeResourceTopology object, and do nothing else'
+complete -c bayplan-agent -n _shtab_bayplan_agent_using -l kubelet-plugins -xka "(__fish_complete_path (commandline -ct))" -d 'with the task claims, where the DRA driver serves what kubelet asks of resource claims, in a directory of its own (default: /var/lib/kubelet/plugins)'
+complete -c bayplan-agent -n _shtab_bayplan_agent_using -l kubelet-plugins-registry -xka "(__fish_complete_path (commandline -ct))" -d 'with the task claims, where the DRA driver is found by kubelet, in a directory of its own (default: /var/lib/kubelet/plugins_registry)'
 complete -c bayplan-agent -n _shtab_bayplan_agent_using -l log-level -xka "debug info warning error" -d 'from which level on messages are written (default: info)'
 complete -c bayplan-agent -n _shtab_bayplan_agent_using -l log-format -xka "auto json text" -d 'text for people, json for programs, auto: text on a terminal (default: auto)'

@@ -79,11 +79,15 @@ class EvictionAnswer(Struct, frozen=True, tag="EvictionAnswer", tag_field="kind"
 
 QUESTIONS: Final = ("explain", "report", "what-if")
 """What the admin socket is asked and changes nothing, of which an agent may ask, too."""
+PREPARE_CLAIM: Final = "prepare-claim"
+UNPREPARE_CLAIM: Final = "unprepare-claim"
+"""What an agent alone may ask: to hold a resource claim, and to hold it no longer."""
 
 
 class Asked(Struct, frozen=True, tag="Asked", tag_field="kind"):
     """The agent, to a daemon whose `Welcome` says that it answers: one of `QUESTIONS`, with the fields of a
-    request at the admin socket. *number* is the agent's, and that of the answer."""
+    request at the admin socket, or about a resource claim. *number* is the agent's, and that of the
+    answer."""
 
     number: int
     verb: str

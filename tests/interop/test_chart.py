@@ -32,6 +32,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "pod resources": ("agent.podResources=true", "agent.seLinuxOptions.type=spc_t"),
     "kubelet's file": ("daemon.kubeletConfig=/var/lib/kubelet/config.yaml", "daemon.maxUnavailable=20%"),
     "no check": ("daemon.checkPrerequisites=false", "daemon.updateStrategy=OnDelete"),
+    "claims": ("agent.clusterTasks={pods,claims}", "agent.kubeletDirectory=/data/kubelet"),
+    "everything": ("agent.clusterTasks={topology,pods,events,evictions,claims}", "agent.podResources=true"),
     "no cluster tasks": ("agent.clusterTasks=null",),
     "no agent": ("agent.enabled=false", "image.pullSecrets={one,two}", "image.tag=other"),
 }

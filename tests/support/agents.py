@@ -9,6 +9,7 @@ from pathlib import Path
 from bayplan.admin.agent_server import AgentServer, Answering, PodReceiver, everything
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import rehearsing
+from bayplan.admin.resource_claims import claiming
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
@@ -24,6 +25,7 @@ from bayplan.agent_protocol import (
     encode,
 )
 from bayplan.control.changes import ChangeLog
+from bayplan.control.resource_claims import ResourceClaims
 from bayplan.control.transactions import Current
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.views.snapshot import Observation
@@ -38,8 +40,10 @@ async def serving(
     group: int | None = None,
     client_timeout_s: float = PATIENCE_S,
     pods: PodReceiver | None = None,
+    claims: ResourceClaims | None = None,
 ) -> AsyncIterator[AgentServer]:
-    """Serve agents of the controller *one* at *path*. What they say goes to it, or to *pods*."""
+    """Serve agents of the controller *one* at *path*. What they say goes to it, or to *pods*; of resource
+    claims to *claims*, where there are any."""
     controller = one.controller
 
     def observe() -> Observation:
@@ -63,6 +67,8 @@ async def serving(
         return lambda request: asked[verb](snapshot_of(controller, 0, ()), request)
 
     server.questions = {verb: answering(verb) for verb in QUESTIONS}
+    if claims is not None:
+        server.questions = {**server.questions, **claiming(claims)}
     await server.start()
     try:
         yield server

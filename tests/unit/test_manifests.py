@@ -26,6 +26,7 @@ OBJECTS: list[Object] = list(yaml.safe_load_all(MANIFESTS.read_text(encoding="ut
 OF_THE_CHART = {
     *("nriSocket", "ociSocket", "ociDeadline", "ociUndecided", "crioSocket", "containerdSocket"),
     *("stateDirectory", "adminSocket", "agentSocket", "agentGroup", "logFormat", "placementDirectory"),
+    "cdiDirectory",
 }
 """Keys whose values are the chart's own: paths in the container, and what is for hooks only."""
 
@@ -134,7 +135,7 @@ def test_both_programs_understand_their_flags(tmp_path: Path) -> None:
     places = (settings.nri_socket, settings.admin_socket, settings.agent_socket)
     assert {str(path.parent) for path in places} | {str(settings.state_directory)} <= mounts
     agent = build_parser().parse_args(container(AGENT)["args"])
-    assert agent.cluster_tasks == frozenset(ClusterTask) - {ClusterTask.EVICTIONS}
+    assert agent.cluster_tasks == frozenset(ClusterTask) - {ClusterTask.EVICTIONS, ClusterTask.CLAIMS}
     assert str(agent.daemon_socket.parent) in {one["mountPath"] for one in container(AGENT)["volumeMounts"]}
 
 

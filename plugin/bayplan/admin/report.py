@@ -70,7 +70,7 @@ def _container(at_us: int, decision: Decision) -> View:
         "name": request.name,
         "outcome": decision.outcome.value,
         "mems": str(placement.mems) if given and placement.mems is not None else None,
-        "exclusiveCpus": str(placement.exclusive_cpus),
+        "exclusiveCpus": str(placement.own_cpus),
         "sharesCpus": given and decision.shares_cpus,
         "memoryLimitBytes": request.memory_limit_bytes if given else None,
         "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],

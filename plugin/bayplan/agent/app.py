@@ -48,11 +48,12 @@ async def serve(settings: AgentSettings) -> None:
     link = DaemonLink(settings.daemon_socket, mirror)
     kubelet = list(_kubelet_pods(settings, link))
     cluster = list(_cluster(settings, mirror, link, kubelet))
+    claims, driver = _claims(settings, mirror, link)
     async with AsyncExitStack() as serving:
-        for service in _services(settings, mirror, link):
+        for service in (*_services(settings, mirror, link), *driver):
             await serving.enter_async_context(_running(service))
         async with asyncio.TaskGroup() as parts:
-            for part in (link, *kubelet, *cluster):
+            for part in (link, *kubelet, *cluster, *claims):
                 parts.create_task(part.run())
 
 
@@ -89,10 +90,24 @@ def _cluster(
         yield TopologyPublisher(api, mirror, awaited, node_name, recorder.report if recorder else None)
     if ClusterTask.EVICTIONS in settings.cluster_tasks:
         yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
-    if ClusterTask.CLAIMS in settings.cluster_tasks:
-        from bayplan.agent.dra.slice_publisher import SlicePublisher  # noqa: PLC0415 - loaded with that task
 
-        yield SlicePublisher(api, mirror, node_name)
+
+def _claims(
+    settings: AgentSettings, mirror: Mirror, link: DaemonLink
+) -> tuple[Sequence[Part], Sequence[Service]]:
+    """What serves resource claims, if somebody wants that: what runs, and what kubelet asks."""
+    if settings.kubeconfig is None or ClusterTask.CLAIMS not in settings.cluster_tasks:
+        return (), ()
+    from bayplan.agent.dra.driver import ClaimDriver  # noqa: PLC0415 - loaded with that task
+    from bayplan.agent.dra.service import DraService  # noqa: PLC0415 - likewise
+    from bayplan.agent.dra.slice_publisher import SlicePublisher  # noqa: PLC0415 - likewise
+
+    api, node_name = Api(api_server(settings.kubeconfig)), settings.node_name
+    driver = ClaimDriver(api, link, mirror, node_name)
+    sockets = settings.kubelet_plugins, settings.kubelet_plugins_registry
+    return (SlicePublisher(api, mirror, node_name), driver), (
+        DraService(*sockets, node_name, driver, mirror),
+    )
 
 
 def _services(settings: AgentSettings, mirror: Mirror, link: DaemonLink) -> Iterator[Service]:

@@ -76,6 +76,8 @@ class AgentSettings(Struct, frozen=True):
         {ClusterTask.TOPOLOGY, ClusterTask.PODS, ClusterTask.EVENTS}
     )
     remove_topology: bool = False
+    kubelet_plugins: Path = Path("/var/lib/kubelet/plugins")
+    kubelet_plugins_registry: Path = Path("/var/lib/kubelet/plugins_registry")
     log_level: str = "info"
     log_format: str = "auto"
 
@@ -218,6 +220,18 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="delete this node's NodeResourceTopology object, and do nothing else",
     )
+    for flag, path, what in (
+        ("--kubelet-plugins", default.kubelet_plugins, "serves what kubelet asks of resource claims"),
+        ("--kubelet-plugins-registry", default.kubelet_plugins_registry, "is found by kubelet"),
+    ):
+        cluster.add_argument(
+            flag,
+            type=Path,
+            metavar="DIRECTORY",
+            default=path,
+            help=f"with the task claims, where the DRA driver {what}, in a directory of its own "
+            f"(default: {path})",
+        )
     logs = parser.add_argument_group("logs")
     logs.add_argument(
         "--log-level",

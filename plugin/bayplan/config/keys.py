@@ -346,6 +346,11 @@ REWRITING: Final = (
         "where these files are on the node, a directory for each container", at_start=True,
     ),
     Key(
+        "cdiDirectory", "cdi_directory", "cdi-directory", "PATH",
+        absolute_path, syntax.text, "/var/run/cdi",
+        "where the CDI specs of resource claims are on the node, a file for each", at_start=True,
+    ),
+    Key(
         "setOomScoreAdj", "set_oom_score_adj", "set-oom-score-adj", "BOOL",
         boolean, syntax.switch, "true",
         "give an oom_score_adj by kubelet's formula to containers without one",

@@ -115,6 +115,7 @@ class Settings(Struct, frozen=True):
     outside_requests: OutsideRequests = OutsideRequests.LIMITS
     placement_files: PlacementFiles = PlacementFiles.ASKED
     placement_directory: Path = DIRECTORY
+    cdi_directory: Path = Path("/var/run/cdi")
     nri_socket: Path = Path("/var/run/nri/nri.sock")
     plugin_name: str = "bayplan"
     plugin_index: str = "90"

@@ -94,7 +94,7 @@ class DecisionLog:
             self._counters["memory_pinning_errors"] += 1
         if decision.request.exclusive_cpus:
             self._counters["cpu_pinning_requests"] += 1
-            if not placement.exclusive_cpus:
+            if not placement.own_cpus:
                 self._counters["cpu_pinning_errors"] += 1
 
     def moved(self, one: Move) -> None:
@@ -161,7 +161,7 @@ def _fields(decision: Decision) -> dict[str, object]:
         "outcome": decision.outcome.value,
         "qos": request.qos.value,
         "mems": None if placement.mems is None else str(placement.mems),
-        "exclusive_cpus": str(placement.exclusive_cpus),
+        "exclusive_cpus": str(placement.own_cpus),
         "reasons": decision.explanation(),
         "codes": [reason.code for reason in decision.reasons],
         **({"moves": [move(one) for one in decision.moves]} if decision.moves else {}),

@@ -138,7 +138,7 @@ class Placements:
         if decision.outcome is Outcome.REFUSED:
             if shadow_mode.is_on():
                 self.lives.begin(container.id, Phase.REFUSED)
-            self._refuse(decision)
+            self.refuse(decision)
         decision = self.by_live_memory(decision, ability)
         over_nri, form = origin is None, origin.form if origin else None
         decision = as_far_as_possible(machine, decision, container, form)
@@ -206,7 +206,7 @@ class Placements:
             self.notifications.update_answered(container.id, updates)
             return updates
         if decision.outcome is Outcome.REFUSED:
-            self._refuse(decision)
+            self.refuse(decision)
         exclusive_cpus = held_cpus(decision.placement)
         shared = base.shared_cpus(machine, policy.withheld_cpus, exclusive_cpus)
         changed = replace(entry, decision=decision)
@@ -281,6 +281,30 @@ class Placements:
         self._accept(transaction, ledger)
         self._capacity_freed()
 
+    async def hold(self, transaction: Transaction, entry: Entry) -> None:
+        """Record what is promised to a holder that is no container.
+
+        Raises:
+            StateError: it could not be recorded.
+        """
+        basis = transaction.basis
+        ledger = basis.ledger.with_entry(entry)
+        shared = basis.with_ledger(ledger).shared_cpus
+        await self._commit(transaction, ledger, shared, entry.container_id, (), None)
+        self.decision_log.decided("promised", entry.decision)
+
+    async def hold_no_longer(self, transaction: Transaction, key: str) -> None:
+        """Record that a holder that is no container holds nothing any more.
+
+        Raises:
+            StateError: it could not be recorded.
+        """
+        basis = transaction.basis
+        left, _ = with_completed_claims(basis.with_ledger(basis.ledger.without_retained(key)), basis.engine)
+        shared = basis.with_ledger(left).shared_cpus
+        await self._commit(transaction, left, shared, key, (), None)
+        self._capacity_freed()
+
     def undo(self, transaction: Transaction, container_id: str, *, forget: bool) -> None:
         """Undo what a lost reply to the NRI runtime contained: its updates are due again. *forget*: it was
         about a creation or an end, and the container holds nothing."""
@@ -342,7 +366,8 @@ class Placements:
             return NOTHING_FOUND
         return await self._devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
 
-    def _refuse(self, decision: Decision) -> NoReturn:
+    def refuse(self, decision: Decision) -> NoReturn:
+        """Record a refusal, and raise it as a PlacementError."""
         self._recorder.record_refusal(decision)
         self._changes.refused(decision)
         self.decision_log.decided("refused", decision)

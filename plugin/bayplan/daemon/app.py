@@ -105,6 +105,7 @@ async def _serve(settings: Settings, configuration: Configuration) -> int:
             daemon.unlisted.follow(),
             daemon.placement_files.follow(),
             daemon.irqs_away.follow(),
+            daemon.resource_claims.follow(),
             daemon.cpusets.follow_starting(),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),

@@ -19,6 +19,7 @@ from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import Question, checking, rehearsing
 from bayplan.admin.release import KernelSettings, releasing
+from bayplan.admin.resource_claims import claiming
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
 from bayplan.agent_protocol import QUESTIONS, PodWanted, Unusable
@@ -40,6 +41,7 @@ from bayplan.control.placement_files import PlacementFiles
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
+from bayplan.control.resource_claims import ResourceClaims
 from bayplan.control.shadow_handler import answering
 from bayplan.control.starts import Starts
 from bayplan.control.threads import WorkThread
@@ -60,6 +62,7 @@ from bayplan.daemon.process_limits import spare_files
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.verification import Verification
 from bayplan.errors import BayplanError
+from bayplan.host.cdi import ClaimSpecs
 from bayplan.host.devices import HostDevices
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
@@ -152,6 +155,11 @@ class Daemon:
         await self._make_controller(recorder)
         self._make_placement_files()
         self._make_irqs_away()
+        # Before anybody creates a container: a reboot has emptied the directory of the specs.
+        self.resource_claims = ResourceClaims(
+            self.controller, ClaimSpecs(self.settings.cdi_directory), self.file_thread.do
+        )
+        await self.resource_claims.sweep()
         self._make_requests()
         await self._make_pressure()
         self._make_verification()
@@ -422,6 +430,7 @@ class Daemon:
                 *(one.sentence for one in self.verifier.unrepaired.values()),
                 *self.placement_files.sentences(),
                 *self.irqs_away.sentences(),
+                *([self.resource_claims.problem] if self.resource_claims.problem else []),
             ),
             self.hardware.reservations(),
             scores,
@@ -433,7 +442,8 @@ class Daemon:
         )
 
     def agent_server(self, path: Path, questions: Mapping[str, Question]) -> AgentServer:
-        """What serves the agent at *path*; of *questions* it may ask what changes nothing."""
+        """What serves the agent at *path*; of *questions* it may ask what changes nothing, and for
+        resource claims."""
         group = group_id(self.settings.agent_group)
         if group is None:
             logger.info(
@@ -442,7 +452,8 @@ class Daemon:
             )
         controller, pods = self.controller, self.controller.placements.kubelet_pods
         server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
-        server.questions = {verb: self._answering(questions[verb]) for verb in QUESTIONS}
+        answering = {verb: self._answering(questions[verb]) for verb in QUESTIONS}
+        server.questions = {**answering, **claiming(self.resource_claims)}
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
         pods.not_used = lambda *found: server.say(Unusable(*found))
         server.kubelet_said = lambda version: self._kubelet_versions.put_nowait(

@@ -17,6 +17,7 @@ from bayplan.host.cdi import CdiNode, CdiSpecs
 from bayplan.host.device_tree import UNKNOWN, DeviceTree, Place
 from bayplan.host.kernelfs import refusal
 from bayplan.model.decision import DeviceHint
+from bayplan.model.resource_claim import CDI_KIND
 from bayplan.model.workload import Container, DeviceType
 
 MAX_DIRECTORY_ENTRIES: Final = 256
@@ -80,6 +81,8 @@ class _Search:
         were made for one are better known by it. A mount has no kind: it was not chosen among others of
         one."""
         for name in container.cdi_devices:
+            if name.startswith(f"{CDI_KIND}="):
+                continue  # Not a device, but what we promised.
             yield name, name.rpartition("=")[0], partial(self._of_cdi, name)
         for device in container.devices:
             numbers = (device.type, device.major, device.minor)

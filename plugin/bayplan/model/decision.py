@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from bayplan.model.claim_parts import Amounts, Parts, divided, hugepages_of, in_proportion
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementStrategy
+from bayplan.model.resource_claim import ClaimShare
 from bayplan.quantity import MILLI_PER_CPU, format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
@@ -208,7 +209,8 @@ class Request(Struct, frozen=True):
     ``placement_file``: a directory of ours is mounted in it, with a file that says what it was given;
     ``environment``: the programs whose variables were set for it at its creation. ``exec_cpus`` is None
     where processes that enter it later may run on all of its CPUs. ``partition``: CPUs of its own are to be
-    an isolated partition of cgroup v2; ``irqs_away``: interrupts are to be handled on others.
+    an isolated partition of cgroup v2; ``irqs_away``: interrupts are to be handled on others. ``claimed`` is
+    what it has through resource claims of its pod, None without.
     """
 
     container_id: str
@@ -246,6 +248,7 @@ class Request(Struct, frozen=True):
     may_move: bool = True
     partition: bool = False
     irqs_away: bool = False
+    claimed: ClaimShare | None = None
 
     @property
     def wishes_isolated_cpus(self) -> bool:
@@ -294,7 +297,8 @@ class Claim(Struct, frozen=True):
     """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.
 
     Which node keeps how much is settled by a flow over all claims, not here; only of ``even_hugepages`` each
-    node keeps the same, and with ``shares`` of these very nodes each keeps its part of everything. A
+    node keeps the same, with ``shares`` of these very nodes each keeps its part of everything, and with
+    ``by_node`` what it says, which sums to the amounts. A
     ``flexible`` claim may be given other nodes for the sake of a later request.
     ``short_bytes`` is what was asked for beyond that and could not be promised, ``explained_bytes`` the
     memory that is claimed by another container with the same score (see `bayplan.model.sidecar_scores`).
@@ -307,10 +311,13 @@ class Claim(Struct, frozen=True):
     explained_bytes: int = 0
     even_hugepages: bool = False
     shares: Mapping[int, int] = field(default_factory=dict)
+    by_node: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def parts(self) -> Parts:
         """What is promised on each set by itself."""
+        if self.by_node:
+            return tuple((NodeSet([node]), row) for node, row in sorted(self.by_node.items()))
         if self.shares and self.shares.keys() == set(self.nodes):
             return in_proportion(self.amounts_bytes, self.shares)
         even_bytes = hugepages_of(self.amounts_bytes) if self.even_hugepages else {}
@@ -340,10 +347,11 @@ class Placement(Struct, frozen=True):
 
     With a ``claim`` (engine `exact`) the promise is the claim, and ``booked_bytes`` is the witness as it was
     at the decision: later decisions may route it otherwise. ``overlapping``: the nodes are shared with a set
-    that neither contains them nor lies within them. ``memory_policy`` is what the processes shall start with.
-    ``original_nodes`` (recorded as ``home``) are the nodes it was placed on, if it was moved to others since;
-    ``previous_mems`` (recorded as ``left``) is the cpuset.mems before the last move.
-    ``beside_cpus`` are those of which it uses the shared ones beside its own; empty for none.
+    that neither contains them nor lies within them. ``memory_policy`` is what the processes shall start
+    with. ``original_nodes`` (recorded as ``home``) are the nodes it was placed on, if it was moved to others
+    since; ``previous_mems`` (recorded as ``left``) is the cpuset.mems before the last move. ``beside_cpus``
+    are those of which it uses the shared ones beside its own; empty for none. ``claimed_cpus`` belong to a
+    resource claim of its pod: it runs on them, alone or with others that have that claim.
     """
 
     mems: NodeSet | None = None
@@ -356,6 +364,12 @@ class Placement(Struct, frozen=True):
     original_nodes: NodeSet | None = field(default=None, name="home")
     previous_mems: NodeSet | None = field(default=None, name="left")
     beside_cpus: CpuSet = CpuSet()
+    claimed_cpus: CpuSet | None = None
+
+    @property
+    def own_cpus(self) -> CpuSet:
+        """The CPUs that nobody else's containers run on: its own, and those of its resource claims."""
+        return self.exclusive_cpus if self.claimed_cpus is None else self.exclusive_cpus | self.claimed_cpus
 
     @property
     def is_with_whole_pod(self) -> bool:
@@ -366,7 +380,7 @@ class Placement(Struct, frozen=True):
         """The cpuset.cpus of the container while *shared* are the shared CPUs."""
         if self.exclusive_cpus and self.beside_cpus:
             return self.exclusive_cpus | (shared & self.beside_cpus or shared)
-        return self.exclusive_cpus or shared
+        return self.own_cpus or shared
 
 
 class Move(Struct, frozen=True):
@@ -531,15 +545,17 @@ class Decision(Struct, frozen=True):
     def shares_cpus(self) -> bool:
         """Whether the container runs on the CPUs that are nobody's own: not on exclusive ones, nor on some
         that somebody else chose."""
-        return not self.request.cpus_chosen_by_others and not self.placement.exclusive_cpus
+        placement = self.placement
+        has_own = placement.exclusive_cpus or placement.claimed_cpus is not None
+        return not (has_own or self.request.cpus_chosen_by_others)
 
     @property
     def pool_milli(self) -> int:
         """What it asks of the shared CPUs, in thousandths of a CPU; a weight, where that is what it has."""
-        own = self.placement.exclusive_cpus
+        own = self.placement.exclusive_cpus or self.placement.claimed_cpus
         if self.request.cpus_chosen_by_others or (own and not self.placement.beside_cpus):
             return 0
-        return self.request.pool_milli(len(own))
+        return self.request.pool_milli(len(own) if own else 0)
 
     def explanation(self) -> str:
         """The reasons as one line for humans."""

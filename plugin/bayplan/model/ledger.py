@@ -35,6 +35,7 @@ from bayplan.model.ledger_totals import (
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Origin
 from bayplan.model.pod_as_a_whole import held_cpus, is_member, settled, shares_promise
+from bayplan.model.resource_claim import HeldClaim
 from bayplan.model.sidecar_scores import corrected_claim, explained_by_others
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
@@ -53,7 +54,7 @@ class Entry(Struct, frozen=True):
     ``origin`` is None for a container that came over NRI; of others no runtime is notified after their
     creation. ``oom_group``: that container's adjustment set memory.oom.group. ``ended``: the container is
     gone and holds nothing; the entry says what its pod was given as a whole, until the pod's next container
-    comes."""
+    comes. ``resource_claim``: it is of no container, but of that claim, and counts as ended."""
 
     decision: Decision
     notified_cpus: CpuSet | None = field(default=None, name="told_cpus")
@@ -61,6 +62,7 @@ class Entry(Struct, frozen=True):
     origin: Origin | None = None
     oom_group: bool = False
     ended: bool = False
+    resource_claim: HeldClaim | None = None
 
     @property
     def container_id(self) -> str:
@@ -73,8 +75,8 @@ class Ledger(Struct, frozen=True):
 
     ``booked_bytes``: by node, of placements without a claim. ``claimed_bytes``: by set of nodes, of those
     with one. ``exclusive_cpus``: of all containers. ``bound``: how many containers are bound to each set of
-    nodes. ``retained``: pods, by id, that were given room as a whole and have no container at the moment,
-    each with the entry of its last one.
+    nodes. ``retained``: who has no container at the moment: pods, by id, that were given room as a whole,
+    each with the entry of its last one; and resource claims, by their keys.
 
     ``notices``: for how many containers that share CPUs the runtime was sent which cpuset.cpus; under the
     empty set those of which it is not known, and those with exclusive CPUs for which it was sent others.
@@ -201,7 +203,7 @@ class Ledger(Struct, frozen=True):
             return self
         left = {key: one for key, one in self.retained.items() if key != pod_id}
         ledger = replace(self, retained=left)
-        return _holding(ledger, last, -1) if is_member(last.decision.request) else ledger
+        return _holding(ledger, last, -1) if holds_alone(last) else ledger
 
     def moved(self, moves: Iterable[Move]) -> "Ledger":
         """The ledger after *moves*.
@@ -277,6 +279,11 @@ class Ledger(Struct, frozen=True):
         """
         shared = machine.online_cpus.mask & ~self.exclusive_cpus.mask & ~becoming_exclusive.mask
         return CpuSet.of_mask(shared & ~withheld.mask or shared)
+
+    @property
+    def resource_claims(self) -> dict[str, HeldClaim]:
+        """What resource claims hold, by their keys."""
+        return {key: one.resource_claim for key, one in self.retained.items() if one.resource_claim}
 
     def has_due_updates(self, shared: CpuSet) -> bool:
         """Whether a runtime has other CPUs for a container than it should; *shared* are those of the
@@ -370,11 +377,16 @@ def _retaining(ledger: Ledger, last: Entry) -> Ledger:
     pod_id = last.decision.request.pod_id
     ledger = ledger.without_retained(pod_id)
     ledger = replace(ledger, retained={**ledger.retained, pod_id: last})
-    return _holding(ledger, last, 1) if is_member(last.decision.request) else ledger
+    return _holding(ledger, last, 1) if holds_alone(last) else ledger
+
+
+def holds_alone(retained: Entry) -> bool:
+    """Whether the totals have the promise of an entry that is of no container any more, or never was."""
+    return retained.resource_claim is not None or is_member(retained.decision.request)
 
 
 def _holding(ledger: Ledger, last: Entry, sign: int) -> Ledger:
-    """*ledger* after the promise of a pod without a container came (+1) or went (-1)."""
+    """*ledger* after the promise of who has no container came (+1) or went (-1)."""
     placement = last.decision.placement
     cpus = held_cpus(placement)
     return replace(
@@ -415,6 +427,8 @@ def notice_of(entry: Entry) -> CpuSet | None:
     if decision.shares_cpus:
         return sent
     own = decision.placement.exclusive_cpus
+    if decision.placement.claimed_cpus is not None:
+        own |= decision.placement.claimed_cpus
     return CpuSet() if own and own != sent and not shares_beside(entry) else None
 
 
@@ -433,7 +447,7 @@ def is_followed(entry: Entry) -> bool:
 def _previous_cpus(entry: Entry, sent: CpuSet | None) -> CpuSet | None:
     """What the runtime has of *entry* until it carries out an update with the CPUs *sent*; None where that
     makes no difference, because they are not its own."""
-    if not entry.decision.placement.exclusive_cpus:
+    if not entry.decision.placement.own_cpus:
         return None
     if sent == entry.notified_cpus:
         return entry.previous_cpus

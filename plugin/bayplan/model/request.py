@@ -188,7 +188,9 @@ def changed_request(
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
         cpu_weighed=not kubelets and is_by_shares(words, request.qos),
-        exclusive_cpus=_own_cpus(
+        exclusive_cpus=0
+        if request.claimed is not None and request.claimed.cpus
+        else _own_cpus(
             request.cpus, request.qos, cpu_milli, pod_level=request.pod_level and not has_part(request)
         ),
         pod_totals=changed_totals(request, limit_bytes, cpu_milli),

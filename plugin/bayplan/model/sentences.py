@@ -289,7 +289,7 @@ def summary(decision: Decision) -> str:
     if decision.outcome is Outcome.REFUSED:
         return f"refused: {decision.explanation()}"
     mems = decision.request.pinned_mems if placement.mems is None else placement.mems
-    cpus = f", {cpus_text(placement.exclusive_cpus)}" if placement.exclusive_cpus else ""
+    cpus = f", {cpus_text(placement.own_cpus)}" if placement.own_cpus else ""
     return f"{decision.outcome.value} on {_anywhere(mems)}{cpus}: {decision.explanation()}"
 
 
@@ -318,7 +318,7 @@ def _anywhere(nodes: NodeSet | None) -> str:
 
 
 def _cpus(decision: Decision, also_of: Sequence[str]) -> str:
-    request, own = decision.request, decision.placement.exclusive_cpus
+    request, own = decision.request, decision.placement.own_cpus
     if request.pinned_cpus is not None:
         return f"{request.pinned_cpus}, set by somebody else"
     if request.opted_out:

@@ -86,6 +86,7 @@ class Container(Struct, frozen=True):
     is the one of its spec, ``exec_cpus`` those of processes that enter it later; NRI shows neither.
     ``placement_source`` is the source of what is mounted at PLACEMENT_MOUNT, empty where nothing is;
     ``given_environment`` are the names of the variables that its processes have, of those that we set.
+    ``resource_claims`` are the requests of claims of its pod that it has, as ``uid/request``.
     """
 
     id: str
@@ -105,6 +106,7 @@ class Container(Struct, frozen=True):
     exec_cpus: CpuSet | None = None
     placement_source: str = ""
     given_environment: tuple[str, ...] = ()
+    resource_claims: tuple[str, ...] = ()
 
     @property
     def has_our_placement(self) -> bool:

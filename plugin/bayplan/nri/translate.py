@@ -13,6 +13,7 @@ from typing import Final
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
+from bayplan.model.resource_claim import claims_in
 from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.workload import (
     MOUNT_OPTIONS,
@@ -108,6 +109,7 @@ def container_from(message: pb.Container) -> Container:
             (mount.source for mount in message.mounts if mount.destination == PLACEMENT_MOUNT), ""
         ),
         given_environment=given_variables(message.env),
+        resource_claims=claims_in(message.env),
         cdi_devices=cdi_names((device.name for device in message.CDI_devices), message.annotations),
     )
 

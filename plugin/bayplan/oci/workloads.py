@@ -13,6 +13,7 @@ from typing import Any, Final
 from bayplan.errors import ParseError
 from bayplan.model.decision import MEMORY_POLICY_FLAGS, MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
+from bayplan.model.resource_claim import claims_in
 from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.workload import PLACEMENT_MOUNT, Container, DeviceNode, Mount, Pod, given_variables
 from bayplan.oci.documents import Cpu, LinuxResources, Memory, Spec
@@ -112,6 +113,7 @@ def container_from(spec: Spec, container_id: str, pid: int = 0) -> Container:
             (mount.source or "" for mount in spec.mounts or () if mount.destination == PLACEMENT_MOUNT), ""
         ),
         given_environment=given_variables((spec.process and spec.process.env) or ()),
+        resource_claims=claims_in((spec.process and spec.process.env) or ()),
         memory_policy=_memory_policy(spec),
         exec_cpus=_exec_cpus(spec),
     )

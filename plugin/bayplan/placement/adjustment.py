@@ -100,7 +100,7 @@ def exec_cpus_of(machine: Machine, decision: Decision) -> CpuSet | None:
     (Linux 6.2): so none of its own is among them but perhaps the first, and all that may ever be shared are.
     An affinity that is set within the cgroup would fail where both have no CPU in common, and with it probes.
     """
-    own, wish = decision.placement.exclusive_cpus, decision.request.exec_cpus
+    own, wish = decision.placement.own_cpus, decision.request.exec_cpus
     if wish is None or not own:
         return None
     others = CpuSet(machine.cpu_by_id) - own
@@ -115,7 +115,7 @@ def exec_notes(decision: Decision, form: Form | None) -> tuple[Reason, ...]:
     wish, placement = decision.request.exec_cpus, decision.placement
     if wish is None:
         return ()
-    if not placement.exclusive_cpus:
+    if not placement.own_cpus:
         return (Reason(EXEC_NOT_APART, "exec-cpus is for containers with CPUs of their own"),)
     if wish is ExecCpus.SHARED and not placement.beside_cpus:
         text = "exec-cpus is shared, and it has no shared CPUs beside its own; first takes one of these"

@@ -29,6 +29,7 @@ from bayplan.placement.memory_policy import (
 )
 from bayplan.placement.placement_file import wished_file
 from bayplan.placement.release import RELEASED
+from bayplan.placement.resource_claims import on_claimed_cpus, with_resource_claims
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
@@ -118,9 +119,16 @@ def decide_creation(
     request = with_pod_known(request, (one.decision.request for one in ledger.of_pod(request.pod_id)))
     if complaint is not None and policy.refuse_wrong_annotations:
         return Decision(request, Outcome.REFUSED, reasons=(complaint,))
+    if container.resource_claims:
+        with_claims = with_resource_claims(ledger, engine, pod, container, request)
+        if isinstance(with_claims, Decision):
+            return with_claims
+        request = with_claims
     decision = decide_by_given_policy(basis, engine, request)
+    if request.claimed is not None:
+        decision = on_claimed_cpus(decision)
     decision = with_memory_policy(machine, ability, decision)
-    apart = _apart_from_exec(container, request.pinned_cpus or decision.placement.exclusive_cpus)
+    apart = _apart_from_exec(container, request.pinned_cpus or decision.placement.own_cpus)
     crowded = (*also_pinned(ledger, decision.placement.exclusive_cpus), *apart)
     if crowded and decision.outcome is Outcome.PLACED:
         decision = replace(decision, outcome=Outcome.DEGRADED)
@@ -150,8 +158,10 @@ def decide_change(
     decision = decide_by_given_policy(basis, engine, request, current)
     if decision.outcome is Outcome.REFUSED:
         return decision
-    # Nobody can change the policy of processes that run.
-    placement = replace(decision.placement, memory_policy=current.memory_policy)
+    # Nobody can change the policy of processes that run. What is by resource claims stays.
+    placement = replace(
+        decision.placement, memory_policy=current.memory_policy, claimed_cpus=current.claimed_cpus
+    )
     if current.mems is not None and placement.mems is None and request.pinned_mems is None:
         # An empty cpuset means "unchanged" in an update: "all nodes" needs a value.
         placement = replace(placement, mems=machine.memory_nodes)

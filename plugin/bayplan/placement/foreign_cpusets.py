@@ -118,6 +118,8 @@ class CpuHolders:
                 given = exclusive if request.opted_out else cpus_for(entry.decision, shared) or CpuSet()
             # What was given to it stays its own, also where the kernel does not have it.
             there = (given | own) & exclusive
+            if (claimed := entry.decision.placement.claimed_cpus) is not None:
+                there -= claimed
             if there:
                 self._holders.append(CpuHolder(key, request.pod_id, request.name, there))
                 by_pod[request.pod_id] = by_pod.get(request.pod_id, CpuSet()) | there

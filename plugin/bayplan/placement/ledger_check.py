@@ -17,7 +17,15 @@ from msgspec import Struct
 
 from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import sum_of
-from bayplan.model.ledger import Entry, Ledger, is_followed, notice_of, score_key, shares_beside
+from bayplan.model.ledger import (
+    Entry,
+    Ledger,
+    holds_alone,
+    is_followed,
+    notice_of,
+    score_key,
+    shares_beside,
+)
 from bayplan.model.ledger_totals import is_short
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
@@ -107,7 +115,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
     scores: dict[object, set[str]] = {}
     exclusive, short, pinned, beside = CpuSet(), set[str](), set[str](), set[str]()
     followed = {key for key, entry in ledger.entries.items() if is_followed(entry)}
-    kept = (entry for entry in ledger.retained.values() if is_member(entry.decision.request))
+    kept = filter(holds_alone, ledger.retained.values())
     for entry in (*ledger.entries.values(), *kept):
         placement = entry.decision.placement
         exclusive |= held_cpus(placement)
@@ -160,7 +168,7 @@ def _two_owners(ledger: Ledger) -> Iterator[Fault]:
     pods: dict[str, CpuSet] = {}
     for entry in (*ledger.entries.values(), *ledger.retained.values()):
         request, placement = entry.decision.request, entry.decision.placement
-        if entry.ended and not is_member(request):
+        if entry.ended and not holds_alone(entry):
             continue
         pod = request.pod_id or entry.container_id
         if held := held_cpus(placement):

@@ -81,7 +81,7 @@ def as_far_as_possible(
     why = ""
     if form is Form.HOOK:
         why = "a hook cannot set variables of the environment"
-    elif not decision.placement.exclusive_cpus:
+    elif not decision.placement.own_cpus:
         why = "variables of the environment are for containers with CPUs of their own"
     elif kept := sorted(environment_of(machine, decision).keys() & set(container.given_environment)):
         text = f"its spec sets {', '.join(kept)} itself"
@@ -94,7 +94,7 @@ def as_far_as_possible(
 
 def environment_of(machine: Machine, decision: Decision, given: Collection[str] = ()) -> Mapping[str, str]:
     """The variables that a container with CPUs of its own gets, without those *given* by its spec."""
-    own, placement = decision.placement.exclusive_cpus, decision.placement
+    own, placement = decision.placement.own_cpus, decision.placement
     if not own:
         return {}
     found = dict[str, str]()
@@ -124,7 +124,7 @@ def document(machine: Machine, shared: CpuSet, entry: Entry, known: Known | None
     *known* keeps what was worked out of a set of shared CPUs, for the others on the same *machine*."""
     request, placement = entry.decision.request, entry.decision.placement
     namespace, pod, container = (*request.name.split("/", 2), "", "")[:3]
-    own = placement.exclusive_cpus
+    own = placement.own_cpus
     others = request.pinned_cpus or (placement.cpus_among(shared) - own)
     nodes = request.pinned_mems or placement.mems or open_mems(machine, request) or machine.memory_nodes
     known = {} if known is None else known

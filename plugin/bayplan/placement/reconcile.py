@@ -197,8 +197,8 @@ def _adopted(
 
 
 def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: Mapping[str, Pod]) -> Ledger:
-    """*agreed* with the room that pods without a container keep: *before* is the ledger with the containers
-    that are *gone*."""
+    """*agreed* with the room that pods without a container keep, and what resource claims hold, of which no
+    runtime knows: *before* is the ledger with the containers that are *gone*."""
     vacant = pods.keys() - {entry.decision.request.pod_id for entry in agreed.entries.values()}
     retained = dict(before.retained)
     left: dict[str, list[Entry]] = {}
@@ -210,8 +210,9 @@ def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: 
         for entry in left[pod_id]:
             ended = ended.after_end_of(entry.container_id)
         retained.update(ended.retained)
-    for pod_id in sorted(vacant & retained.keys()):
-        agreed = agreed.with_entry(retained[pod_id])
+    claims = {key for key, entry in retained.items() if entry.resource_claim is not None}
+    for key in sorted((vacant & retained.keys()) | claims):
+        agreed = agreed.with_entry(retained[key])
     return agreed
 
 
@@ -303,10 +304,10 @@ def _as_observed(
     ours = None, entry.notified_cpus, entry.previous_cpus
     overridden = entry.notified_cpus is not None and cpus not in ours
     repinned = request.pinned_cpus is not None and cpus is not None
-    if repinned or (overridden and (placement.exclusive_cpus or kubelets)):
+    if repinned or (overridden and (placement.own_cpus or kubelets)):
         later = request.pinned_by_update or not repinned
         request = replace(request, pinned_cpus=cpus, pinned_by_update=later)
-        placement = replace(placement, exclusive_cpus=CpuSet())
+        placement = replace(placement, exclusive_cpus=CpuSet(), claimed_cpus=None)
     decision = replace(entry.decision, request=request, placement=placement)
     return replace(entry, decision=decision, notified_cpus=cpus, previous_cpus=None), repair
 

@@ -42,6 +42,7 @@ def given_back(entry: Entry) -> Entry:
         decision.placement,
         mems=None,
         exclusive_cpus=CpuSet(),
+        claimed_cpus=None,
         claim=None if claim is None else replace(claim, flexible=False),
         original_nodes=None,
         previous_mems=None,

@@ -83,7 +83,7 @@ def _placement(decision: Decision, also_of: Sequence[str]) -> View:
     policy, claim = placement.memory_policy, placement.claim
     return {
         "mems": _nodes(placement.mems),
-        "exclusiveCpus": str(placement.exclusive_cpus),
+        "exclusiveCpus": str(placement.own_cpus),
         "cpusAlsoOf": list(also_of),
         "bookedBytes": {str(node): dict(row) for node, row in sorted(placement.booked_bytes.items())},
         "claim": None

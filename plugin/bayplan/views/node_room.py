@@ -8,8 +8,9 @@ on the others. Pure.
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.model.basis import Basis
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Request
-from bayplan.model.machine import MEMORY
+from bayplan.model.machine import MEMORY, union
 from bayplan.quantity import MIB
 from bayplan.views.decision_view import View
 
@@ -35,15 +36,21 @@ def free_cpus_by_node(basis: Basis) -> dict[int, int]:
 
 
 def claimable_by_node(basis: Basis) -> dict[int, dict[str, int]]:
-    """What resource claims can have of each node alone: node id -> resource -> bytes, and ``cpu`` -> CPUs."""
-    nodes, free_bytes, free_cpus = (
-        basis.machine.node_by_id,
-        free_bytes_by_node(basis),
-        free_cpus_by_node(basis),
-    )
+    """What resource claims have and can still have of each node alone: node id -> resource -> bytes, and
+    ``cpu`` -> CPUs."""
+    free_bytes, free_cpus = free_bytes_by_node(basis), free_cpus_by_node(basis)
+    held = list(basis.ledger.resource_claims.values())
+    rows = [one.by_node() for one in held]
+    own = union(one.cpus_of() for one in held)
     return {
-        node: {"cpu": cpus, **(free_bytes[node] if nodes[node].memory_bytes else {})}
-        for node, cpus in free_cpus.items()
+        node.id: sum_of(
+            [
+                {"cpu": free_cpus[node.id] + len(own & node.cpus)},
+                free_bytes[node.id] if node.memory_bytes else {},
+                *(row.get(node.id, {}) for row in rows),
+            ]
+        )
+        for node in basis.machine.nodes
     }
 
 

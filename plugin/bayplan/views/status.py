@@ -193,7 +193,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread,
         "mems": None if mems is None else str(mems),
         "memsPinnedByOthers": request.pinned_mems is not None,
         "cpus": None if cpus is None else str(cpus),
-        "cpusExclusive": bool(placement.exclusive_cpus),
+        "cpusExclusive": bool(placement.own_cpus),
         "cpuPartition": "isolated" if entry.container_id in snapshot.partitions else None,
         "cpuPartitionWanted": "isolated" if request.partition else None,
         "irqs": "away" if request.irqs_away and placement.exclusive_cpus else None,
@@ -270,7 +270,7 @@ def _node(
                 "name": entry.decision.request.name,
                 "bookedBytes": dict(spreads[entry.container_id].get(node.id, {})),
                 "heldBytes": _held_bytes(entry.container_id, node, snapshot.live),
-                "exclusiveCpus": str(node.cpus & entry.decision.placement.exclusive_cpus),
+                "exclusiveCpus": str(node.cpus & entry.decision.placement.own_cpus),
                 "devices": [hint.device for hint in entry.decision.request.hints if node.id in hint.nodes],
             }
             for entry in sorted(
@@ -377,7 +377,7 @@ def _is_bound_to(entry: Entry, node: Node, spread: Spread) -> bool:
     return (
         (mems is not None and node.id in mems)
         or any(spread.get(node.id, {}).values())
-        or not placement.exclusive_cpus.isdisjoint(node.cpus)
+        or not placement.own_cpus.isdisjoint(node.cpus)
     )
 
 

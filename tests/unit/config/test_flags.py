@@ -80,6 +80,7 @@ def test_every_flag() -> None:
         "--single-process-oom-kill",
         "--placement-files=all",
         "--placement-directory=/run/f/placements",
+        "--cdi-directory=/run/f/cdi",
         "--set-oom-score-adj=false",
         "--default-memory-limit=Burstable=4Gi,BestEffort=1Gi",
         "--annotation-errors=refuse",
@@ -129,6 +130,7 @@ def test_every_flag() -> None:
     assert settings.single_process_oom_kill
     assert settings.placement_files is PlacementFiles.ALL
     assert settings.placement_directory == Path("/run/f/placements")
+    assert settings.cdi_directory == Path("/run/f/cdi")
     assert not settings.set_oom_score_adj
     assert settings.default_memory_limit_bytes == {"Burstable": 4 * GIB, "BestEffort": GIB}
     assert settings.request_deadline_ms == 1500

@@ -67,6 +67,7 @@ memoryReservationPolicy = "TieredReservation"
 singleProcessOOMKill = true
 placementFiles = "all"
 placementDirectory = "/run/b/placements"
+cdiDirectory = "/run/b/cdi"
 setOomScoreAdj = false
 defaultMemoryLimit = { Burstable = "4Gi", BestEffort = "1Gi" }
 annotationErrors = "refuse"
@@ -142,6 +143,7 @@ FULL = Settings(
     single_process_oom_kill=True,
     placement_files=PlacementFiles.ALL,
     placement_directory=Path("/run/b/placements"),
+    cdi_directory=Path("/run/b/cdi"),
     set_oom_score_adj=False,
     default_memory_limit_bytes={"Burstable": 4 * GIB, "BestEffort": GIB},
     refuse_wrong_annotations=True,

@@ -35,3 +35,8 @@ tolerations: {{- toYaml . | nindent 2 }}
 
 {{- /* User and group bayplan-agent of the image (Containerfile). */ -}}
 {{- define "bayplan.agentUser" -}}9476{{- end }}
+
+{{/* Whether the agents serve resource claims; empty if not. */}}
+{{- define "bayplan.claims" -}}
+{{- if and .Values.agent.enabled (has "claims" .Values.agent.clusterTasks) }}true{{ end }}
+{{- end }}

@@ -148,8 +148,7 @@ def _attributes(
     socket = _socket(machine, node)
     if socket is not None:
         yield f"{DRIVER}/socket", {"int": socket}
-    if node.memory_bytes:
-        yield f"{DRIVER}/memoryTier", {"string": _tier(machine, node)}
+    yield f"{DRIVER}/memoryTier", {"string": _tier(machine, node)}
     for name, group_of in groupings:
         yield f"{DRIVER}/{name}", {"int": group_of[node.id]}
     kinds = {cpu.kind for cpu in machine.cpus if cpu.id in node.cpus and cpu.kind in CORE_KINDS}
@@ -168,7 +167,10 @@ def _socket(machine: Machine, node: Node) -> int | None:
 
 
 def _tier(machine: Machine, node: Node) -> str:
-    """``dram`` for ordinary memory, ``fast`` and ``slow`` for tiers beside the CPUs' own."""
+    """``dram`` for ordinary memory, ``fast`` and ``slow`` for tiers beside the CPUs' own, ``none`` without
+    memory: a selector fails where an attribute is missing."""
+    if not node.memory_bytes:
+        return "none"
     if node.id in machine.ordinary_nodes:
         return "dram"
     own = tier_ranks(machine).get("dram")

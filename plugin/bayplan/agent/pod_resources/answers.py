@@ -80,7 +80,7 @@ def _containers(decisions: Iterable[tuple[str, Decision]]) -> Iterator[pb.Contai
     listed = CpuSet()
     for name, decision in decisions:
         placement = decision.placement
-        cpus = placement.exclusive_cpus - listed
+        cpus = placement.own_cpus - listed
         listed |= cpus
         yield pb.ContainerResources(name=name, cpu_ids=cpus, memory=_assigned_memory(placement))
 

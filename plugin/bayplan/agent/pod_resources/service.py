@@ -6,19 +6,18 @@ is decided by the socket's mode and directory.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import grpc
-from google.protobuf.message import Message
 
 from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.agent.pod_resources.answers import allocatable_answer, get_answer, list_answer
 from bayplan.agent.pod_resources.kubelet import KubeletPodResources
-from bayplan.agent.protobuf import decoded
+from bayplan.agent.protobuf import unary_method
 from bayplan.agent.socket_file import for_owner_and_group, make_place
-from bayplan.errors import HostError, ParseError, UnavailableError
+from bayplan.errors import HostError, UnavailableError
 from bayplan.views.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -83,9 +82,9 @@ class PodResourcesService:
 
     def _handlers(self) -> Any:
         handlers = {
-            "List": _handler(self._list, pb.ListPodResourcesRequest),
-            "Get": _handler(self._get, pb.GetPodResourcesRequest),
-            "GetAllocatableResources": _handler(self._allocatable, pb.AllocatableResourcesRequest),
+            "List": unary_method(self._list, pb.ListPodResourcesRequest),
+            "Get": unary_method(self._get, pb.GetPodResourcesRequest),
+            "GetAllocatableResources": unary_method(self._allocatable, pb.AllocatableResourcesRequest),
         }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -120,20 +119,6 @@ class PodResourcesService:
         if snapshot is None:
             await _unavailable(context, "baypland has not said yet what it promised")
         return snapshot
-
-
-def _handler(answer: Callable[..., Awaitable[Message]], request: type[Message]) -> Any:
-    async def answer_bytes(encoded: bytes, context: Any) -> Message:
-        try:
-            asked = decoded(request, encoded)
-        except ParseError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise AssertionError from error  # abort() raises
-        return await answer(asked, context)
-
-    return grpc.unary_unary_rpc_method_handler(
-        answer_bytes, response_serializer=lambda message: message.SerializeToString()
-    )
 
 
 async def _unavailable(context: Any, text: str) -> NoReturn:

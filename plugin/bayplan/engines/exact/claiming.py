@@ -61,8 +61,10 @@ class Asking(Struct, frozen=True):
     @classmethod
     def of(cls, request: Request) -> "Asking":
         """That of *request*."""
-        amounts = claimed_amounts(request)
-        bounded = _is_bounded(request, amounts.get(MEMORY, 0))
+        asked = amounts = asked_amounts(request)
+        if request.claimed is not None:
+            amounts = without(asked, request.claimed.amounts_bytes)
+        bounded = _is_bounded(request, asked.get(MEMORY, 0))
         return cls(request, amounts, bounded, bounded or _is_bound(request))
 
 
@@ -72,13 +74,20 @@ def claimed_amounts(request: Request) -> dict[str, int]:
     Guaranteed: the limit. Burstable: the high end of its request interval, because a promise that is too
     small is broken silently; where there is no signal at all the high end is the whole machine, so the low
     end. BestEffort: nothing. Huge pages: the limit, which equals the request in every class. What kubelet is
-    said to know counts here only where the spec proves no more.
+    said to know counts here only where the spec proves no more. What the container has through resource
+    claims is theirs: only what it asks for beyond that is its own.
     """
-    amounts = {MEMORY: _claimed_memory(request), **request.hugepages_bytes}
+    amounts = asked_amounts(request)
+    return amounts if request.claimed is None else without(amounts, request.claimed.amounts_bytes)
+
+
+def asked_amounts(request: Request) -> dict[str, int]:
+    """Bytes by resource that *request* asks for, of which resource claims may hold some already."""
+    amounts = {MEMORY: _asked_memory(request), **request.hugepages_bytes}
     return {resource: amount for resource, amount in amounts.items() if amount}
 
 
-def _claimed_memory(request: Request) -> int:
+def _asked_memory(request: Request) -> int:
     if request.qos is QosClass.BEST_EFFORT:
         return 0
     waits = request.spec_memory is not None and request.memory_waits_for_proof
@@ -96,7 +105,7 @@ def claim_in_full(request: Request, nodes: NodeSet, *, flexible: bool = False) -
 
 def is_bounded(request: Request) -> bool:
     """Whether the container cannot use more than it claims."""
-    return _is_bounded(request, _claimed_memory(request))
+    return _is_bounded(request, asked_amounts(request).get(MEMORY, 0))
 
 
 def is_confined(request: Request) -> bool:

@@ -13,7 +13,7 @@ from bayplan.engines.exact.flow import Flow, bits
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import OVERCOMMITTED, Claim, Holder, Placement, Reason, Shortage
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Entry, Ledger, holds_alone
 from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet
 
@@ -209,7 +209,7 @@ def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut) -> Shortage:
     """*cut* as the value that is shown, with the containers that hold what was promised there."""
     flow = flows.flow(cut.resource)
     holders = []
-    for entry in ledger.entries.values():
+    for entry in (*ledger.entries.values(), *filter(holds_alone, ledger.retained.values())):
         held_bytes = _held_within(entry.decision.placement, cut)
         if held_bytes:
             holders.append(Holder(entry.container_id, entry.decision.request.name, held_bytes))

@@ -66,8 +66,13 @@ def settled_by_node(basis: Basis) -> Ledger:
         if placement.claim is not None:
             placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
         entries.append(replace(entry, decision=replace(entry.decision, placement=placement)))
-    # What is kept for a pod that has resources as a whole is a claim too, and there are none any more.
-    kept = [one for one in ledger.retained.values() if not is_member(one.decision.request)]
+    # What is kept for a pod that has resources as a whole is a claim too, and there are none any more. Those
+    # of resource claims are node by node already.
+    kept = [
+        one
+        for one in ledger.retained.values()
+        if one.resource_claim is not None or not is_member(one.decision.request)
+    ]
     return Ledger.of([*entries, *kept])
 
 

@@ -96,6 +96,10 @@ def _memory(
         nodes[node] = NodeMemory(memory.tables, counts[node], group)
         for resource, amount_bytes in ledger.booked_bytes.get(node, {}).items():
             nodes[node] = _taken(nodes[node], resource, amount_bytes)
+    for claim in ledger.resource_claims.values():
+        for node, row in claim.by_node().items():
+            for resource, amount_bytes in row.items() if node in nodes else ():
+                nodes[node] = _taken(nodes[node], resource, amount_bytes)
     for where, need in _kept_together(everything, kept):
         for resource, amount_bytes in need.items():
             _take_together(nodes, where, resource, amount_bytes)

@@ -1,0 +1,224 @@
+"""What kubelet asks of the driver about claims, from the API server's object to the daemon's promise.
+
+kubelet's request only names a claim, so that its allocation is read from the API server. Nothing is kept
+here: the daemon holds the claims, and the same request has the same answer again, of this agent or the next
+one. A claim that nobody needs any more is released although kubelet did not ask: the API server says so.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from bayplan._proto.dra import api_pb2 as pb
+from bayplan.agent.cluster.api import Api, ApiError
+from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.dra.slices import API_GROUP, API_VERSION, CPU, DRIVER, node_of_device, resource_of_key
+from bayplan.agent.mirror import Mirror
+from bayplan.agent_protocol import PREPARE_CLAIM, UNPREPARE_CLAIM
+from bayplan.errors import BayplanError, ParseError
+from bayplan.model.resource_claim import AllocatedDevice, ResourceClaim
+from bayplan.quantity import parse_bytes
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S: Final = 300.0
+"""Between two looks whether held claims are still needed: kubelet releases them itself, mostly."""
+
+_POD: Final = "pods"
+Answer = TypeVar("Answer", pb.NodePrepareResourceResponse, pb.NodeUnprepareResourceResponse)
+
+
+class _Metadata(Struct, frozen=True):
+    uid: str = ""
+
+
+class _Consumer(Struct, frozen=True):
+    uid: str = ""
+    resource: str = ""
+
+
+class _Result(Struct, frozen=True, rename="camel"):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: dict[str, str] = {}
+
+
+class _Devices(Struct, frozen=True):
+    results: tuple[_Result, ...] = ()
+
+
+class _Allocation(Struct, frozen=True):
+    devices: _Devices = _Devices()
+
+
+class _Status(Struct, frozen=True, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: tuple[_Consumer, ...] = ()
+
+
+class _Claim(Struct, frozen=True):
+    metadata: _Metadata
+    status: _Status = _Status()
+
+
+class ClaimError(BayplanError):
+    """A claim cannot be prepared: *problem* is what kubelet puts into an event of its pod."""
+
+    def __init__(self, namespace: str, name: str, problem: str) -> None:
+        super().__init__(namespace, name, problem)
+        self.namespace = namespace
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"resource claim {self.namespace}/{self.name}: {self.problem}"
+
+
+class ClaimDriver:
+    """Has the daemon behind *link* hold the claims of the node *node_name*, one at a time."""
+
+    def __init__(
+        self,
+        api: Api,
+        link: DaemonLink,
+        mirror: Mirror,
+        node_name: str,
+        look_interval_s: float = LOOK_INTERVAL_S,
+    ) -> None:
+        self._api = api
+        self._link = link
+        self._mirror = mirror
+        self._node_name = node_name
+        self._look_interval_s = look_interval_s
+        self._one_at_a_time = asyncio.Lock()
+
+    async def prepare(self, claims: Iterable[pb.Claim]) -> pb.NodePrepareResourcesResponse:
+        """An answer for each of *claims*: its devices, or why there are none."""
+        answer = pb.NodePrepareResourcesResponse()
+        for claim in claims:
+            answer.claims[claim.uid].CopyFrom(await self._prepared(claim))
+        return answer
+
+    async def unprepare(self, claims: Iterable[pb.Claim]) -> pb.NodeUnprepareResourcesResponse:
+        """An answer for each of *claims*, also of those that nobody knows."""
+        answer = pb.NodeUnprepareResourcesResponse()
+        for claim in claims:
+            problem = await self._released(claim.uid)
+            if problem:
+                fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, "problem": problem}
+                logger.warning("a resource claim is not released", extra=fields)
+            answer.claims[claim.uid].error = problem
+        return answer
+
+    async def run(self) -> None:
+        """Release claims that are held and that nobody needs any more, until cancelled."""
+        while True:
+            await asyncio.sleep(self._look_interval_s)
+            snapshot = self._mirror.snapshot
+            if snapshot is None or not self._mirror.connected:
+                continue
+            for held in snapshot.ledger.resource_claims.values():
+                if not await self._is_needed(held.claim):
+                    problem = await self._released(held.claim.uid)
+                    fields = {"claim": f"{held.claim.namespace}/{held.claim.name}", "problem": problem}
+                    logger.warning("a resource claim was held, and nobody needs it", extra=fields)
+
+    async def _prepared(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
+        try:
+            results, described = await self._described(claim)
+            async with self._one_at_a_time:
+                answer = await self._link.ask(PREPARE_CLAIM, claim=msgspec.to_builtins(described))
+        except BayplanError as error:
+            text = str(error) if isinstance(error, ClaimError) else error.on_one_line()
+            fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, "problem": text}
+            logger.warning("a resource claim is not prepared", extra=fields)
+            return pb.NodePrepareResourceResponse(error=text)
+        return _answered(results, answer["cdiDevices"])
+
+    async def _described(self, claim: pb.Claim) -> tuple[list[_Result], ResourceClaim]:
+        """What was allocated here to *claim*, as the API server has it.
+
+        Raises:
+            ClaimError: it is not allocated, or not as it can be held here.
+            BayplanError: it cannot be read.
+        """
+        found = await self._api.get(_path(claim.namespace, claim.name), _Claim)
+        if found.metadata.uid != claim.uid:
+            problem = f"its uid is {found.metadata.uid} now, and kubelet asks for {claim.uid}"
+            raise ClaimError(claim.namespace, claim.name, problem)
+        status = found.status
+        results = [] if status.allocation is None else status.allocation.devices.results
+        own = [one for one in results if one.driver == DRIVER]
+        if not own:
+            raise ClaimError(claim.namespace, claim.name, f"nothing of {DRIVER} is allocated to it")
+        try:
+            devices = tuple(map(self._device, own))
+        except ParseError as error:
+            raise ClaimError(claim.namespace, claim.name, str(error)) from error
+        pods = tuple(one.uid for one in status.reserved_for if one.resource == _POD)
+        return own, ResourceClaim(claim.namespace, claim.name, claim.uid, pods, devices)
+
+    def _device(self, result: _Result) -> AllocatedDevice:
+        node = node_of_device(result.device)
+        if node is None or result.pool != self._node_name:
+            expected = f"numa-NODE of the pool {self._node_name}"
+            raise ParseError("device", f"{result.device} of the pool {result.pool}", expected)
+        amounts = {resource_of_key(key): parse_bytes(text) for key, text in result.consumed_capacity.items()}
+        cpus = amounts.pop(CPU, 0)
+        held = {resource: amount for resource, amount in sorted(amounts.items()) if amount}
+        return AllocatedDevice(_request_name(result), node, held, cpus)
+
+    async def _released(self, uid: str) -> str:
+        """Why the claim *uid* is still held; empty if it is not."""
+        try:
+            async with self._one_at_a_time:
+                await self._link.ask(UNPREPARE_CLAIM, uid=uid)
+        except BayplanError as error:
+            return error.on_one_line()
+        return ""
+
+    async def _is_needed(self, held: ResourceClaim) -> bool:
+        """Whether a claim is still reserved for the pod that it is held for; also if that cannot be seen."""
+        try:
+            found = await self._api.get(_path(held.namespace, held.name), _Claim)
+        except ApiError as error:
+            return error.status != HTTPStatus.NOT_FOUND
+        except BayplanError:
+            return True
+        same = found.metadata.uid == held.uid and found.status.allocation is not None
+        return same and bool({one.uid for one in found.status.reserved_for} & set(held.pod_uids))
+
+
+def _path(namespace: str, name: str) -> str:
+    return f"/apis/{API_GROUP}/{API_VERSION}/namespaces/{namespace}/resourceclaims/{name}"
+
+
+def _request_name(result: _Result) -> str:
+    """The name of the request: of one of several alternatives, what stands before the slash."""
+    return result.request.partition("/")[0]
+
+
+def _answered(results: Iterable[_Result], cdi_devices: Mapping[str, Any]) -> pb.NodePrepareResourceResponse:
+    """The devices of a claim. The CDI device of a request is named with the first of its devices: kubelet
+    hands on all of them."""
+    answer, named = pb.NodePrepareResourceResponse(), set[str]()
+    for result in results:
+        request = _request_name(result)
+        ids = [] if request in named else [str(cdi_devices[request])]
+        named.add(request)
+        answer.devices.add(
+            request_names=[request],
+            pool_name=result.pool,
+            device_name=result.device,
+            cdi_device_ids=ids,
+            share_id=result.share_id,
+        )
+    return answer

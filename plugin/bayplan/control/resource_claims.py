@@ -1,0 +1,117 @@
+"""The resource claims that the node holds: booked before kubelet hears of it, and told to containers by CDI
+specs.
+
+Order of a preparation: decide, record, write the spec, answer. Whoever is killed in between leaves a booking
+that the next preparation of the same claim finds, and a start writes the specs that the ledger says: they
+are on a tmpfs, which a reboot empties, while the record stays. So ledger and specs agree whenever nobody is
+at work.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final
+
+from bayplan.control.controller import Controller
+from bayplan.control.threads import InThread
+from bayplan.errors import HostError, UnavailableError
+from bayplan.host import shadow_mode
+from bayplan.host.cdi import ClaimSpecs
+from bayplan.model.decision import Outcome
+from bayplan.model.ledger import Ledger
+from bayplan.model.resource_claim import HeldClaim, ResourceClaim, claim_key
+from bayplan.placement.resource_claims import decide_claim, users_of
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S: Final = 30.0
+"""Between two looks whether the specs are there."""
+
+
+class ResourceClaims:
+    """Holds claims in the ledger of *controller*, and has their CDI specs in *specs*. One at a time."""
+
+    def __init__(self, controller: Controller, specs: ClaimSpecs, in_thread: InThread) -> None:
+        self._controller = controller
+        self._specs = specs
+        self._do = in_thread
+        self._one_at_a_time = asyncio.Lock()
+        self.problem = ""
+        """Why the specs could not be looked at; empty when they could."""
+
+    async def prepare(self, claim: ResourceClaim) -> HeldClaim:
+        """Hold *claim* from now on; the same again for the same claim.
+
+        Raises:
+            PlacementError: there is no room for it, or it cannot be held here.
+            StateError: it could not be recorded.
+            HostError: its CDI spec cannot be written; it is held, and the next preparation tries again.
+        """
+        shadow_mode.check_off("resource claims")
+        async with self._one_at_a_time:
+            controller = self._controller
+            async with controller.transaction() as transaction:
+                basis = transaction.basis
+                entry = decide_claim(basis, basis.engine, claim)
+                if entry.decision.outcome is Outcome.REFUSED:
+                    controller.placements.refuse(entry.decision)
+                if basis.ledger.retained.get(claim.key) != entry:
+                    await controller.placements.hold(transaction, entry)
+            held = entry.resource_claim
+            assert held is not None, "what is not refused is held"
+            await self._do(partial(self._specs.write, claim.uid, claim.requests))
+            return held
+
+    async def release(self, uid: str) -> bool:
+        """Hold that claim no longer; whether it was held.
+
+        Raises:
+            UnavailableError: containers run on what it holds.
+            StateError: it could not be recorded.
+            HostError: its CDI spec cannot be removed; it is not held any more.
+        """
+        shadow_mode.check_off("resource claims")
+        async with self._one_at_a_time:
+            key = claim_key(uid)
+            async with self._controller.transaction() as transaction:
+                ledger = transaction.basis.ledger
+                if users := users_of(ledger, uid):
+                    names = ", ".join(sorted(one.decision.request.name for one in users))
+                    raise UnavailableError(
+                        f"resource claim {uid}", f"containers run on what it holds: {names}"
+                    )
+                held = key in ledger.retained
+                if held:
+                    await self._controller.placements.hold_no_longer(transaction, key)
+            await self._do(partial(self._specs.remove, uid))
+            return held
+
+    async def follow(self) -> None:
+        """See that the CDI specs are what the ledger says, until cancelled."""
+        while True:
+            await self.sweep()
+            await asyncio.sleep(SWEEP_S)
+
+    async def sweep(self) -> None:
+        """Have a spec of each claim that is held, and of no other."""
+        if shadow_mode.is_on():
+            return
+        async with self._one_at_a_time:
+            try:
+                await self._do(partial(self._sweep, self._controller.ledger))
+                problem = ""
+            except HostError as error:
+                problem = str(error)
+        if problem and problem != self.problem:
+            logger.warning(
+                "the CDI specs of resource claims are not as they should be", extra={"problem": problem}
+            )
+        self.problem = problem
+
+    def _sweep(self, ledger: Ledger) -> None:
+        held = {one.claim.uid: one.claim for one in ledger.resource_claims.values()}
+        for uid in self._specs.uids():
+            if uid not in held:
+                self._specs.remove(uid)
+        for claim in held.values():
+            self._specs.write(claim.uid, claim.requests)

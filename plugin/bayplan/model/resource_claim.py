@@ -1,0 +1,135 @@
+"""Resource claims (Kubernetes' Dynamic Resource Allocation) as holders in the ledger.
+
+The scheduler allocates to a claim so much of each of some NUMA nodes; here that is promised to the claim,
+not to a container. Its entry is among those that the ledger retains for who has no container
+(`Ledger.retained`), under a key that no pod has. The containers of its pod run on what it holds: what they
+ask for themselves is promised beside it only as far as it is more. Invariant: what a claim holds is on the
+nodes that were allocated to it, and stays so until it is released.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec import Struct, field
+
+from bayplan.model.claim_parts import sum_of
+from bayplan.sets import CpuSet, NodeSet
+
+CDI_KIND: Final = "bayplan.dev/claim"
+"""The kind of the CDI devices by which a runtime tells a container which claims it has."""
+VARIABLE: Final = "BAYPLAN_CLAIM_"
+"""What the variable of the environment begins with that says so, as ``uid/request``."""
+BY_CLAIM: Final = "resource claim"
+"""The source of what a claim asks for."""
+
+_KEY: Final = "claim:"
+_UID: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_REQUEST: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+class AllocatedDevice(Struct, frozen=True):
+    """What was allocated to a claim on the NUMA node ``node`` for its ``request``: bytes by resource, and a
+    number of CPUs."""
+
+    request: str
+    node: int
+    amounts_bytes: Mapping[str, int] = field(default_factory=dict)
+    cpus: int = 0
+
+
+class ResourceClaim(Struct, frozen=True):
+    """A claim with its allocation, as the API server has it; ``pod_uids`` are the pods it is reserved for."""
+
+    namespace: str
+    name: str
+    uid: str
+    pod_uids: tuple[str, ...] = ()
+    devices: tuple[AllocatedDevice, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """By what the ledger knows it."""
+        return claim_key(self.uid)
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """The names of its requests, each once, in the order of the allocation."""
+        return tuple(dict.fromkeys(device.request for device in self.devices))
+
+
+class HeldClaim(Struct, frozen=True):
+    """A claim with what it holds: ``cpus`` has those of each device, in their order."""
+
+    claim: ResourceClaim
+    cpus: tuple[CpuSet, ...] = ()
+
+    def by_node(self, requests: Iterable[str] | None = None) -> dict[int, dict[str, int]]:
+        """Bytes by node and resource, of some requests, or of all."""
+        rows: dict[int, dict[str, int]] = {}
+        for device, _ in self._of(requests):
+            rows[device.node] = sum_of([rows.get(device.node, {}), device.amounts_bytes])
+        found = {node: {name: amount for name, amount in row.items() if amount} for node, row in rows.items()}
+        return {node: row for node, row in found.items() if row}
+
+    def cpus_of(self, requests: Iterable[str] | None = None) -> CpuSet:
+        """The CPUs of some requests, or of all."""
+        found = CpuSet()
+        for _, cpus in self._of(requests):
+            found |= cpus
+        return found
+
+    def _of(self, requests: Iterable[str] | None) -> list[tuple[AllocatedDevice, CpuSet]]:
+        wanted = None if requests is None else set(requests)
+        both = zip(self.claim.devices, self.cpus, strict=True)
+        return [(device, cpus) for device, cpus in both if wanted is None or device.request in wanted]
+
+
+class ClaimShare(Struct, frozen=True):
+    """What a container has through the claims ``uids``, and is not promised again: ``amounts_bytes`` by
+    resource on ``nodes``, and ``cpus``."""
+
+    uids: tuple[str, ...]
+    nodes: NodeSet = NodeSet()
+    amounts_bytes: Mapping[str, int] = field(default_factory=dict)
+    cpus: CpuSet = CpuSet()
+
+
+def claim_key(uid: str) -> str:
+    """By what the ledger knows the claim *uid*."""
+    return f"{_KEY}{uid}"
+
+
+def is_uid(text: str) -> bool:
+    """Whether *text* can be a claim's uid: it is part of a file's name."""
+    return _UID.fullmatch(text) is not None
+
+
+def is_request(text: str) -> bool:
+    """Whether *text* can be the name of a claim's request."""
+    return _REQUEST.fullmatch(text) is not None
+
+
+def cdi_name(uid: str, request: str) -> str:
+    """The CDI device by which a runtime tells a container that it has a request of a claim. Its name begins
+    with a letter, as CDI demanded before 0.5."""
+    return f"{CDI_KIND}=claim-{uid}-{request}"
+
+
+def variable_of(uid: str, request: str) -> tuple[str, str]:
+    """Name and value of the variable that tells of a request of a claim."""
+    name = f"{VARIABLE}{uid}_{request}".replace("-", "_")
+    return name, f"{uid}/{request}"
+
+
+def claims_in(environment: Iterable[str]) -> tuple[str, ...]:
+    """The requests of claims, as ``uid/request``, that an *environment* of ``name=value`` tells of. What only
+    looks like it is none."""
+    found = []
+    for one in environment:
+        if one.startswith(VARIABLE):
+            name, _, value = one.partition("=")
+            uid, _, request = value.partition("/")
+            if is_uid(uid) and is_request(request) and name == variable_of(uid, request)[0]:
+                found.append(value)
+    return tuple(dict.fromkeys(found))

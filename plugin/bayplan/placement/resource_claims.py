@@ -1,0 +1,227 @@
+"""What becomes of a resource claim, and of the containers that have it. Pure.
+
+A claim gets on each node what the scheduler allocated there, or is refused: the scheduler worked with what
+was published a moment ago. Its containers run on its nodes and its CPUs. Several of them share what their
+claims hold; what they ask for themselves is promised beside it as far as it is more: with a limit that is no
+higher, they cannot use more.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.claiming import asked_amounts
+from bayplan.engines.exact.exclusive_cpus import best_cpus, kept_shared
+from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
+from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.interface import EXACT, Engine
+from bayplan.model.basis import Basis
+from bayplan.model.claim_parts import sum_of
+from bayplan.model.container_names import container_name
+from bayplan.model.decision import (
+    Claim,
+    Decision,
+    Interval,
+    NodeWish,
+    Outcome,
+    Placement,
+    QosClass,
+    QosSource,
+    Reason,
+    Request,
+)
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import MEMORY
+from bayplan.model.resource_claim import (
+    BY_CLAIM,
+    ClaimShare,
+    HeldClaim,
+    ResourceClaim,
+    claim_key,
+)
+from bayplan.model.workload import Container, Pod
+from bayplan.quantity import counted
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
+
+CLAIMED: Final = "resource-claim"
+NOT_CLAIMABLE: Final = "resource-claim-refused"
+NOT_HELD: Final = "resource-claim-not-held"
+"""Codes of the reasons: what is by a claim; why one cannot be had; that a container has one that is not held
+for its pod."""
+
+MOST_CLAIMS: Final = 4096
+"""Of a node. A node has some hundreds of pods."""
+
+
+def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim) -> Entry:
+    """The entry of *claim*: what it holds from now on, or a decision that refuses it. What it holds by the
+    same allocation already it keeps."""
+    before = basis.ledger.retained.get(claim.key)
+    if before is not None and before.resource_claim is not None:
+        held = before.resource_claim
+        if held.claim.devices == claim.devices:
+            return replace(before, resource_claim=replace(held, claim=claim))
+        basis = basis.with_ledger(basis.ledger.without_retained(claim.key))
+    request = _request_of(claim)
+    refused = _why_not(basis, engine, claim)
+    if refused is not None:
+        return _refused(request, refused)
+    flows = ResourceFlows(basis)
+    by_node = HeldClaim(claim, (CpuSet(),) * len(claim.devices)).by_node()
+    promise = Claim(
+        NodeSet(device.node for device in claim.devices), sum_of(by_node.values()), by_node=by_node
+    )
+    cut = flows.cut(parts_of(promise)) if by_node else None
+    if cut is not None:
+        lacking = shortage(flows, basis.ledger, cut)
+        decision = _refused(request, lacking.sentence()).decision
+        return Entry(replace(decision, shortage=lacking), ended=True)
+    cpus, few = _cpus_of(basis, claim)
+    if few is not None:
+        return _refused(request, few)
+    held = HeldClaim(claim, cpus)
+    text = f"resource claim {claim.namespace}/{claim.name}: {nodes_text(promise.nodes)}, as allocated"
+    if own := held.cpus_of():
+        text += f", with {cpus_text(own)}"
+    placement = Placement(exclusive_cpus=own, claim=promise if by_node else None)
+    decision = Decision(request, Outcome.PLACED, placement, (Reason(CLAIMED, text),))
+    return Entry(decision, ended=True, resource_claim=held)
+
+
+def with_resource_claims(
+    ledger: Ledger, engine: Engine, pod: Pod, container: Container, request: Request
+) -> Request | Decision:
+    """*request* of a new container with what it has through resource claims of its pod; a refusal where one
+    of them is not held, or not for this pod: whoever writes a pod writes its variables. What somebody else
+    chose stays."""
+    if request.opted_out:
+        return request
+    wanted: dict[str, list[str]] = {}
+    for each in container.resource_claims:
+        uid, _, name = each.partition("/")
+        wanted.setdefault(uid, []).append(name)
+    claims = ledger.resource_claims
+    rows: list[Mapping[int, Mapping[str, int]]] = []
+    cpus = CpuSet()
+    for uid, names in wanted.items():
+        held = claims.get(claim_key(uid))
+        if held is None or pod.uid not in held.claim.pod_uids:
+            whose = "is not held on this node" if held is None else "is not held for its pod"
+            text = f"{container_name(pod, container)} has resource claim {uid}, which {whose}"
+            return Decision(request, Outcome.REFUSED, reasons=(Reason(NOT_HELD, text),))
+        rows.append(held.by_node(names))
+        cpus |= held.cpus_of(names)
+    nodes = NodeSet(node for row in rows for node in row)
+    amounts = sum_of(row for by_node in rows for row in by_node.values())
+    share = ClaimShare(tuple(wanted), nodes, _left_of(ledger, wanted, amounts), cpus)
+    request = replace(request, claimed=share)
+    if cpus:
+        request = replace(request, exclusive_cpus=0, cpus=None)
+    if nodes and engine.name == EXACT:
+        request = replace(request, nodes=NodeWish(nodes, required=True), tier=None)
+    return request
+
+
+def on_claimed_cpus(decision: Decision) -> Decision:
+    """*decision* about a container, on the CPUs of its resource claims as well, unless somebody else chose
+    others."""
+    share = decision.request.claimed
+    if share is None or decision.outcome is Outcome.REFUSED:
+        return decision
+    where = [nodes_text(share.nodes)] if share.nodes else []
+    where += [cpus_text(share.cpus)] if share.cpus else []
+    of = counted(len(share.uids), "resource claim")
+    reasons = (*decision.reasons, Reason(CLAIMED, f"by {of}: {' and '.join(where) or 'nothing'}"))
+    decision = replace(decision, reasons=reasons)
+    if decision.request.cpus_chosen_by_others:
+        return decision
+    return replace(decision, placement=replace(decision.placement, claimed_cpus=share.cpus or None))
+
+
+def users_of(ledger: Ledger, uid: str) -> list[Entry]:
+    """The containers that have the resource claim *uid*."""
+    return [
+        entry
+        for entry in ledger.entries.values()
+        if (share := entry.decision.request.claimed) is not None and uid in share.uids
+    ]
+
+
+def _left_of(ledger: Ledger, wanted: Mapping[str, list[str]], amounts: Mapping[str, int]) -> dict[str, int]:
+    """What of *amounts* no other container of these claims counts on: together they may use no more than is
+    promised to the claims and to themselves."""
+    left = dict(amounts)
+    users = {entry.container_id: entry for uid in wanted for entry in users_of(ledger, uid)}
+    for entry in users.values():
+        request = entry.decision.request
+        share = request.claimed
+        for resource, amount in asked_amounts(request).items():
+            counted_on = min(amount, share.amounts_bytes.get(resource, 0)) if share is not None else 0
+            left[resource] = max(0, left.get(resource, 0) - counted_on)
+    return {resource: amount for resource, amount in left.items() if amount}
+
+
+def _request_of(claim: ResourceClaim) -> Request:
+    """The request that a claim's entry shows."""
+    amounts = sum_of(device.amounts_bytes for device in claim.devices)
+    memory_bytes = amounts.pop(MEMORY, 0)
+    return Request(
+        container_id=claim.key,
+        pod_id=claim.key,
+        name=f"{claim.namespace}/{claim.name}",
+        qos=QosClass.GUARANTEED,
+        qos_source=QosSource.CGROUP_PARENT,
+        memory=Interval(memory_bytes, memory_bytes, BY_CLAIM),
+        memory_limit_bytes=memory_bytes or None,
+        exclusive_cpus=sum(device.cpus for device in claim.devices),
+        hugepages_bytes=amounts,
+    )
+
+
+def _why_not(basis: Basis, engine: Engine, claim: ResourceClaim) -> str | None:
+    """What rules *claim* out whatever room there is."""
+    machine, ledger = basis.machine, basis.ledger
+    if engine.name != EXACT:
+        return f"engine: found {engine.name}, expected {EXACT}, which alone keeps promises to claims"
+    absent = NodeSet(device.node for device in claim.devices) - machine.node_ids
+    if absent:
+        return f"this machine has no {nodes_text(absent)}"
+    if len(claim.pod_uids) != 1:
+        return f"reserved for {counted(len(claim.pod_uids), 'pod')}, expected one: a claim is one pod's"
+    if claim.key not in ledger.retained and len(ledger.resource_claims) >= MOST_CLAIMS:
+        return f"{MOST_CLAIMS} claims are held already"
+    return None
+
+
+def _refused(request: Request, why: str) -> Entry:
+    return Entry(Decision(request, Outcome.REFUSED, reasons=(Reason(NOT_CLAIMABLE, why),)), ended=True)
+
+
+def _cpus_of(basis: Basis, claim: ResourceClaim) -> tuple[tuple[CpuSet, ...], str | None]:
+    """The CPUs for each device of *claim*, or why there are too few. Those that its containers run on come
+    first: the record of the claim may have been lost."""
+    wanted = sum(device.cpus for device in claim.devices)
+    none = (CpuSet(),) * len(claim.devices)
+    if not wanted:
+        return none, None
+    few = kept_shared(wanted, basis)
+    if few is not None:
+        return none, few.text
+    machine, policy = basis.machine, basis.policy
+    topology, free = NodeTopology(machine), basis.exclusive_candidates()
+    used = CpuSet()
+    for entry in users_of(basis.ledger, claim.uid):
+        used |= entry.decision.placement.claimed_cpus or CpuSet()
+    found = []
+    for device in claim.devices:
+        here = machine.node_by_id[device.node].cpus & free
+        nodes = NodeSet([device.node])
+        cpus = best_cpus(topology, policy, here & used, device.cpus, nodes)
+        cpus |= best_cpus(topology, policy, here - cpus, device.cpus - len(cpus), nodes)
+        if len(cpus) < device.cpus:
+            asked = counted(device.cpus, "CPU")
+            return none, f"{asked} asked for on {nodes_text(nodes)}; {len(here)} can become exclusive there"
+        free -= cpus
+        found.append(cpus)
+    return tuple(found), None

@@ -1,0 +1,286 @@
+"""A whole node behind kubelet's sockets: registered, prepared, run, released; with what can go wrong in
+between."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan._proto.dra import api_pb2 as pb
+from bayplan.agent.cluster.api import Api
+from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.dra.driver import ClaimDriver
+from bayplan.agent.dra.service import DraService
+from bayplan.agent.dra.slice_publisher import SlicePublisher
+from bayplan.agent.dra.slices import devices_of
+from bayplan.agent.mirror import Mirror
+from bayplan.backoff import Backoff
+from bayplan.control.resource_claims import ResourceClaims
+from bayplan.host.cdi import ClaimSpecs
+from bayplan.model.decision import QosClass
+from bayplan.model.workload import Container
+from support.agents import serving
+from support.conditions import running, until
+from support.controllers import MACHINE, Controlled, begun, controlled, here
+from support.dra_kubelet import DraKubelet, found_sockets, registered
+from support.fake_api_server import NODE, FakeApiServer
+from support.machines import container, pod
+from support.resource_claims import environment
+from support.slice_rules import pool_devices
+
+UID = "0b1c2d3e-0000-4000-8000-000000000001"
+POD = pod("web", QosClass.BEST_EFFORT)
+CLAIM = pb.Claim(namespace="default", uid=UID, name="memory")
+PATH = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/memory"
+
+
+def result(node: int, request: str = "near", **consumed: str) -> dict[str, Any]:
+    """What the scheduler allocates on a node."""
+    return {
+        "request": request,
+        "driver": "bayplan.dev",
+        "pool": NODE,
+        "device": f"numa-{node}",
+        "shareID": f"share-{node}",
+        "consumedCapacity": {f"bayplan.dev/{key}": value for key, value in consumed.items()},
+    }
+
+
+OTHERS = {"request": "gpu", "driver": "gpu.example.com", "pool": NODE, "device": "gpu-0"}
+WIDE = (result(0, memory="64Mi", cpu="2"), OTHERS, result(1, "far/large", memory="32Mi", cpu="0"))
+
+
+def resource_claim(
+    *results: dict[str, Any], uid: str = UID, pods: tuple[str, ...] = ("web",)
+) -> dict[str, Any]:
+    """The object, as the scheduler leaves it."""
+    reserved = [{"resource": "pods", "name": one, "uid": one} for one in pods]
+    status = {"allocation": {"devices": {"results": list(results)}}, "reservedFor": reserved}
+    return {"metadata": {"name": "memory", "namespace": "default", "uid": uid}, "status": status}
+
+
+class Node:
+    """Daemon and agent of a node, with all that is between kubelet, API server and runtime."""
+
+    def __init__(self, directory: Path, api: FakeApiServer) -> None:
+        self.directory = directory
+        self.api = api
+        self.registry = directory / "plugins_registry"
+        self.specs = directory / "cdi"
+        self.look_s = 3600.0
+        self.registry.mkdir(exist_ok=True)
+
+    @asynccontextmanager
+    async def daemon(self) -> AsyncIterator[Controlled]:
+        """A daemon that has restored what is recorded."""
+        async with controlled(self.directory / "state") as one:
+            claims = ResourceClaims(one.controller, ClaimSpecs(self.specs), here)
+            await claims.sweep()
+            async with serving(one, self.directory / "agent.sock", claims=claims):
+                yield one
+
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[Mirror]:
+        """An agent that has nothing of an earlier one."""
+        mirror, quick = Mirror(), Backoff(lambda: 0.0, first_s=0.01, limit_s=0.01)
+        link = DaemonLink(self.directory / "agent.sock", mirror, backoff=quick)
+        api = Api(self.api.server)
+        driver = ClaimDriver(api, link, mirror, NODE, self.look_s)
+        service = DraService(self.directory / "plugins", self.registry, NODE, driver, mirror, repeat_s=0.05)
+        await service.start()
+        try:
+            async with AsyncExitStack() as parts:
+                for part in (link, driver, SlicePublisher(api, mirror, NODE, 0.01, 3600, quick)):
+                    await parts.enter_async_context(running(part))
+                yield mirror
+        finally:
+            await service.close()
+
+    def create(self, container_id: str, answer: pb.NodePrepareResourceResponse, *requests: str) -> Container:
+        """The container as the runtime is about to create it: kubelet hands on the CDI devices of its
+        requests, and the runtime puts what their specs say into its spec."""
+        wanted = [one for one in answer.devices if not requests or set(one.request_names) & set(requests)]
+        env = environment(self.specs, [name for one in wanted for name in one.cdi_device_ids])
+        return replace(container(container_id, POD), resource_claims=env)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    api = FakeApiServer()
+    api.objects[PATH] = resource_claim(*WIDE)
+    # A socket's path has 107 bytes.
+    with api.serving(), TemporaryDirectory(prefix="dra") as directory:
+        yield Node(Path(directory), api)
+
+
+async def prepared(kubelet: DraKubelet, claim: pb.Claim = CLAIM) -> pb.NodePrepareResourceResponse:
+    answer = (await kubelet.prepare(claim))[claim.uid]
+    assert answer.error == ""
+    return answer
+
+
+async def test_a_claim_from_the_scheduler_to_the_container_and_back(node: Node) -> None:
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        assert kubelet.info.name == "bayplan.dev"
+        assert kubelet.info.supported_versions[0] == "v1.DRAPlugin"
+        await until(lambda: mirror.connected)
+        answer = await prepared(kubelet)
+        assert [(list(each.request_names), each.pool_name, each.device_name) for each in answer.devices] == [
+            (["near"], NODE, "numa-0"),
+            (["far"], NODE, "numa-1"),
+        ]
+        assert [each.share_id for each in answer.devices] == ["share-0", "share-1"]
+        held = one.controller.ledger.resource_claims[f"claim:{UID}"]
+        assert held.claim.pod_uids == ("web",)
+        adjustment, _ = await begun(one.controller, POD, node.create("both", answer))
+        assert (str(adjustment.cpuset_mems), adjustment.cpuset_cpus) == ("0-1", held.cpus_of())
+        far, _ = await begun(one.controller, POD, node.create("far", answer, "far"))
+        assert str(far.cpuset_mems) == "1"
+        # Again, as after a restart of kubelet.
+        assert await prepared(kubelet) == answer
+        # What containers run on is not released; kubelet tries again.
+        problem = (await kubelet.unprepare(CLAIM))[UID]
+        assert "both-name" in problem
+        for key in ("both", "far"):
+            await one.controller.stop_container(POD, container(key, POD))
+        assert await kubelet.unprepare(CLAIM) == {UID: ""}
+        assert one.controller.ledger.retained == {}
+        assert list(node.specs.iterdir()) == []
+        never = pb.Claim(namespace="x", uid="never", name="y")
+        assert await kubelet.unprepare(CLAIM, never) == {UID: "", "never": ""}
+
+
+async def test_what_is_published_is_free_or_held_by_claims(node: Node) -> None:
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.snapshot is not None and bool(pool_devices(node.api.slices())))
+        empty = pool_devices(node.api.slices())
+        await prepared(kubelet)
+        await until(lambda: bool(mirror.snapshot and mirror.snapshot.ledger.resource_claims))
+        # The scheduler subtracts it itself.
+        assert mirror.snapshot is not None
+        assert {each["name"]: each for each in devices_of(mirror.snapshot)} == empty
+        other = pod("other", QosClass.GUARANTEED)
+        await begun(one.controller, other, container("c", other, memory_bytes=512 << 20, milli_cpus=1000))
+        await until(lambda: pool_devices(node.api.slices()) != empty)
+
+
+@pytest.mark.parametrize(
+    ("objects", "word"),
+    [
+        ({}, "answers 404"),
+        ({PATH: resource_claim(*WIDE, uid="another")}, "its uid is another now"),
+        ({PATH: {"metadata": {"uid": UID}}}, "nothing of bayplan.dev"),
+        ({PATH: resource_claim(OTHERS)}, "nothing of bayplan.dev"),
+        ({PATH: resource_claim({**result(0), "pool": "node-b"})}, "of the pool node-b"),
+        ({PATH: resource_claim({**result(0), "device": "gpu-1"})}, "gpu-1"),
+        ({PATH: resource_claim(result(0, memory="64Mo"))}, "64Mo"),
+        ({PATH: resource_claim(result(0, memory="-1Gi"))}, "-1Gi"),
+        ({PATH: resource_claim(result(0, gold="1"))}, "gold"),
+        ({PATH: resource_claim(result(9, memory="1Mi"))}, "no node 9"),
+        ({PATH: resource_claim(result(0, memory="2Gi"))}, "2Gi"),
+        ({PATH: resource_claim(result(0, cpu="4"))}, "4 CPUs"),
+        ({PATH: resource_claim(*WIDE, pods=("a", "b"))}, "2 pods"),
+        ({PATH: {"metadata": []}}, "not what an API server answers"),
+    ],
+)
+async def test_what_cannot_be_prepared_says_why_and_holds_nothing(
+    node: Node, objects: dict[str, Any], word: str
+) -> None:
+    del node.api.objects[PATH]
+    node.api.objects |= objects
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        answer = (await kubelet.prepare(CLAIM))[UID]
+        assert word in answer.error
+        assert "Traceback" not in answer.error
+        assert list(answer.devices) == []
+        assert one.controller.ledger.retained == {}
+        # The next one is prepared all the same.
+        node.api.objects[PATH] = resource_claim(*WIDE)
+        await prepared(kubelet)
+
+
+async def test_whoever_is_started_again_in_whatever_order_has_the_same_claims(node: Node) -> None:
+    async with AsyncExitStack() as daemons:
+        one = await daemons.enter_async_context(node.daemon())
+        async with node.agent() as mirror, registered(node.registry) as kubelet:
+            await until(lambda: mirror.connected)
+            answer = await prepared(kubelet)
+            held = one.controller.ledger.resource_claims
+            # The daemon is away: kubelet is told so, and asks again.
+            await daemons.aclose()
+            assert "baypland" in (await kubelet.prepare(CLAIM))[UID].error
+            assert "baypland" in (await kubelet.unprepare(CLAIM))[UID]
+            for path in node.specs.iterdir():
+                path.unlink()  # A reboot.
+            async with node.daemon() as again:
+                await until(lambda: mirror.connected)
+                assert again.controller.ledger.resource_claims == held
+                assert await prepared(kubelet) == answer
+        assert found_sockets(node.registry) == []
+        # And another agent.
+        async with node.daemon() as third, node.agent() as mirror, registered(node.registry) as kubelet:
+            await until(lambda: mirror.connected)
+            adjustment, _ = await begun(third.controller, POD, node.create("c", answer))
+            assert adjustment.cpuset_cpus == next(iter(held.values())).cpus_of()
+            assert await prepared(kubelet) == answer
+
+
+async def test_many_pods_are_prepared_at_once(node: Node) -> None:
+    claims = [pb.Claim(namespace="default", uid=f"uid-{number}", name=f"c{number}") for number in range(12)]
+    for claim in claims:
+        path = PATH.replace("memory", claim.name)
+        one = resource_claim(result(0, memory="16Mi"), uid=claim.uid, pods=(claim.name,))
+        node.api.objects[path] = one
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        answers = await asyncio.gather(*(kubelet.prepare(claim) for claim in claims))
+        assert [each.error for answer in answers for each in answer.values()] == [""] * 12
+        assert len(one.controller.ledger.resource_claims) == 12
+
+
+async def test_a_claim_that_nobody_needs_any_more_is_released_unless_containers_run_on_it(node: Node) -> None:
+    node.look_s = 0.02
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        answer = await prepared(kubelet)
+        await begun(one.controller, POD, node.create("c", answer))
+        asked = len(node.api.requests)
+        del node.api.objects[PATH]
+        await until(lambda: len(node.api.requests) > asked + 3)
+        assert one.controller.ledger.resource_claims
+        await one.controller.stop_container(POD, container("c", POD))
+        await until(lambda: not one.controller.ledger.resource_claims)
+
+
+async def test_health_says_which_nodes_are_short_or_gone(node: Node) -> None:
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        await prepared(kubelet)
+        watch = kubelet.health()
+        assert await anext(watch) == {(NODE, f"numa-{each}"): (1, "") for each in range(2)}
+        first, second = MACHINE.nodes
+        short = replace(MACHINE, nodes=(replace(first, memory_bytes=1 << 20), second))
+        one.accept(machine=short)
+        while (said := await anext(watch))[NODE, "numa-0"][0] != 2:
+            pass
+        assert "default/memory" in said[NODE, "numa-0"][1]
+        one.accept(machine=replace(MACHINE, nodes=(second,)))
+        while "gone" not in (said := await anext(watch))[NODE, "numa-0"][1]:
+            pass
+        assert said[NODE, "numa-1"] == (1, "")
+
+
+async def test_a_kubelet_that_does_not_take_the_driver_is_one_line(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with node.agent():
+        async with registered(node.registry, refuses="no such version"):
+            pass
+        problems = [one.problem for one in caplog.records if one.name == "bayplan.agent.condition"]
+        assert "no such version" in problems

@@ -1,0 +1,208 @@
+"""Claims that are held: recorded before the answer, told by CDI specs, and nothing lost whoever is killed
+when."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bayplan.control.resource_claims import ResourceClaims
+from bayplan.errors import HostError, PlacementError, StateError, UnavailableError
+from bayplan.host.cdi import CdiSpecs, ClaimSpecs
+from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
+from bayplan.model.decision import QosClass
+from bayplan.model.resource_claim import cdi_name, claims_in
+from bayplan.nri import Event
+from support.controllers import begun, controlled, full_disk, here
+from support.machines import container, pod
+from support.resource_claims import UID, claim, device, having
+
+WIDE = claim(device(0, 64, 2), device(1, 32, request="far"))
+POD = pod("web", QosClass.BEST_EFFORT)
+PROJECT = Path(__file__).parents[3]
+
+
+def told(specs: Path) -> list[str]:
+    """What the environment says of a container with all devices of all specs."""
+    found = []
+    for path in sorted(specs.glob("*.json")):
+        spec = json.loads(path.read_bytes())
+        assert spec["kind"] == "bayplan.dev/claim"
+        for one in spec["devices"]:
+            found += claims_in(one["containerEdits"]["env"])
+    return found
+
+
+async def test_a_claim_is_recorded_and_told_and_released(tmp_path: Path) -> None:
+    specs = tmp_path / "cdi"
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        held = await claims.prepare(WIDE)
+        assert told(specs) == [f"{UID}/near", f"{UID}/far"]
+        assert await claims.prepare(WIDE) == held
+        assert (await node.controller.recorder.ledger()).retained == node.controller.ledger.retained
+        # Every client of CDI reads it, ours too; it is no device.
+        assert CdiSpecs(str(tmp_path)).device_nodes
+        (path,) = specs.iterdir()
+        assert path.stat().st_mode & 0o777 == 0o644
+        assert await claims.release(UID)
+        assert not await claims.release(UID)
+        assert not await claims.release("never-heard-of")
+        assert told(specs) == []
+        assert node.controller.ledger.retained == {}
+    async with controlled(tmp_path / "state") as node:
+        assert node.controller.ledger.retained == {}
+
+
+async def test_containers_of_the_pod_get_what_is_held(tmp_path: Path) -> None:
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here)
+        one = having(container("c", POD), WIDE)
+        with pytest.raises(PlacementError) as refused:
+            await node.controller.create_container(POD, one)
+        assert UID in str(refused.value)
+        held = await claims.prepare(WIDE)
+        adjustment, _ = await begun(node.controller, POD, one)
+        assert str(adjustment.cpuset_mems) == "0-1"
+        assert adjustment.cpuset_cpus == held.cpus_of()
+        # Others run beside them.
+        other = pod("other", QosClass.BEST_EFFORT)
+        beside, _ = await begun(node.controller, other, container("d", other))
+        assert beside.cpuset_cpus is not None
+        assert beside.cpuset_cpus.isdisjoint(held.cpus_of())
+        with pytest.raises(UnavailableError) as busy:
+            await claims.release(UID)
+        assert "c-name" in str(busy.value)
+        await node.controller.stop_container(POD, one)
+        assert await claims.release(UID)
+
+
+async def test_a_runtime_that_lists_what_runs_ends_no_claim(tmp_path: Path) -> None:
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here)
+        await claims.prepare(WIDE)
+        await node.controller.synchronize([POD], [])
+        await node.controller.synchronize([], [])
+        assert list(node.controller.ledger.resource_claims) == [WIDE.key]
+        await node.controller.state_changed(Event.REMOVE_POD_SANDBOX, POD, container("", POD))
+        assert list(node.controller.ledger.resource_claims) == [WIDE.key]
+
+
+async def test_specs_that_a_reboot_took_are_made_again_and_those_of_nobody_go(tmp_path: Path) -> None:
+    specs = tmp_path / "cdi"
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        await claims.prepare(WIDE)
+        before = told(specs)
+    for path in specs.iterdir():
+        path.unlink()
+    specs.rmdir()
+    ClaimSpecs(specs).write("of-nobody", ["x"])
+    (specs / "vendor.json").write_text("{}")
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        await claims.sweep()
+        (specs / "vendor.json").unlink()
+        assert told(specs) == before
+        for path in specs.iterdir():
+            path.write_text("{")  # somebody's mistake, or half of a file
+        await claims.sweep()
+        assert told(specs) == before
+
+
+async def test_what_is_not_recorded_is_not_promised(tmp_path: Path) -> None:
+    specs = tmp_path / "cdi"
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        with full_disk(node.controller.recorder), pytest.raises(StateError):
+            await claims.prepare(WIDE)
+        assert (node.controller.ledger.retained, told(specs)) == ({}, [])
+        await claims.prepare(WIDE)
+        with full_disk(node.controller.recorder), pytest.raises(StateError):
+            await claims.release(UID)
+        assert list(node.controller.ledger.resource_claims) == [WIDE.key]
+
+
+async def test_a_directory_that_cannot_be_written_is_said_and_tried_again(tmp_path: Path) -> None:
+    specs = tmp_path / "cdi"
+    specs.write_text("a file")
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        with pytest.raises(HostError) as error:
+            await claims.prepare(WIDE)
+        assert str(specs) in str(error.value)
+        await claims.sweep()
+        assert str(specs) in claims.problem
+        specs.unlink()
+        await claims.sweep()
+        assert (claims.problem, len(told(specs))) == ("", 2)
+
+
+async def test_shadow_mode_holds_nothing(tmp_path: Path) -> None:
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here)
+        with shadow_mode():
+            with pytest.raises(ShadowModeError):
+                await claims.prepare(WIDE)
+            await claims.sweep()
+        assert not (tmp_path / "cdi").exists()
+
+
+async def prepares(state: Path, specs: Path) -> None:
+    """A daemon that holds the claim."""
+    async with controlled(state) as node:
+        await ResourceClaims(node.controller, ClaimSpecs(specs), here).prepare(WIDE)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("verb", ["prepare", "release"])
+def test_whoever_is_killed_leaves_what_the_next_one_finishes(tmp_path: Path, verb: str, when: str) -> None:
+    state, specs = tmp_path / "state", tmp_path / "cdi"
+    if verb == "release":
+        asyncio.run(prepares(state, specs))
+    command = [sys.executable, "-m", "support.resource_claims", str(state), str(specs), verb, "1", when]
+    environment = os.environ | {"PYTHONPATH": str(PROJECT / "tests")}
+    killed = subprocess.run(command, env=environment, check=False, capture_output=True)
+    assert killed.returncode == -9, killed.stderr.decode()
+    (specs / ".bayplan.dev-claim-half.json.new").parent.mkdir(exist_ok=True)
+    (specs / ".bayplan.dev-claim-half.json.new").write_text("{")
+    asyncio.run(finishes(state, specs, verb))
+
+
+async def finishes(state: Path, specs: Path, verb: str) -> None:
+    """The next daemon has all that was recorded, and says so."""
+    async with controlled(state) as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        await claims.sweep()
+        held = dict(node.controller.ledger.resource_claims)
+        # Both were recorded before they died, and the specs say the same now.
+        assert list(held) == ([WIDE.key] if verb == "prepare" else [])
+        assert told(specs) == ([f"{UID}/near", f"{UID}/far"] if verb == "prepare" else [])
+        if verb == "prepare":
+            assert await claims.prepare(WIDE) == held[WIDE.key]
+        assert await claims.release(UID) is (verb == "prepare")
+
+
+@pytest.mark.parametrize("uid", ["", "../../etc/x", "a/b", "A", "a" * 64])
+def test_what_is_no_uid_is_no_file(tmp_path: Path, uid: str) -> None:
+    specs = ClaimSpecs(tmp_path / "cdi")
+    with pytest.raises(HostError):
+        specs.write(uid, ["near"])
+    assert not (tmp_path / "cdi").exists()
+
+
+def test_what_only_looks_like_a_claim_is_none() -> None:
+    good = "BAYPLAN_CLAIM_a_b=a/b"
+    assert claims_in([good, good, "PATH=/bin"]) == ("a/b",)
+    for bad in (
+        "BAYPLAN_CLAIM_x=a/b",
+        "BAYPLAN_CLAIM_a_b=a",
+        "BAYPLAN_CLAIM_a_b=",
+        "BAYPLAN_CLAIM_a_b=a/b/c",
+    ):
+        assert claims_in([bad]) == ()
+    assert cdi_name("a", "b") == "bayplan.dev/claim=claim-a-b"
