@@ -5,7 +5,6 @@ with devices and irqbalance moves them. Invariant: at rest no interrupt that can
 and where nobody asks, every file is as others chose, and none is read.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -22,9 +21,8 @@ from bayplan.sets import CpuSet
 
 logger = logging.getLogger(__name__)
 
-PAUSE_S: Final = 0.02
-"""After a change, for those that follow it."""
 LOOK_S: Final = 10.0
+"""Between two looks, where nothing changes."""
 
 
 class IrqsAway:
@@ -37,7 +35,6 @@ class IrqsAway:
         self._affinity = affinity
         self._do = in_thread
         self._basis = basis
-        self._due = asyncio.Event()
 
     def sentences(self) -> list[str]:
         """What is not as it should be, for people."""
@@ -49,21 +46,6 @@ class IrqsAway:
             for problem, found in by_problem.items()
         ]
         return [*stay, self.problem] if self.problem else stay
-
-    def note_change(self) -> None:
-        """The ledger, the machine or the policy is another one."""
-        self._due.set()
-
-    async def follow(self) -> None:
-        """Keep them so, until cancelled."""
-        while True:
-            await self.update()
-            try:
-                await asyncio.wait_for(self._due.wait(), LOOK_S)
-                await asyncio.sleep(PAUSE_S)
-            except TimeoutError:
-                pass
-            self._due.clear()
 
     async def update(self) -> None:
         """Have them as the ledger says now."""

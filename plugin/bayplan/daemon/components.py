@@ -36,14 +36,15 @@ from bayplan.control.device_search import DeviceSearch
 from bayplan.control.ended_containers import CRIO, EndedContainers
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.control.expectations import Expectation
-from bayplan.control.irqs_away import IrqsAway
+from bayplan.control.irqs_away import LOOK_S, IrqsAway
 from bayplan.control.placement_files import PlacementFiles
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.control.shadow_handler import answering
-from bayplan.control.starts import Starts
+from bayplan.control.starts import Execs, Starts
+from bayplan.control.tasks import Recurring
 from bayplan.control.threads import WorkThread
 from bayplan.control.verify import Verifier
 from bayplan.daemon.cgroup_lookups import lookups_of
@@ -154,7 +155,7 @@ class Daemon:
         runtime's requests, and the session with the runtime."""
         await self._make_controller(recorder)
         self._make_placement_files()
-        self._make_irqs_away()
+        self._make_followers()
         # Before anybody creates a container: a reboot has emptied the directory of the specs.
         self.resource_claims = ResourceClaims(
             self.controller, ClaimSpecs(self.settings.cdi_directory), self.file_thread.do
@@ -211,10 +212,14 @@ class Daemon:
         controller.placements.prepare_file = self.placement_files.prepare
         controller.changes.listeners.add(self.placement_files.note_change)
 
-    def _make_irqs_away(self) -> None:
-        controller = self.controller
-        self.irqs_away = IrqsAway(self.kernel_settings.irqs, self.file_thread.do, lambda: controller.basis)
-        controller.changes.listeners.add(self.irqs_away.note_change)
+    def _make_followers(self) -> None:
+        """What follows the ledger beside cpusets and placement files."""
+        controller, in_thread = self.controller, self.file_thread.do
+        self.irqs_away = IrqsAway(self.kernel_settings.irqs, in_thread, lambda: controller.basis)
+        execs = Execs(self.settings.oci_socket, in_thread, lambda: controller.basis)
+        self.followers = (Recurring(self.irqs_away.update, LOOK_S), Recurring(execs.update, LOOK_S))
+        for one in self.followers:
+            controller.changes.listeners.add(one.make_due)
 
     def _make_requests(self) -> None:
         """What changes promises without NRI: the OCI socket, freed memory, exact requests from kubelet."""

@@ -86,7 +86,7 @@ class Ledger(Struct, frozen=True):
     ``pinned_ids``: those whose CPUs somebody else has chosen. ``shared_milli``: thousandths of a CPU that the
     containers on the shared CPUs ask for. ``beside_ids``: those that bayplan gives shared CPUs beside their
     own. ``followed_ids``: those for which more than cpusets follows the ledger: a placement file, a partition
-    of CPUs, the affinity of interrupts.
+    of CPUs, the affinity of interrupts, the CPUs of processes that enter it later.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -441,7 +441,8 @@ def shares_beside(entry: Entry) -> bool:
 def is_followed(entry: Entry) -> bool:
     """Whether more than its cpusets follows the ledger."""
     request = entry.decision.request
-    return request.placement_file or request.partition or request.irqs_away
+    told = request.placement_file or request.exec_cpus is not None
+    return told or request.partition or request.irqs_away
 
 
 def _previous_cpus(entry: Entry, sent: CpuSet | None) -> CpuSet | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bayplan.control.irqs_away import IrqsAway
+from bayplan.control.tasks import Recurring
 from bayplan.host.irq_affinity import RECORD, IrqAffinity
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, Placement
@@ -73,9 +74,11 @@ async def test_they_leave_for_as_long_as_somebody_asks(tmp_path: Path) -> None:
 
 async def test_a_change_is_followed_at_once(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    following = asyncio.create_task(node.away.follow())
+    recurring = Recurring(node.away.update, 600)
+    following = asyncio.create_task(recurring.follow())
+    await asyncio.sleep(0)
     node.place("quiet", [2, 3], away=True)
-    node.away.note_change()
+    recurring.make_due()
     async with asyncio.timeout(LIMIT_S):
         while node.shown() != ["0-1,4-7", "0-1,4-7"]:  # noqa: ASYNC110 - files tell nobody that they change
             await asyncio.sleep(0.01)

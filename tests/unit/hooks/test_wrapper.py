@@ -380,6 +380,69 @@ def test_a_start_is_told_where_the_daemon_waits_for_it(
     assert (daemon.questions, installed.kernel_log.read_text()) == ([], "")
 
 
+# ---- exec
+
+PROCESS = b'{"args":["sh","-c","--process"],"cwd":"/","env":["A=\\"{\\n"],"user":{"uid":0}}'
+EXECS = [
+    ("exec", "--process", "{process}", "c1"),
+    ("--root", "/r", "exec", "-d", "--pid-file=/p", "--process={process}", "c1"),
+    ("exec", "-t", "-p", "{process}", "--", "c1"),
+    ("--systemd-cgroup", "exec", "-p{process}", "-e", "c2", "c1"),
+    ("exec", "--process", "{process}", "c1", "--process", "/other", "-d"),
+]
+
+
+def note(installed: "Installation", cpus: str = "0-1,4\n") -> None:
+    directory = installed.socket.with_name(f"{installed.socket.name}.execs")
+    directory.mkdir()
+    (directory / "c1").write_text(cpus)
+
+
+@pytest.mark.parametrize("arguments", EXECS)
+@pytest.mark.parametrize("text", [PROCESS, b"{\n  " + PROCESS[1:] + b"\n"], ids=["compact", "lines"])
+def test_a_process_that_enters_later_begins_on_the_noted_cpus(
+    installed: "Installation", runtime: "Runtime", shell: str, arguments: tuple[str, ...], text: bytes
+) -> None:
+    process = installed.socket.with_name("process.json")
+    process.write_bytes(text)
+    note(installed)
+    words = [word.format(process=process) for word in arguments]
+    finished = installed.run_wrapper(*words, env={"PATH": "/nonexistent"})
+    assert b"not found" in finished.stderr  # The runtime of the test, which is reached: see below.
+    assert runtime.argv[1:] == words
+    document = json.loads(process.read_bytes())
+    assert document.pop("execCPUAffinity") == {"initial": "0-1,4"}
+    assert document == json.loads(PROCESS)
+
+
+@pytest.mark.parametrize(
+    ("container", "cpus", "text"),
+    [
+        ("c2", "0-1", PROCESS),
+        ("c1", "", PROCESS),
+        ("c1", '0","x":"', PROCESS),
+        ("c1", "0-1", b'{"execCPUAffinity":{"final":"3"},"cwd":"/"}'),
+        ("c1", "0-1", b""),
+        ("c1", "0-1", b"{}"),
+        ("c1", "0-1", b"[1]"),
+    ],
+)
+def test_other_processes_begin_as_they_were_to(
+    installed: "Installation", runtime: "Runtime", shell: str, container: str, cpus: str, text: bytes
+) -> None:
+    process = installed.socket.with_name("process.json")
+    process.write_bytes(text)
+    note(installed, cpus)
+    for words in (
+        ("exec", "--process", str(process), container),
+        ("exec", "--process", "/nonexistent", "c1"),
+        ("exec", "c1", "sh", "-p", str(process)),
+    ):
+        assert installed.run_wrapper(*words).returncode == 0
+        assert runtime.argv[1:] == list(words)
+    assert process.read_bytes() == text
+
+
 # ---- update
 
 
