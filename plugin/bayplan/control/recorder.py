@@ -44,7 +44,7 @@ class Recorder:
         self._idle_at = 0.0
         self._commits = 0
         self.store = store
-        self.problem: str | None = None
+        self.problem = store.problem
         """Why nothing could be recorded the last time; None when it could."""
 
     @classmethod

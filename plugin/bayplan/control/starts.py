@@ -57,9 +57,7 @@ class Execs:
                 unfinished.replace(self._directory / container_id)
         except OSError as error:
             extra = {"directory": str(self._directory), "problem": str(error)}
-            logger.warning(
-                "the wrapper does not know the CPUs of later processes", extra=extra
-            )
+            logger.warning("the wrapper does not know the CPUs of later processes", extra=extra)
             return
         self._noted = wanted
 

@@ -20,6 +20,7 @@ from bayplan.host.kernelfs import refusal
 HOLDER: Final = "lock"
 """The file that has the pid of the process which holds the directory."""
 
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NEW_FILE_MODE: Final = 0o644
 _MOST_BYTES: Final = 32
 
@@ -78,7 +79,8 @@ class DirectoryLock(Descriptor):
             finally:
                 os.close(holder)
         except OSError as error:
-            raise refusal(str(self.directory / HOLDER), "cannot be written", error) from error
+            if error.errno not in _NO_ROOM:  # The lock is held; the file is for people.
+                raise refusal(str(self.directory / HOLDER), "cannot be written", error) from error
 
     def _holder(self) -> str:
         try:

@@ -7,6 +7,7 @@ disk.
 
 import logging
 import os
+import shutil
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
@@ -166,6 +167,28 @@ def open_readable(path: Path) -> sqlite3.Connection:
             raise
         raise UnreadableDatabaseError("corrupt", f"is damaged ({error})") from error
     return connection
+
+
+def read_into_memory(path: Path) -> sqlite3.Connection:
+    """All that the database has, in memory: where it cannot be opened, as nothing can be written beside it,
+    its files can still be read. Empty where they cannot, or there is none."""
+    import tempfile  # noqa: PLC0415 - a daemon that starts on a sound disk does without
+
+    elsewhere = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - a directory of its own is made there
+    memory = sqlite3.connect(":memory:", isolation_level=None)
+    memory.text_factory = _text
+    try:
+        with tempfile.TemporaryDirectory(dir=elsewhere) as directory:
+            copy = Path(directory) / path.name
+            for companion in ("", _LOG):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(f"{path}{companion}", f"{copy}{companion}")
+            with closing(open_readable(copy)) as readable:
+                readable.backup(memory)
+    except (sqlite3.Error, OSError, UnreadableDatabaseError) as error:
+        logger.error("what is recorded cannot be read", extra={"file": str(path), "problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
+        create_tables(memory)
+    return memory
 
 
 def read_entries(connection: sqlite3.Connection) -> list[Entry]:

@@ -5,6 +5,7 @@ store in one thread. A database that can't be read is set aside and the store st
 that can't be used is an error.
 """
 
+import errno
 import logging
 import os
 import sqlite3
@@ -37,16 +38,19 @@ from bayplan.state.database import (
     open_readable,
     put_copy,
     read_entries,
+    read_into_memory,
     read_rows,
     take_copy,
 )
 from bayplan.state.schema import VERSION, read_version
 from bayplan.state.step import Step
-from bayplan.state.unusable import unusable
+from bayplan.state.unusable import obstacle, unusable
 
 logger = logging.getLogger(__name__)
 
 DATABASE: Final = "state.db"
+_NOWHERE: Final = (-1, -1)
+"""The device and inode of a database that is no file."""
 HISTORY_LIMIT: Final = 10_000
 """Decisions kept, and a few more between two checkpoints: about 10 MB, and a week on a node that starts a
 container every minute."""
@@ -97,6 +101,9 @@ class Store:
         self._history_limit = history_limit
         self._hold_directory = hold_directory
         self._files = identities(path)
+        self._in_memory = False
+        self.problem: str | None = None
+        """Why nothing can be recorded since it was opened; None where that is not known."""
 
     @classmethod
     def open(
@@ -109,7 +116,8 @@ class Store:
     ) -> Self:
         """Open the store in *directory*, which is made if it is missing.
 
-        A database that is damaged, or was written by another version, is set aside with one message.
+        A database that is damaged, or was written by another version, is set aside with one message. On a
+        disk that is full or read-only it is read, and made again when there is room: see `ensure_in_place`.
         *hold_directory* is called before the database is made again in a directory that may be another one;
         it keeps other daemons out of it.
 
@@ -119,8 +127,7 @@ class Store:
         path = directory / DATABASE
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-                raise StateError(str(directory), "the directory cannot be read and written")
+            _check_access(directory)
             connection = _open_or_replace(path)
             # The log exists once something was written since the database was opened.
             connection.execute("PRAGMA wal_checkpoint(RESTART)")
@@ -130,7 +137,13 @@ class Store:
             grow_log(path)
             return cls(path, connection, clock_us, history_limit, hold_directory)
         except (sqlite3.Error, OSError) as error:
-            raise unusable(directory, _describe(error), getattr(error, "errno", None)) from error
+            number = obstacle(directory, getattr(error, "errno", None))
+            problem = unusable(directory, _describe(error), number)
+            if number is None or not directory.is_dir():
+                raise problem from error
+            store = cls(path, read_into_memory(path), clock_us, history_limit, hold_directory)
+            store._in_memory, store._files, store.problem = True, {"": _NOWHERE}, str(problem)
+            return store
 
     def entries(self) -> list[Entry]:
         """Everything that is promised now, by container id."""
@@ -142,7 +155,7 @@ class Store:
 
         When this returns, it is on the disk; when it raises, it is all there or not at all.
         """
-        with self._connected() as connection:
+        with self._connected(writing=True) as connection:
             rows, statements = self._rows.after(step, self._clock_us())
             if len(statements) == 1:
                 connection.execute(*statements[0])  # a transaction of its own
@@ -161,7 +174,7 @@ class Store:
 
     def learn(self, learned: Mapping[int, Learned]) -> None:
         """Commit what was learned of memory that others than containers hold, instead of what was before."""
-        with self._connected() as connection, _transaction(connection):
+        with self._connected(writing=True) as connection, _transaction(connection):
             connection.execute("DELETE FROM held_memory")
             connection.executemany(
                 "INSERT INTO held_memory (node, held_bytes, measured_us, reserved_bytes) VALUES (?, ?, ?, ?)",
@@ -176,7 +189,7 @@ class Store:
         columns = ", ".join(PageMoveRecord.__struct_fields__)
         places = ", ".join("?" * len(PageMoveRecord.__struct_fields__))
         rows = [(*astuple(one)[:-2], str(one.at_risk), one.obstacle) for one in records]
-        with self._connected() as connection, _transaction(connection):
+        with self._connected(writing=True) as connection, _transaction(connection):
             connection.executemany(f"INSERT INTO page_moves ({columns}) VALUES ({places})", rows)  # noqa: S608 - names of columns
             connection.execute(
                 "DELETE FROM page_moves WHERE id <= (SELECT max(id) FROM page_moves) - ?", (PAGE_MOVES_LIMIT,)
@@ -199,7 +212,7 @@ class Store:
         """Commit who is evicted; the oldest beyond a number are dropped."""
         insert = "INSERT INTO evictions (at_us, container_id, name, document) VALUES (?, ?, ?, ?)"
         rows = [(one.at_us, one.container_id, one.name, msgspec.json.encode(one)) for one in records]
-        with self._connected() as connection, _transaction(connection):
+        with self._connected(writing=True) as connection, _transaction(connection):
             connection.executemany(insert, rows)
             connection.execute(
                 "DELETE FROM evictions WHERE id <= (SELECT max(id) FROM evictions) - ?", (EVICTIONS_LIMIT,)
@@ -265,7 +278,7 @@ class Store:
     def checkpoint(self) -> None:
         """Drop what is too old for the history, and fold the log into the database, so that the next commits
         overwrite it. For moments of rest, but at least after some hundred commits."""
-        with self._connected() as connection:
+        with self._connected(writing=True) as connection:
             connection.execute(
                 "DELETE FROM decisions WHERE id <= (SELECT max(id) FROM decisions) - ? AND NOT current",
                 (self._history_limit,),
@@ -274,12 +287,12 @@ class Store:
 
     def is_in_place(self) -> bool:
         """Whether the database and its log are still the files that were opened. Any thread."""
-        return self._files.items() <= identities(self.path).items()
+        return not self._in_memory and self._files.items() <= identities(self.path).items()
 
     def ensure_in_place(self) -> None:
         """Make the database again if it is not where it was opened: somebody removed or replaced its files or
-        their directory, or mounted something over it. A file that was removed can be read as long as it is
-        open, so that nothing that was recorded is lost.
+        their directory, or mounted something over it, or it could only be read. A file that was removed can
+        be read as long as it is open, so that nothing that was recorded is lost.
 
         Raises:
             StateError: it cannot be made; the next call tries again.
@@ -307,9 +320,10 @@ class Store:
             problem = f"it is not where it was opened, and cannot be made again: {_describe(error)}"
             raise StateError(str(self.path), problem) from error
         self._files = identities(self.path)
+        self._in_memory, self.problem = False, None
         self.times_emptied += not copied
         what = "with all that was recorded" if copied else "empty; what is promised is recorded anew"
-        logger.critical("state database %s was removed or replaced; it is made again, %s", self.path, what)
+        logger.critical("state database %s is made again, %s", self.path, what)
 
     def close(self) -> None:
         """Fold the log into the database and close it. Closing twice is harmless."""
@@ -319,9 +333,10 @@ class Store:
             connection.close()
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _connected(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
         """The connection; a new one after a failure, because the old one may be out of step with the file."""
-        self.ensure_in_place()
+        if writing or not self._in_memory:
+            self.ensure_in_place()
         try:
             yield self._connection or self._connect_again()
         except sqlite3.ProgrammingError:
@@ -359,6 +374,11 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         # A full disk rolls back by itself, other failures do not.
         if connection.in_transaction:
             connection.execute("ROLLBACK")
+
+
+def _check_access(directory: Path) -> None:
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise OSError(errno.EACCES, "the directory cannot be read and written")
 
 
 def _open_or_replace(path: Path) -> sqlite3.Connection:
