@@ -14,6 +14,7 @@ from bayplan.control.verify import Drift
 from bayplan.errors import BayplanError
 from bayplan.host import proc, shadow_mode
 from bayplan.model.decision import Outcome
+from bayplan.model.wishes import unmatched_rules
 from bayplan.placement.foreign_cpusets import pin_sentences
 from bayplan.placement.page_placement import LivePages
 from bayplan.placement.shortfall import crowded_pool
@@ -70,6 +71,10 @@ def snapshot_of(
         reservations=dict(reservations),
         live=live,
         shadow=shadow_mode.is_on(),
+        unmatched_cpu_rules=unmatched_rules(
+            controller.policy.cpu_rules,
+            ((pod, one.name) for one in known.containers.values() if (pod := known.pods.get(one.pod_id))),
+        ),
     )
 
 

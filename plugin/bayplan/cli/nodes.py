@@ -4,7 +4,7 @@ import argparse
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.status import kept_for_pods
+from bayplan.cli.status import cpu_pools, kept_for_pods
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amounts_to_type
 from bayplan.quantity import MIB, amounts, counted, format_bytes, format_column
@@ -74,7 +74,7 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
         shown.append(_distances([node for node in nodes if _has_memory(node) or node["cpus"]["all"]]))
     if any(_is_of_note(node["kind"]) for node in nodes if _has_memory(node)):
         shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes if _has_memory(node))))
-    return [*shown, *_containers(nodes), *kept_for_pods(answer)]
+    return [*shown, *_containers(nodes), *cpu_pools(answer), *kept_for_pods(answer)]
 
 
 def wide_blocks(answer: dict[str, Any]) -> list[Block]:

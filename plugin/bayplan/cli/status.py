@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Row, Table
-from bayplan.quantity import amounts, counted, duration, format_bytes
+from bayplan.quantity import MILLI_PER_CPU, amounts, counted, duration, format_bytes
 from bayplan.views.attention import DIFFERS, attention, cpus_text, nodes_text, why
 
 VERB: Final = "status"
@@ -23,6 +23,14 @@ _COLUMNS: Final = (
     Column("QOS", rank=3),
 )
 _WIDE_COLUMNS: Final = (*_COLUMNS, Column("OOM", number=True, rank=4), Column("ID", rank=5), Column("WHY"))
+_POOL_COLUMNS: Final = (
+    Column("POOL"),
+    Column("CPUS"),
+    Column("SIZE"),
+    Column("KIND", rank=2),
+    Column("REQUESTED", number=True, rank=1),
+    Column("CONTAINERS"),
+)
 _OUTCOMES: Final = ("placed", "degraded", "adopted")
 
 _WITHOUT: Final = {
@@ -100,7 +108,29 @@ def _above(status: dict[str, Any]) -> list[Block]:
 
 def _below(status: dict[str, Any]) -> list[Block]:
     inferred = any(one["qosInferred"] for one in status["containers"])
-    return [*([_INFERRED] if inferred else []), *kept_for_pods(status)]
+    unmatched = "\n".join(status["unmatchedCpuRules"])
+    return [
+        *([_INFERRED] if inferred else []),
+        *cpu_pools(status),
+        *([unmatched] if unmatched else []),
+        *kept_for_pods(status),
+    ]
+
+
+def cpu_pools(answer: dict[str, Any]) -> list[Block]:
+    """The named pools as a table; nothing where there are none."""
+    rows = tuple(
+        (
+            one["name"],
+            one["cpus"] or "-",
+            "-" if one["maximum"] is None else f"{one['minimum']} to {one['maximum']}",
+            one["cpuKind"] or "-",
+            f"{one['requestedMilli'] / MILLI_PER_CPU:g}",
+            ", ".join(one["containers"]) or "-",
+        )
+        for one in answer["cpuPools"]
+    )
+    return [Table(_POOL_COLUMNS, rows)] if rows else []
 
 
 def _summary(status: dict[str, Any]) -> str:

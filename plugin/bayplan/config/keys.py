@@ -27,7 +27,9 @@ from bayplan.config.values import (
     absolute_path_or_none,
     boolean,
     cpu_list,
+    digits,
     duration_ms,
+    entries,
     invalid,
     items,
     join,
@@ -44,13 +46,16 @@ from bayplan.config.values import (
     socket_path_or_none,
     table,
     text_like,
+    whole_number,
     whole_number_or,
 )
 from bayplan.engines.interface import EXACT, KUBELET
 from bayplan.errors import Problem
 from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.kubelet.manager_options import CPU_OPTIONS, NONE, OPTIONS, STATIC, MemoryManagerPolicy
+from bayplan.model.machine import CORE_KINDS
 from bayplan.model.policy import (
+    CpuPool,
     CpuRule,
     Defragment,
     MemoryReservationPolicy,
@@ -60,7 +65,7 @@ from bayplan.model.policy import (
     TopologyPolicy,
     TopologyScope,
 )
-from bayplan.model.wishes import wrong_rule
+from bayplan.model.wishes import POOL_NAME, wrong_rule
 from bayplan.sets import CpuSet
 
 FEATURE_GATES: Final = (
@@ -114,8 +119,32 @@ _OF_A_RULE: Final[Mapping[str, Reader[Any]]] = {
     "namespaces": namespaces,
     "labels": _labels,
     "containers": namespaces,
-    "cpus": text_like(r".{1,32}", "a value of the annotation cpus"),
+    "cpus": text_like(r".{1,68}", "a value of the annotation cpus"),
     "cpuKind": text_like(r".{1,32}", "a value of the annotation cpu-kind"),
+}
+
+
+def cpu_pools(path: str, value: object) -> dict[str, CpuPool]:
+    """Named pools: a table of tables, by name."""
+
+    def pool(here: str, name: str, item: object) -> CpuPool:
+        if not POOL_NAME.fullmatch(name):
+            raise invalid(here, show(name), "a name of lower-case letters, digits and -, 63 at most")
+        found = table(_OF_A_POOL)(here, item)
+        if "maximum" not in found:
+            raise invalid(here, "no maximum", "how many CPUs the pool has at most")
+        least, most = found.get("minimum", 1), found["maximum"]
+        if least > most:
+            raise invalid(join(here, "minimum"), digits(least), f"at most its maximum, {most}")
+        return CpuPool(least, most, found.get("cpuKind", ""))
+
+    return entries(path, value, pool)
+
+
+_OF_A_POOL: Final[Mapping[str, Reader[Any]]] = {
+    "minimum": whole_number(1, CpuSet.max_id),
+    "maximum": whole_number(1, CpuSet.max_id),
+    "cpuKind": one_of({kind: kind for kind in CORE_KINDS}),
 }
 
 
@@ -248,6 +277,12 @@ RESERVATIONS: Final = (
         "what containers have of CPUs by namespace, label and name, where no annotation says it, with the "
         "engine exact, e.g. 'namespaces=payments,labels=app:db,cpus=exclusive'; of several rules the first "
         "counts",
+    ),
+    Key(
+        "cpuPools", "cpu_pools", "cpu-pools", "NAME=LEAST-MOST[:KIND][,...]",
+        cpu_pools, syntax.cpu_pools, "none",
+        "named pools of CPUs that their members share and nobody else runs on, with the engine exact: how "
+        "many CPUs each has at least and at most, e.g. db=2-8; cpuRules or the annotation cpus say pool=db",
     ),
     Key(
         "kubeReserved", "kube_reserved", "kube-reserved", "TYPE=AMOUNT[,...]",

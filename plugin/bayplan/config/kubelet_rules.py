@@ -56,6 +56,9 @@ _NO_SPREAD: Final = (
 _NO_MINIMUM: Final = (
     "sharedCPUsMinimum has no effect with the engine kubelet, which gives away all CPUs that are not reserved"
 )
+_NO_RULES: Final = (
+    "cpuRules and cpuPools have no effect with the engine kubelet, which goes by QoS class and request alone"
+)
 
 
 def engine_of(settings: Settings) -> Engine:
@@ -164,6 +167,7 @@ def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
     without_effect = {
         _NO_SPREAD: settings.placement_strategy is PlacementStrategy.SPREAD,
         _NO_MINIMUM: bool(settings.shared_cpus_minimum),
+        _NO_RULES: bool(settings.cpu_rules or settings.cpu_pools),
     }
     remarks = tuple(text for text, given in without_effect.items() if given and settings.engine == KUBELET)
     beyond = topology_options_of(settings).beyond_kubelet(len(machine.nodes))

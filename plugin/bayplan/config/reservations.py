@@ -27,10 +27,11 @@ from bayplan.errors import ConfigError, Problem
 from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.reservation import Reservation, check_machine, in_words
 from bayplan.kubelet.resources import is_memory
+from bayplan.model.basis import Allocatable
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import CpuAlignment, MemoryQos, PlacementPolicy
-from bayplan.model.wishes import wrong_rule
+from bayplan.model.policy import CpuAlignment, CpuPool, MemoryQos, PlacementPolicy
+from bayplan.model.wishes import wrong_pool, wrong_rule
 from bayplan.placement.measured_reservation import Learned, within_promises
 from bayplan.quantity import format_bytes, parse_page_size
 from bayplan.sets import CpuSet
@@ -76,6 +77,7 @@ def resolve_policy(
         withheld_cpus=withheld_cpus,
         isolated_cpus=isolated_cpus,
         cpu_rules=() if settings.engine == KUBELET else settings.cpu_rules,
+        cpu_pools={} if settings.engine == KUBELET else _pools_on(settings, machine),
         memory_qos=MemoryQos(settings.memory_throttling_factor, settings.memory_reservation)
         if settings.memory_qos
         else None,
@@ -126,6 +128,18 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
         yield from map(in_words, check_machine(reserved, machine))
     elif _SPREAD_OF.isdisjoint(unread):
         yield from _too_much(settings, machine)
+    yield from _wrong_uses_of_cpus(settings, machine, unread)
+    yield from wrong_thresholds(settings, machine)
+    if settings.engine == KUBELET:
+        from bayplan.config.kubelet_managers import wrong_on_machine  # noqa: PLC0415 - loaded with that engine
+
+        yield from wrong_on_machine(settings, machine, unread)
+    elif CPU_OPTIONS not in unread:
+        yield from wrong_alignment(settings, machine)
+
+
+def _wrong_uses_of_cpus(settings: Settings, machine: Machine, unread: Collection[str]) -> Iterator[Problem]:
+    """What *machine* does not have of the CPUs that *settings* reserve, and give by rules and to pools."""
     if "reservedSystemCPUs" not in unread:
         yield from _wrong_cpus(settings.reserved_cpus, machine)
     if (settings.shared_cpus_minimum or 0) > len(machine.cpus):
@@ -135,13 +149,44 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
         problem = wrong_rule(rule, machine)
         if problem is not None:
             yield Problem(f"cpuRules[{place}].{problem.path}", problem.found, problem.expected)
-    yield from wrong_thresholds(settings, machine)
-    if settings.engine == KUBELET:
-        from bayplan.config.kubelet_managers import wrong_on_machine  # noqa: PLC0415 - loaded with that engine
+        elif rule.cpus.startswith("pool=") and (expected := wrong_pool(rule.cpus[5:], settings.cpu_pools)):
+            yield Problem(f"cpuRules[{place}].cpus", repr(rule.cpus), expected)
+    if settings.engine != KUBELET and "reservedSystemCPUs" not in unread:
+        yield from _wrong_pools(settings, machine)
 
-        yield from wrong_on_machine(settings, machine, unread)
-    elif CPU_OPTIONS not in unread:
-        yield from wrong_alignment(settings, machine)
+
+def _pools_on(settings: Settings, machine: Machine) -> dict[str, CpuPool]:
+    """The named pools as *machine* has them: with full-pcpus-only the most is a whole number of cores."""
+    size = 1
+    if cpu_options_of(settings).full_pcpus_only:
+        size = max(machine.core_sizes.values(), default=1)
+    return {
+        name: replace(pool, maximum=-(-pool.maximum // size) * size)
+        for name, pool in settings.cpu_pools.items()
+    }
+
+
+def _wrong_pools(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    """Named pools that *machine* has no room for: one alone by its kind of cores, or all of them together."""
+    reserved, fitting = settings.reserved_cpus, 0
+    kept = PlacementPolicy(reserved_cpus=reserved, isolated_cpus=machine.isolated - reserved)
+    # A CPU that is offline comes back: no pool is wrong for that.
+    has = Allocatable(machine, kept).exclusive_cpus | (CpuSet(machine.cpu_by_id) - machine.online_cpus)
+    for name, pool in sorted(settings.cpu_pools.items()):
+        if pool.cpu_kind and pool.cpu_kind not in machine.cpus_by_kind:
+            known = " or ".join(machine.cpus_by_kind) or "none, as all cores of this machine are alike"
+            yield Problem(f"cpuPools.{name}.cpuKind", repr(pool.cpu_kind), known)
+            continue
+        most = len(has & machine.cpus_by_kind[pool.cpu_kind] if pool.cpu_kind else has)
+        if pool.maximum > most:
+            kind = f" of the kind {pool.cpu_kind}" if pool.cpu_kind else ""
+            expected = f"at most {most}: so many CPUs{kind} of this machine are neither reserved nor isolated"
+            yield Problem(f"cpuPools.{name}.maximum", str(pool.maximum), expected)
+        else:
+            fitting += pool.maximum
+    if fitting > len(has):
+        expected = f"at most {len(has)}: so many CPUs of this machine are neither reserved nor isolated"
+        yield Problem("cpuPools", f"{fitting} CPUs together", expected)
 
 
 def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:

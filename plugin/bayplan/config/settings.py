@@ -25,6 +25,7 @@ from bayplan.kubelet.manager_options import STATIC, MemoryManagerPolicy
 from bayplan.kubelet.pod import Amounts
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import (
+    CpuPool,
     CpuRule,
     Defragment,
     MemoryReservationPolicy,
@@ -92,6 +93,7 @@ class Settings(Struct, frozen=True):
     reserved_cpus: CpuSet = CpuSet()
     shared_cpus_minimum: int | None = None
     cpu_rules: tuple[CpuRule, ...] = ()
+    cpu_pools: Mapping[str, CpuPool] = field(default_factory=dict)
     kube_reserved: Amounts = field(default_factory=dict)
     system_reserved: Amounts = field(default_factory=dict)
     eviction_hard: Values = field(default_factory=lambda: {MEMORY_AVAILABLE: DEFAULT_MEMORY})

@@ -95,6 +95,17 @@ def cpu_rules(texts: Sequence[str]) -> object:
     return rules
 
 
+def cpu_pools(texts: Sequence[str]) -> object:
+    """``db=2-8,log=1-2:efficiency`` as the table that cpuPools is; one number is the most."""
+    pools: dict[str, dict[str, object]] = {}
+    for name, text in _pairs(texts, "=").items():
+        sizes, colon, kind = text.partition(":")
+        least, dash, most = (one.strip() for one in sizes.rpartition("-"))
+        found: dict[str, object] = {"minimum": whole_number([least])} if dash else {}
+        pools[name] = {**found, "maximum": whole_number([most]), **({"cpuKind": kind} if colon else {})}
+    return pools
+
+
 def _pairs(texts: Sequence[str], sign: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for one in ",".join(texts).split(","):

@@ -174,6 +174,17 @@ def share_or_none(path: str, value: object) -> float | None:
     raise invalid(path, show(value), "a number above 0 and up to 1, or none")
 
 
+def whole_number(least: int, most: int) -> Reader[int]:
+    """A number from *least* to *most*."""
+
+    def read(path: str, value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        raise invalid(path, show(value), f"a whole number from {least} to {most}")
+
+    return read
+
+
 def whole_number_or(word: str, most: int) -> Reader[int | None]:
     """A number from 0 to *most*; *word* for None."""
 

@@ -521,7 +521,7 @@ class Controller:
         """
         await self._cpusets.sync((container_id,), mems=True)
         entry = self.ledger.entries.get(container_id)
-        if entry is not None and entry.decision.placement.own_cpus:
+        if entry is not None and entry.decision.placement.apart_cpus:
             await self._cpusets.sync()
         await self.before_start(container_id)
 

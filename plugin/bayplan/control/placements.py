@@ -27,6 +27,7 @@ from bayplan.control.transactions import Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
 from bayplan.errors import HostError
 from bayplan.host import shadow_mode
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Phase, Report, Step
@@ -144,7 +145,7 @@ class Placements:
         decision = as_far_as_possible(machine, decision, container, form)
         notes = exec_notes(decision, form) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
         decision = replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
-        shared = base.shared_cpus(machine, policy.withheld_cpus, held_cpus(decision.placement))
+        shared = _left_shared(transaction.basis, base, decision)
         decision, source = await self._with_file(machine, shared, decision)
         settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
         adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
@@ -207,11 +208,11 @@ class Placements:
             return updates
         if decision.outcome is Outcome.REFUSED:
             self.refuse(decision)
-        exclusive_cpus = held_cpus(decision.placement)
-        shared = base.shared_cpus(machine, policy.withheld_cpus, exclusive_cpus)
+        shared = _left_shared(transaction.basis, base, decision)
         changed = replace(entry, decision=decision)
         changed = resized(machine, policy, Ability(self._cgroup_v2), shared, changed, resources)
-        after = base.moved(decision.moves).with_entry(changed)
+        # In place of what it was, so that it does not become the newest of its pod.
+        after = ledger.moved(decision.moves).with_entry(changed)
         updates = await self._commit(transaction, after, shared, container.id, decision.moves, most)
         self.known.add(pod, container)
         self.decision_log.decided("placed again", decision)
@@ -393,7 +394,7 @@ class Placements:
         Returns:
             The updates for the reply to the NRI runtime; without one, of nodes, for the kernel.
         """
-        before = transaction.basis.shared_cpus
+        shared_before, pools_before = transaction.basis.shared_cpus, transaction.basis.ledger.cpus_of_pools
         ledger, updates, nodes_due = self._with_updates(ledger, shared, decided, moves, most_running)
         begun_s = time.perf_counter()
         try:
@@ -403,7 +404,7 @@ class Placements:
         self.notifications.sent(None if most_running is None else updates, nodes_due)
         for one in moves:
             self.decision_log.moved(one)
-        if shared != before:
+        if shared != shared_before or ledger.cpus_of_pools != pools_before:
             self._sync_cpusets_soon()
         return updates
 
@@ -419,11 +420,12 @@ class Placements:
         """Make *ledger*, which has what happened already, current at once. The rest as for `_commit`;
         *answered* is the id of the container that the reply is about if nothing was decided about it."""
         basis = transaction.basis
-        before, shared = basis.shared_cpus, basis.with_ledger(ledger).shared_cpus
+        shared_before, pools_before = basis.shared_cpus, basis.ledger.cpus_of_pools
+        shared = basis.with_ledger(ledger).shared_cpus
         ledger, updates, nodes_due = self._with_updates(ledger, shared, decided or answered, (), most_running)
         transaction.accept(ledger=ledger, decided=decided)
         self.notifications.sent(None if most_running is None else updates, nodes_due)
-        if shared != before:
+        if shared != shared_before or ledger.cpus_of_pools != pools_before:
             self._sync_cpusets_soon()
         return updates
 
@@ -456,6 +458,14 @@ class Placements:
         updates = self.notifications.for_reply(merged(moved, cpus) if moved else cpus, answered, most_running)
         sent = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus is not None}
         return ledger.with_notified_cpus(sent), updates, due.difference(one.container_id for one in updates)
+
+
+def _left_shared(basis: Basis, base: Ledger, decision: Decision) -> CpuSet:
+    """The shared CPUs once what is decided holds, where *base* has all others."""
+    placement, pool = decision.placement, decision.request.pool
+    if pool:
+        base = base.with_pool_cpus(pool, placement.pool_cpus)
+    return base.shared_cpus(basis.machine, basis.policy.withheld_cpus, held_cpus(placement))
 
 
 async def _no_file(_: Machine, __: CpuSet, entry: Entry) -> str:

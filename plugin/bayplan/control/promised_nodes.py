@@ -115,15 +115,17 @@ class PromisedNodes:
                 logger.exception("freed memory could not be used for waiting containers")
 
     async def use_freed_memory(self) -> None:
-        """Complete short promises and open new nodes to the containers that may use all, for which no pages
-        are moved; and have the next look find who can go back."""
+        """Complete short promises and named pools, and open new nodes to the containers that may use all, for
+        which no pages are moved; and have the next look find who can go back."""
         controller = self._controller
         async with controller.transaction() as transaction:
             basis = transaction.basis
             ledger, wider = with_widened_placements(basis, basis.engine)
-            ledger, promised = with_completed_claims(basis.with_ledger(ledger), basis.engine)
-            if wider or promised:
+            ledger, _ = with_completed_claims(basis.with_ledger(ledger), basis.engine)
+            if ledger is not basis.ledger:
                 await transaction.commit(ledger)
+        if ledger.cpus_of_pools != basis.ledger.cpus_of_pools:
+            self._verify_soon()
         if wider:
             controller.placements.notifications.nodes_due |= {
                 key for key in wider if ledger.entries[key].origin is None

@@ -19,6 +19,7 @@ def cores(
     """
     owners = {cpu: one["name"] for one in node["containers"] for cpu in CpuSet.parse(one["exclusiveCpus"])}
     kinds = {key: CpuSet.parse(node["cpus"][key]) for key in ("contested", "reserved", "isolated", "shared")}
+    pools = {cpu: name for name, text in node["cpus"]["pools"].items() for cpu in CpuSet.parse(text)}
     siblings = [list(CpuSet.parse(text)) for text in node["cpus"]["cores"]]
     if not siblings:
         return 0.0, ""
@@ -29,16 +30,22 @@ def cores(
     for number, core in enumerate(siblings):
         left, top = (number % columns) * step_x, y + (number // columns) * step_y
         for place, cpu in enumerate(core):
-            class_, whose = _look(cpu, owners, kinds, colors)
+            class_, whose = _look(cpu, owners, pools, kinds, colors)
             drawn.append(box(left, top + place * size, size, size, class_, f"CPU {cpu}: {whose}", 1.5))
     rows = -(-len(siblings) // columns)
     return rows * step_y - _GAP, "".join(drawn)
 
 
 def _look(
-    cpu: int, owners: Mapping[int, str], kinds: Mapping[str, CpuSet], colors: Mapping[str, str]
+    cpu: int,
+    owners: Mapping[int, str],
+    pools: Mapping[int, str],
+    kinds: Mapping[str, CpuSet],
+    colors: Mapping[str, str],
 ) -> tuple[str, str]:
     """The class of a CPU's colour, and whose it is."""
+    if cpu in pools:
+        return "pool", f"the pool {pools[cpu]}"
     if cpu in owners:
         whose = f"{owners[cpu]} and others" if cpu in kinds["contested"] else f"only {owners[cpu]}"
         return colors[owners[cpu]], whose

@@ -32,6 +32,7 @@ STYLE: Final = (
     ".map .free{fill:var(--free)}.map .kept{fill:var(--kept)}.map .used{fill:var(--used)}"
     ".map .stray{fill:var(--stray)}.map .cache{fill:var(--cache)}"
     ".map .shared{fill:var(--free);stroke:var(--soft);stroke-width:.5}"
+    ".map .pool{fill:var(--cache);stroke:var(--used);stroke-width:1}"
     ".map .near{fill:var(--c0)}"
     + "".join(f".map .c{number}{{fill:var(--c{number})}}" for number in range(COLORS))
 )

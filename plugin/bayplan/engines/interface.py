@@ -83,6 +83,11 @@ class Engine(Protocol):
         that a container is gone, by container id."""
         ...
 
+    def resized_pools(self, basis: Basis) -> Mapping[str, CpuSet]:
+        """The CPUs of those named pools that are to have others, now that their members, the room or the
+        policy have changed, by name."""
+        ...
+
     def converted(self, basis: Basis) -> Ledger:
         """The ledger, which another engine may have made, in the form that this one keeps promises in."""
         ...

@@ -86,24 +86,41 @@ class Basis(Struct, frozen=True, dict=True):
             for node, resources in self.allocatable.bytes_by_node.items()
         }
 
-    def exclusive_candidates(self, *, isolated: bool = False) -> CpuSet:
+    def exclusive_candidates(self, *, isolated: bool = False, growing: str = "") -> CpuSet:
         """The CPUs that could become exclusive now, to a container that wishes *isolated* ones or to another:
         those that are not exclusive to another container, and not kept by the cpuset of another container
-        that somebody else chose."""
+        that somebody else chose. Of a kind of cores that a named pool is to have as many as it may still get
+        are left out, but for the one that is *growing*."""
         allocatable, ledger = self.allocatable, self.ledger
         free = (allocatable.isolated_cpus if isolated else allocatable.exclusive_cpus) - ledger.exclusive_cpus
         for container_id in ledger.pinned_ids:
             free -= kept_by_pin(ledger.entries[container_id].decision.request, self.machine.online_cpus)
+        for name, pool in self.policy.cpu_pools.items():
+            growth = max(0, pool.maximum - len(ledger.pool_cpus(name)))
+            of_kind = self.machine.cpus_by_kind.get(pool.cpu_kind)
+            if of_kind is not None and growth and name != growing and not isolated:
+                free -= CpuSet(list(free & of_kind)[-growth:])
         return free
+
+    def growth_of_pools(self, growing: str = "") -> int:
+        """How many CPUs the named pools may still get together, but for the one that is *growing*."""
+        return sum(
+            max(0, pool.maximum - len(self.ledger.pool_cpus(name)))
+            for name, pool in self.policy.cpu_pools.items()
+            if name != growing
+        )
 
     @cached_property
     def shared_cpus(self) -> CpuSet:
         """The CPUs of those who have none of their own."""
         return self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
 
-    def shared_cpus_minimum(self, more_milli: int = 0) -> int:
-        """How many CPUs are to stay in the shared pool: as configured, else as many as those of its
-        containers that are kubelet's request together, with *more_milli* of one that is about to come.
+    def shared_cpus_minimum(self, more_milli: int = 0, growing: str = "") -> int:
+        """How many CPUs are to stay in the shared pool for its own containers: as configured, else as many as
+        those that are kubelet's request together, with *more_milli* of one that is about to come.
+
+        What they request is no obstacle to a named pool that is *growing*, whose CPUs up to its maximum were
+        kept for it there; a configured number is.
 
         kubelet admits no pod whose requests do not fit beside those of others, and exclusive CPUs are whole
         ones: by its arithmetic these are always left. What others write as shares is a weight, and promises
@@ -111,13 +128,20 @@ class Basis(Struct, frozen=True, dict=True):
         """
         if self.policy.shared_cpus_minimum is not None:
             return self.policy.shared_cpus_minimum
+        if growing:
+            return 0
         requested_milli = self.ledger.shared_milli.get(QosSource.CGROUP_PARENT, 0)
         return -(-(requested_milli + more_milli) // MILLI_PER_CPU)
 
-    def exclusive_room(self, more_milli: int = 0) -> int:
-        """How many CPUs of the shared pool may become exclusive, whichever they are, so that as many as must
-        stay do, with *more_milli* as for `shared_cpus_minimum`; below 0 where there are fewer already."""
-        return len(self.shared_cpus) - self.shared_cpus_minimum(more_milli)
+    def exclusive_room(self, more_milli: int = 0, growing: str = "") -> int:
+        """How many CPUs of the shared pool may become exclusive, or go to the named pool that is *growing*,
+        whichever they are, so that as many as must stay do, with *more_milli* as for `shared_cpus_minimum`,
+        and all that the other pools may grow by; below 0 where there are fewer already."""
+        least, growth = self.shared_cpus_minimum(more_milli, growing), self.growth_of_pools(growing)
+        if growth:
+            # Reserved CPUs are for containers of the shared pool, and for no other.
+            least = max(least, len(self.allocatable.reserved_cpus & self.shared_cpus))
+        return len(self.shared_cpus) - least - growth
 
     def with_ledger(self, ledger: Ledger) -> Self:
         """The same machine and policy, with another ledger."""

@@ -116,12 +116,13 @@ class EvenHugepagesWish(Struct, frozen=True):
 
 
 class CpuUse(enum.Enum):
-    """How a container's CPUs are to be used: by it alone, by all that share, or alone and apart from the
-    kernel's load balancing (isolcpus)."""
+    """How a container's CPUs are to be used: by it alone, by all that share, alone and apart from the
+    kernel's load balancing (isolcpus), or by the members of a named pool."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
     ISOLATED = "isolated"
+    POOL = "pool"
 
 
 class ExecCpus(enum.Enum):
@@ -134,10 +135,11 @@ class ExecCpus(enum.Enum):
 
 class CpuWish(Struct, frozen=True):
     """A wish for CPUs: all that the container requests are to be used so, or ``count`` of them, and the rest
-    is on the shared CPUs of the same nodes."""
+    is on the shared CPUs of the same nodes. ``pool`` is the name of the pool that it is to be in."""
 
     use: CpuUse
     count: int | None = None
+    pool: str = ""
 
 
 MEMORY_POLICY_FLAGS: Final[Mapping[str, str]] = {
@@ -256,6 +258,13 @@ class Request(Struct, frozen=True):
         return self.cpus is not None and self.cpus.use is CpuUse.ISOLATED
 
     @property
+    def pool(self) -> str:
+        """The name of the pool that it is in, empty for none."""
+        if self.cpus is None or self.pod_level or self.cpus_chosen_by_others:
+            return ""
+        return self.cpus.pool
+
+    @property
     def shares_rest(self) -> bool:
         """Whether it is to have shared CPUs beside its own."""
         return (
@@ -351,7 +360,8 @@ class Placement(Struct, frozen=True):
     with. ``original_nodes`` (recorded as ``home``) are the nodes it was placed on, if it was moved to others
     since; ``previous_mems`` (recorded as ``left``) is the cpuset.mems before the last move. ``beside_cpus``
     are those of which it uses the shared ones beside its own; empty for none. ``claimed_cpus`` belong to a
-    resource claim of its pod: it runs on them, alone or with others that have that claim.
+    resource claim of its pod: it runs on them, alone or with others that have that claim. ``pool_cpus`` are
+    those of the named pool that it is in, the same for all members.
     """
 
     mems: NodeSet | None = None
@@ -365,11 +375,17 @@ class Placement(Struct, frozen=True):
     previous_mems: NodeSet | None = field(default=None, name="left")
     beside_cpus: CpuSet = CpuSet()
     claimed_cpus: CpuSet | None = None
+    pool_cpus: CpuSet = CpuSet()
 
     @property
     def own_cpus(self) -> CpuSet:
         """The CPUs that nobody else's containers run on: its own, and those of its resource claims."""
         return self.exclusive_cpus if self.claimed_cpus is None else self.exclusive_cpus | self.claimed_cpus
+
+    @property
+    def apart_cpus(self) -> CpuSet:
+        """Those, and the CPUs of the named pool that it is in."""
+        return self.own_cpus | self.pool_cpus if self.pool_cpus else self.own_cpus
 
     @property
     def is_with_whole_pod(self) -> bool:
@@ -380,7 +396,7 @@ class Placement(Struct, frozen=True):
         """The cpuset.cpus of the container while *shared* are the shared CPUs."""
         if self.exclusive_cpus and self.beside_cpus:
             return self.exclusive_cpus | (shared & self.beside_cpus or shared)
-        return self.own_cpus or shared
+        return self.apart_cpus or shared
 
 
 class Move(Struct, frozen=True):
@@ -543,16 +559,16 @@ class Decision(Struct, frozen=True):
 
     @property
     def shares_cpus(self) -> bool:
-        """Whether the container runs on the CPUs that are nobody's own: not on exclusive ones, nor on some
-        that somebody else chose."""
+        """Whether the container runs on the CPUs that are nobody's own: not on exclusive ones, nor on those
+        of a named pool, nor on some that somebody else chose."""
         placement = self.placement
         has_own = placement.exclusive_cpus or placement.claimed_cpus is not None
-        return not (has_own or self.request.cpus_chosen_by_others)
+        return not (has_own or placement.pool_cpus or self.request.cpus_chosen_by_others)
 
     @property
     def pool_milli(self) -> int:
         """What it asks of the shared CPUs, in thousandths of a CPU; a weight, where that is what it has."""
-        own = self.placement.exclusive_cpus or self.placement.claimed_cpus
+        own = self.placement.exclusive_cpus or self.placement.claimed_cpus or self.placement.pool_cpus
         if self.request.cpus_chosen_by_others or (own and not self.placement.beside_cpus):
             return 0
         return self.request.pool_milli(len(own) if own else 0)

@@ -2,7 +2,8 @@
 
 The totals per node and per set of nodes are kept beside the entries, so that a decision does not walk all
 containers. Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers,
-unless their pod has it as a whole (`bayplan.model.pod_as_a_whole`).
+unless their pod has it as a whole (`bayplan.model.pod_as_a_whole`) or they are members of one named pool.
+All members have the same CPUs: what an entry that is added says holds for all of them.
 """
 
 from collections import Counter
@@ -30,6 +31,7 @@ from bayplan.model.ledger_totals import (
     with_claim,
     with_count,
     with_id,
+    with_member,
     with_shared_milli,
 )
 from bayplan.model.machine import Machine
@@ -74,19 +76,21 @@ class Ledger(Struct, frozen=True):
     """All entries by container id, with the totals that decisions need.
 
     ``booked_bytes``: by node, of placements without a claim. ``claimed_bytes``: by set of nodes, of those
-    with one. ``exclusive_cpus``: of all containers. ``bound``: how many containers are bound to each set of
-    nodes. ``retained``: who has no container at the moment: pods, by id, that were given room as a whole,
-    each with the entry of its last one; and resource claims, by their keys.
+    with one. ``exclusive_cpus``: of all containers and named pools. ``bound``: how many containers are bound
+    to each set of nodes. ``retained``: who has no container at the moment: pods, by id, that were given room
+    as a whole, each with the entry of its last one; and resource claims, by their keys.
 
     ``notices``: for how many containers that share CPUs the runtime was sent which cpuset.cpus; under the
-    empty set those of which it is not known, and those with exclusive CPUs for which it was sent others.
+    empty set those of which it is not known, and those with exclusive or a pool's CPUs for which it was sent
+    others.
 
     ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
     see `bayplan.model.sidecar_scores`. ``short_ids``: those whose claims could not be promised in full.
     ``pinned_ids``: those whose CPUs somebody else has chosen. ``shared_milli``: thousandths of a CPU that the
     containers on the shared CPUs ask for. ``beside_ids``: those that bayplan gives shared CPUs beside their
     own. ``followed_ids``: those for which more than cpusets follows the ledger: a placement file, a partition
-    of CPUs, the affinity of interrupts, the CPUs of processes that enter it later.
+    of CPUs, the affinity of interrupts, the CPUs of processes that enter it later. ``pool_ids``: the members
+    of each named pool that has some.
     """
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
@@ -102,6 +106,7 @@ class Ledger(Struct, frozen=True):
     shared_milli: Mapping[QosSource, int] = field(default_factory=dict)
     beside_ids: frozenset[str] = frozenset()
     followed_ids: frozenset[str] = frozenset()
+    pool_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def unmanaged(self) -> dict[str, str]:
@@ -112,7 +117,7 @@ class Ledger(Struct, frozen=True):
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> "Ledger":
         """The ledger that holds *entries*; a later entry replaces an earlier one of the same container."""
-        listed, order = list(entries), dict[str, str]()
+        listed, order = _with_pools_settled(entries), dict[str, str]()
         for entry in listed:
             order.pop(entry.container_id, None)
             order[entry.container_id] = entry.decision.request.pod_id
@@ -132,6 +137,8 @@ class Ledger(Struct, frozen=True):
             return _retaining(base, entry)
         last = base.retained.get(pod_id)
         base = base.without_retained(pod_id)
+        if request.pool:
+            base = base.with_pool_cpus(request.pool, entry.decision.placement.pool_cpus)
         key = score_key(request)
         if key is None:
             after = _added(base, entry)
@@ -186,7 +193,7 @@ class Ledger(Struct, frozen=True):
             return left
         if any(other.decision.request.pod_id == request.pod_id for other in left.entries.values()):
             return left
-        return left.with_entry(replace(entry, ended=True))
+        return left.with_entry(replace(with_pool_cpus(entry, CpuSet()), ended=True))
 
     def of_pod(self, pod_id: str) -> Iterator[Entry]:
         """What that pod retains, and its containers."""
@@ -268,6 +275,41 @@ class Ledger(Struct, frozen=True):
             ledger = ledger.with_entry(replace(entry, decision=decision))
         return ledger
 
+    def members(self, pool: str) -> Iterator[Entry]:
+        """The containers in that named pool."""
+        for key in sorted(self.pool_ids.get(pool, ())):
+            yield self.entries[key]
+
+    def pool_cpus(self, pool: str) -> CpuSet:
+        """The CPUs of that named pool; none while it has no members."""
+        return next((one.decision.placement.pool_cpus for one in self.members(pool)), CpuSet())
+
+    @property
+    def cpus_of_pools(self) -> dict[str, CpuSet]:
+        """The CPUs of each named pool that has members."""
+        return {pool: self.pool_cpus(pool) for pool in sorted(self.pool_ids)}
+
+    @property
+    def own_cpus(self) -> CpuSet:
+        """The CPUs that are exclusive to containers or pods: those of named pools are not."""
+        pooled = CpuSet()
+        for cpus in self.cpus_of_pools.values():
+            pooled |= cpus
+        return self.exclusive_cpus - pooled
+
+    def with_pool_cpus(self, pool: str, cpus: CpuSet) -> "Ledger":
+        """The ledger in which that named pool has *cpus*, which its members share."""
+        had = self.pool_cpus(pool)
+        if cpus == had:
+            return self
+        entries, notices, milli = dict(self.entries), self.notices, self.shared_milli
+        for before in self.members(pool):
+            entries[before.container_id] = after = with_pool_cpus(before, cpus)
+            notices = with_count(with_count(notices, notice_of(before), -1), notice_of(after), 1)
+            milli = with_shared_milli(with_shared_milli(milli, before.decision, -1), after.decision, 1)
+        exclusive = self.exclusive_cpus - had | (cpus if self.pool_ids.get(pool) else CpuSet())
+        return replace(self, entries=entries, notices=notices, shared_milli=milli, exclusive_cpus=exclusive)
+
     def shared_cpus(
         self, machine: Machine, withheld: CpuSet = CpuSet(), becoming_exclusive: CpuSet = CpuSet()
     ) -> CpuSet:
@@ -307,6 +349,24 @@ class Ledger(Struct, frozen=True):
         return replace(self, entries=entries, notices=notices) if cpus else self
 
 
+def _with_pools_settled(entries: Iterable[Entry]) -> list[Entry]:
+    """*entries*, of which the members of a named pool have the CPUs of the last one."""
+    listed = list(entries)
+    cpus = {one.decision.request.pool: one.decision.placement.pool_cpus for one in listed if not one.ended}
+    return [
+        one if one.ended or not (pool := one.decision.request.pool) else with_pool_cpus(one, cpus[pool])
+        for one in listed
+    ]
+
+
+def with_pool_cpus(entry: Entry, cpus: CpuSet) -> Entry:
+    """*entry* of a member of a named pool that has *cpus*."""
+    placement = entry.decision.placement
+    if placement.pool_cpus == cpus:
+        return entry
+    return replace(entry, decision=replace(entry.decision, placement=replace(placement, pool_cpus=cpus)))
+
+
 def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     """The ledger of all that *parts*, which have no container in common, hold, in *order* (container ids)."""
     entries, retained = dict[str, Entry](), dict[str, Entry]()
@@ -317,7 +377,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
     shared_milli: Counter[QosSource] = Counter()
-    beside_ids, followed_ids = set[str](), set[str]()
+    beside_ids, followed_ids, pool_ids = set[str](), set[str](), dict[str, frozenset[str]]()
     for part in parts:
         entries.update(part.entries)
         retained.update(part.retained)
@@ -334,6 +394,8 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         shared_milli.update(part.shared_milli)
         beside_ids |= part.beside_ids
         followed_ids |= part.followed_ids
+        for pool, ids in part.pool_ids.items():
+            pool_ids[pool] = pool_ids.get(pool, frozenset()) | ids
     return Ledger(
         {key: entries[key] for key in order if key in entries},
         {node: dict(row) for node, row in booked.items()},
@@ -348,6 +410,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         dict(shared_milli),
         frozenset(beside_ids),
         frozenset(followed_ids),
+        pool_ids,
     )
 
 
@@ -369,6 +432,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         shared_milli=with_shared_milli(ledger.shared_milli, entry.decision, 1),
         beside_ids=with_id(ledger.beside_ids, entry.container_id, belongs=shares_beside(entry)),
         followed_ids=with_id(ledger.followed_ids, entry.container_id, belongs=is_followed(entry)),
+        pool_ids=with_member(ledger.pool_ids, entry.decision.request, belongs=True),
     )
 
 
@@ -426,10 +490,8 @@ def notice_of(entry: Entry) -> CpuSet | None:
         return None
     if decision.shares_cpus:
         return sent
-    own = decision.placement.exclusive_cpus
-    if decision.placement.claimed_cpus is not None:
-        own |= decision.placement.claimed_cpus
-    return CpuSet() if own and own != sent and not shares_beside(entry) else None
+    apart = decision.placement.apart_cpus
+    return CpuSet() if apart and apart != sent and not shares_beside(entry) else None
 
 
 def shares_beside(entry: Entry) -> bool:
@@ -491,10 +553,14 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
     container_id, placement = gone.container_id, gone.decision.placement
     entries = dict(ledger.entries)
     del entries[container_id]
+    pool_ids = with_member(ledger.pool_ids, gone.decision.request, belongs=False)
+    freed = held_cpus(placement)
+    if gone.decision.request.pool in pool_ids:
+        freed -= placement.pool_cpus
     return Ledger(
         entries=entries,
         booked_bytes=with_booking(ledger.booked_bytes, placement, -1),
-        exclusive_cpus=ledger.exclusive_cpus - held_cpus(placement),
+        exclusive_cpus=ledger.exclusive_cpus - freed,
         bound=with_count(ledger.bound, placement.mems, -1),
         claimed_bytes=with_claim(ledger.claimed_bytes, placement, -1),
         retained=ledger.retained,
@@ -505,6 +571,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         shared_milli=with_shared_milli(ledger.shared_milli, gone.decision, -1),
         beside_ids=with_id(ledger.beside_ids, container_id, belongs=False),
         followed_ids=with_id(ledger.followed_ids, container_id, belongs=False),
+        pool_ids=pool_ids,
     )
 
 

@@ -4,7 +4,7 @@ change copies it."""
 from collections.abc import Mapping
 from typing import TypeVar
 
-from bayplan.model.decision import Claim, Decision, Placement, QosSource
+from bayplan.model.decision import Claim, Decision, Placement, QosSource, Request
 from bayplan.sets import IdSet, NodeSet
 
 Ids = TypeVar("Ids", bound=IdSet)
@@ -60,6 +60,17 @@ def with_shared_milli(
     came (+1) or went (-1)."""
     source, milli = decision.request.qos_source, decision.pool_milli
     return {**totals, source: totals.get(source, 0) + sign * milli} if milli else totals
+
+
+def with_member(
+    ids: Mapping[str, frozenset[str]], request: Request, *, belongs: bool
+) -> Mapping[str, frozenset[str]]:
+    """The members of each named pool with that of *request* if it *belongs* there, else without it."""
+    if not request.pool:
+        return ids
+    members = with_id(ids.get(request.pool, frozenset()), request.container_id, belongs=belongs)
+    others = {pool: one for pool, one in ids.items() if pool != request.pool}
+    return {**others, request.pool: members} if members else others
 
 
 def with_id(ids: frozenset[str], container_id: str, *, belongs: bool) -> frozenset[str]:

@@ -144,10 +144,12 @@ def whole_cpus(totals: PodTotals) -> int:
 
 
 def held_cpus(placement: Placement) -> CpuSet:
-    """The CPUs that nobody else may have because of *placement*: its own, and those of its pod as a whole."""
+    """The CPUs that nobody else may have because of *placement*: its own, those of its pod as a whole, and
+    those of the named pool that it is in. A resource claim holds its CPUs itself."""
     affinity = placement.affinity
     of_pod = affinity is not None and affinity.whole and placement.claim is not None
-    return placement.exclusive_cpus | affinity.cpus if of_pod and affinity else placement.exclusive_cpus
+    held = placement.exclusive_cpus | placement.pool_cpus if placement.pool_cpus else placement.exclusive_cpus
+    return held | affinity.cpus if of_pod and affinity else held
 
 
 def cpus_of_parts(group: Mapping[str, Decision]) -> CpuSet:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
-from bayplan.quantity import GIB
+from bayplan.quantity import GIB, MILLI_PER_CPU
 from bayplan.sets import CpuSet
 
 
@@ -118,6 +118,19 @@ class CpuRule(Struct, frozen=True):
         return named and self.labels.items() <= other.labels.items()
 
 
+class CpuPool(Struct, frozen=True):
+    """How many CPUs a named pool has as long as it has members: what these request together in whole CPUs,
+    but from ``minimum`` to ``maximum``; all of them of the kind ``cpu_kind``, if that is given."""
+
+    minimum: int
+    maximum: int
+    cpu_kind: str = ""
+
+    def size(self, milli: int) -> int:
+        """How many CPUs it is to have where its members request *milli* thousandths of a CPU."""
+        return min(max(self.minimum, -(-milli // MILLI_PER_CPU)), self.maximum)
+
+
 class PlacementPolicy(Struct, frozen=True):
     """All of the operator's choices that a decision depends on.
 
@@ -126,7 +139,7 @@ class PlacementPolicy(Struct, frozen=True):
     on which no container runs as long as there are others.
     ``isolated_cpus`` are for containers that ask for such alone, neither shared nor exclusive to others; all
     of them are withheld too.
-    ``cpu_rules``: the first one that is for a container counts.
+    ``cpu_rules``: the first one that is for a container counts. ``cpu_pools`` are by name.
     ``default_memory_limit_bytes`` maps a QoS class name (``Burstable``, ``BestEffort``) to the memory limit
     for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
@@ -160,6 +173,7 @@ class PlacementPolicy(Struct, frozen=True):
     kubelet_minor: int = NEWEST.minor
     isolated_cpus: CpuSet = CpuSet()
     cpu_rules: tuple[CpuRule, ...] = ()
+    cpu_pools: Mapping[str, CpuPool] = field(default_factory=dict)
     placement_files: PlacementFiles = PlacementFiles.ASKED
     defragment: Defragment = Defragment.PLAN
     page_move_rate_bytes: int = GIB

@@ -206,7 +206,7 @@ def _own_cpus(wish: CpuWish | None, qos: QosClass, cpu_milli: int, *, pod_level:
     no whole number gets none."""
     if wish is None or pod_level:
         return exclusive_cpu_count(qos, cpu_milli, pod_level=pod_level)
-    if wish.use is CpuUse.SHARED:
+    if wish.use in (CpuUse.SHARED, CpuUse.POOL):
         return 0
     if wish.count is not None:
         return min(wish.count, cpu_milli // MILLI_PER_CPU)

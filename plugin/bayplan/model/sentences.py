@@ -133,7 +133,8 @@ def asked(request: Request) -> list[str]:
     elif request.cpu_weighed and request.cpu_milli:
         lines.append(f"CPUs: shared, with the weight of {request.cpu_milli / 1000:g}")
     elif request.cpu_milli:
-        lines.append(f"CPUs: {request.cpu_milli / 1000:g}, shared")
+        where = f"in the pool {request.pool}" if request.pool else "shared"
+        lines.append(f"CPUs: {request.cpu_milli / 1000:g}, {where}")
     lines += [f"wish: {text}" for text in wishes(request)]
     if request.pinned_mems is not None or request.pinned_cpus is not None:
         given = request.given_policy
@@ -159,7 +160,9 @@ def wishes(request: Request) -> list[str]:
         found.append(f"memory policy {policy_text(request.memory_policy)}")
     if request.cpus is not None:
         found.append(
-            f"CPUs {request.cpus.use.value}"
+            f"CPUs of the pool {request.cpus.pool}"
+            if request.cpus.pool
+            else f"CPUs {request.cpus.use.value}"
             + (f", {request.cpus.count} of them" if request.cpus.count else "")
         )
     if request.cpu_kind:
@@ -289,7 +292,7 @@ def summary(decision: Decision) -> str:
     if decision.outcome is Outcome.REFUSED:
         return f"refused: {decision.explanation()}"
     mems = decision.request.pinned_mems if placement.mems is None else placement.mems
-    cpus = f", {cpus_text(placement.own_cpus)}" if placement.own_cpus else ""
+    cpus = f", {cpus_text(placement.apart_cpus)}" if placement.apart_cpus else ""
     return f"{decision.outcome.value} on {_anywhere(mems)}{cpus}: {decision.explanation()}"
 
 
@@ -323,6 +326,8 @@ def _cpus(decision: Decision, also_of: Sequence[str]) -> str:
         return f"{request.pinned_cpus}, set by somebody else"
     if request.opted_out:
         return "as in its spec"
+    if pooled := decision.placement.pool_cpus:
+        return f"{pooled}, those of the pool {request.pool}"
     if not own:
         return "the shared ones"
     return f"{own}, its own" + (f", but not alone: {', '.join(also_of)} may run there too" if also_of else "")

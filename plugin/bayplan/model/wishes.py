@@ -7,7 +7,8 @@ limited to 63 characters and a container's name alone may have as many. To add a
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -28,7 +29,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.machine import CORE_KINDS, Machine, hugepages
 from bayplan.model.memory_kinds import tier_rank
-from bayplan.model.policy import CpuRule, PlacementStrategy
+from bayplan.model.policy import CpuPool, CpuRule, PlacementStrategy
 from bayplan.model.workload import Pod
 from bayplan.quantity import MILLI_PER_CPU, parse_bytes, whole_number
 from bayplan.sets import NodeSet
@@ -56,6 +57,10 @@ ENVIRONMENTS: Final = ("dpdk", "go", "jvm", "openmp")
 """The programs whose variables of the environment a container can have set; see
 `bayplan.placement.placement_file`."""
 
+POOL_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""What a named pool can be called: an RFC 1123 label."""
+
+_NO_POOLS: Final[Mapping[str, CpuPool]] = {}
 _SEPARATOR: Final = ";"
 _HINTS_EXPECTED: Final = "DEVICE=NODES, several separated by ;, like gpu=1; nic=0-1"
 
@@ -177,12 +182,16 @@ def _strategy(text: str) -> PlacementStrategy:
 
 
 def _cpu_wish(text: str) -> CpuWish:
-    known = {one.value: one for one in CpuUse}
-    use, equals, number = text.partition("=")
-    count = whole_number(number) if equals else None
+    known = {one.value: one for one in CpuUse if one is not CpuUse.POOL}
+    use, equals, value = text.partition("=")
+    if use == CpuUse.POOL.value and POOL_NAME.fullmatch(value):
+        return CpuWish(CpuUse.POOL, pool=value)
+    count = whole_number(value) if equals else None
     if use not in known or (equals and (not count or use == CpuUse.SHARED.value)):
         expected = ", ".join(known)
-        raise ParseError("use of CPUs", text, f"{expected}, exclusive=NUMBER or isolated=NUMBER of CPUs")
+        raise ParseError(
+            "use of CPUs", text, f"{expected}, exclusive=NUMBER or isolated=NUMBER of CPUs, or pool=NAME"
+        )
     return CpuWish(known[use], count)
 
 
@@ -320,17 +329,47 @@ def _meant(prefix: str, key: str) -> str:
     return f"one of {', '.join(f'{prefix}{known}' for known in sorted(KEYS))}"
 
 
-def ruled_wishes(
-    rules: Iterable[CpuRule], pod: Pod, container_name: str, machine: Machine, wishes: Wishes
-) -> Wishes:
-    """*wishes* with what the first of *rules* that is for the container gives beside them. What the machine
-    does not have is passed over: `wrong_rule` tells the operator."""
+def rule_for(rules: Iterable[CpuRule], pod: Pod, container_name: str) -> CpuRule | None:
+    """The rule that counts for a container: the first of *rules* that is for it."""
     for rule in rules:
         here = not rule.namespaces or pod.namespace in rule.namespaces
         named = not rule.containers or container_name in rule.containers
         if here and named and rule.labels.items() <= pod.labels.items():
+            return rule
+    return None
+
+
+def unmatched_rules(rules: Sequence[CpuRule], containers: Iterable[tuple[Pod, str]]) -> tuple[str, ...]:
+    """Those of *rules* that count for none of *containers*, each a pod and a name in it; a sentence for
+    each."""
+    left = dict(enumerate(rules))
+    for pod, name in containers if rules else ():
+        if not left:
             break
-    else:
+        rule = rule_for(rules, pod, name)
+        left = {place: one for place, one in left.items() if one is not rule}
+    return tuple(
+        f"cpuRules[{place}] is for none of the containers: {_whose(one)}" for place, one in left.items()
+    )
+
+
+def _whose(rule: CpuRule) -> str:
+    """Which containers *rule* is for."""
+    parts = {
+        "namespaces": sorted(rule.namespaces),
+        "labels": [f"{key}={value}" for key, value in rule.labels.items()],
+        "containers": sorted(rule.containers),
+    }
+    return "; ".join(f"{what} {', '.join(names)}" for what, names in parts.items() if names) or "all"
+
+
+def ruled_wishes(
+    rules: Iterable[CpuRule], pod: Pod, container_name: str, machine: Machine, wishes: Wishes
+) -> Wishes:
+    """*wishes* with what the one of *rules* that counts gives beside them. What the machine does not have is
+    passed over: `wrong_rule` tells the operator."""
+    rule = rule_for(rules, pod, container_name)
+    if rule is None:
         return wishes
     wrong = wrong_rule(rule, machine) is not None
     cpus = _cpu_wish(rule.cpus) if wishes.cpus is None and rule.cpus and not wrong else wishes.cpus
@@ -344,6 +383,8 @@ def wrong_rule(rule: CpuRule, machine: Machine | None = None) -> Problem | None:
         wish = _cpu_wish(rule.cpus) if rule.cpus else None
     except ParseError as error:
         return Problem("cpus", repr(excerpt(rule.cpus)), error.expected)
+    if wish is not None and wish.pool and rule.cpu_kind:
+        return Problem("cpuKind", repr(excerpt(rule.cpu_kind)), "none beside a pool: cpuPools has its kind")
     if machine is not None and wish is not None and wish.use is CpuUse.ISOLATED and not machine.isolated:
         return Problem(
             "cpus", repr(rule.cpus), "exclusive or shared: this machine has no isolated CPUs (isolcpus)"
@@ -358,6 +399,8 @@ def wrong_rule(rule: CpuRule, machine: Machine | None = None) -> Problem | None:
 
 def cpu_wish_text(wish: CpuWish) -> str:
     """*wish* as its annotation."""
+    if wish.pool:
+        return f"{wish.use.value}={wish.pool}"
     return wish.use.value if wish.count is None else f"{wish.use.value}={wish.count}"
 
 
@@ -366,8 +409,18 @@ def without_cpu_wishes(wishes: Wishes) -> Wishes:
     return replace(wishes, cpus=None, cpu_kind="")
 
 
-def wrong_cpu_wish(request: Request, machine: Machine) -> Problem | None:
-    """Why *request* cannot have its CPUs as it wishes, whatever is free on *machine*; None if it can."""
+def wrong_pool(name: str, pools: Collection[str]) -> str:
+    """What is expected in place of a pool that is none of *pools*; empty if it is one of them."""
+    if name in pools:
+        return ""
+    return f"a pool of cpuPools: {', '.join(sorted(pools)) or 'it has none'}"
+
+
+def wrong_cpu_wish(
+    request: Request, machine: Machine, pools: Mapping[str, CpuPool] = _NO_POOLS
+) -> Problem | None:
+    """Why *request* cannot have its CPUs as it wishes, whatever is free on *machine* with *pools*; None if it
+    can."""
     wish, expected = request.cpus, ""
     if wish is None:
         return None
@@ -379,6 +432,10 @@ def wrong_cpu_wish(request: Request, machine: Machine) -> Problem | None:
         expected = "a container of a pod without resources as a whole, which share their pod's CPUs"
     elif request.wishes_isolated_cpus and not machine.isolated:
         expected = "exclusive or shared: this machine has no isolated CPUs (isolcpus)"
+    elif wish.pool and request.cpu_kind:
+        expected = "no cpu-kind beside a pool, whose CPUs are of its own kind"
+    elif wish.pool:
+        expected = wrong_pool(wish.pool, pools)
     elif wish.use is not CpuUse.SHARED:
         expected = _wrong_amount(wish, request.requested_milli)
     return Problem(f"annotation {PREFIX}/cpus", repr(cpu_wish_text(wish)), expected) if expected else None

@@ -278,7 +278,7 @@ class OciRequestHandler:
         except BaseException:
             await self.release(entry)
             raise
-        await self._update_others(updates, leave=bool(entry.decision.placement.exclusive_cpus))
+        await self._update_others(updates, leave=bool(entry.decision.placement.apart_cpus))
         return rewritten
 
     async def _update(self, body: bytes) -> Answer:
@@ -424,5 +424,5 @@ class OciRequestHandler:
 
 def _waits_for_others(decision: Decision) -> bool:
     """Whether others have to leave its CPUs or make room for its memory before the container starts."""
-    exclusive = bool(decision.placement.exclusive_cpus)
-    return exclusive or any(one.code == PAGES_TO_MOVE for one in decision.reasons)
+    apart = bool(decision.placement.apart_cpus)
+    return apart or any(one.code == PAGES_TO_MOVE for one in decision.reasons)

@@ -41,9 +41,20 @@ def with_widened_placements(basis: Basis, engine: Engine) -> tuple[Ledger, tuple
 
 
 def with_completed_claims(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[str, ...]]:
-    """The ledger with the promises that can be made up for now, and the ids of the containers concerned."""
+    """The ledger with the promises that can be made up for now, and the ids of the containers concerned; and
+    with as many CPUs in each named pool as its members request."""
     claims = engine.completed_claims(basis)
-    return basis.ledger.with_claims(claims), tuple(sorted(claims))
+    ledger = basis.ledger.with_claims(claims)
+    return with_resized_pools(basis.with_ledger(ledger), engine), tuple(sorted(claims))
+
+
+def with_resized_pools(basis: Basis, engine: Engine) -> Ledger:
+    """The ledger in which the named pools have as many CPUs as their members request, as far as there is
+    room."""
+    ledger = basis.ledger
+    for name, cpus in engine.resized_pools(basis).items() if ledger.pool_ids else ():
+        ledger = ledger.with_pool_cpus(name, cpus)
+    return ledger
 
 
 def moved_back(ledger: Ledger, move: Move) -> Ledger:

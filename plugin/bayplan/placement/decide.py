@@ -105,7 +105,7 @@ def decide_creation(
         )
 
     request = derived(wishes)
-    wrong = wrong_cpu_wish(request, machine)
+    wrong = wrong_cpu_wish(request, machine, policy.cpu_pools)
     if wrong is not None:
         request = derived(without_cpu_wishes(wishes))
         if ruled:

@@ -110,7 +110,7 @@ class CpuHolders:
         by_pod: dict[str, CpuSet] = {}
         for pod_id, last in ledger.retained.items():
             by_pod[pod_id] = held_cpus(last.decision.placement)
-        exclusive = ledger.exclusive_cpus
+        exclusive = ledger.own_cpus
         for key, entry in ledger.entries.items() if exclusive else ():
             request, own = entry.decision.request, entry.decision.placement.exclusive_cpus
             given = kernel_cpus.get(key, request.pinned_cpus)

@@ -150,7 +150,8 @@ def adopt(
     machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     wishes = readable_wishes(pod.annotations, container.name, machine)
     wishes = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
-    if engine.name == KUBELET:
+    if engine.name == KUBELET or (wishes.cpus is not None and wishes.cpus.pool):
+        # Nothing about it is moved, also not onto the CPUs of a pool.
         wishes = without_cpu_wishes(wishes)
     request = derive_request(pod, container, machine, wishes, outside=policy.outside_requests)
     request = replace(request, placement_file=container.has_our_placement, environment=(), exec_cpus=None)

@@ -1,9 +1,10 @@
 """The ledger held against itself and the machine: every invariant of it, in one place.
 
-What is derived must follow from the entries, a CPU has one owner, a pod as a whole has no more than it asks
-for, an id is its entry's; no set of nodes is promised more than it holds, and exclusive CPUs are there. The
-first kind can only be a mistake of ours, and `mended` is the ledger that the entries say. The second kind may
-also be hardware that has gone, and promises are never taken back for that. Pure.
+What is derived must follow from the entries, a CPU has one owner, a named pool one set of CPUs, a pod as a
+whole has no more than it asks for, an id is its entry's; no set of nodes is promised more than it holds, and
+exclusive CPUs are there. The first kind can only be a mistake of ours, and `mended` is the ledger that the
+entries say. The second kind may also be hardware that has gone, and promises are never taken back for that.
+Pure.
 
 A check of 250 containers takes 1 ms. It runs at the start, after each reconciliation and on demand; in tests
 after every transaction.
@@ -35,10 +36,14 @@ from bayplan.sets import CpuSet, cpus_text
 WRONG_ID: Final = "wrong-id"
 WRONG_TOTAL: Final = "wrong-total"
 TWO_OWNERS: Final = "two-owners"
+DIVIDED_POOL: Final = "divided-pool"
 POD_EXCEEDED: Final = "pod-exceeded"
 OVERCLAIMED: Final = "overclaimed"
 LOST_CPUS: Final = "lost-cpus"
 NOT_RECORDED: Final = "not-recorded"
+
+_POOL: Final = "\0pool"
+"""In place of a pod, which cannot be called so: what a named pool owns."""
 
 _Key = TypeVar("_Key")
 
@@ -70,7 +75,13 @@ def check(basis: Basis) -> tuple[Fault, ...]:
 
 def contradictions(ledger: Ledger) -> tuple[Fault, ...]:
     """What of *ledger* cannot be so on any machine."""
-    return (*_wrong_ids(ledger), *_wrong_totals(ledger), *_two_owners(ledger), *_exceeded_pods(ledger))
+    return (
+        *_wrong_ids(ledger),
+        *_wrong_totals(ledger),
+        *_two_owners(ledger),
+        *_divided_pools(ledger),
+        *_exceeded_pods(ledger),
+    )
 
 
 def mended(ledger: Ledger) -> Ledger:
@@ -115,6 +126,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
     scores: dict[object, set[str]] = {}
     exclusive, short, pinned, beside = CpuSet(), set[str](), set[str](), set[str]()
     followed = {key for key, entry in ledger.entries.items() if is_followed(entry)}
+    pools: dict[object, set[str]] = {}
     kept = filter(holds_alone, ledger.retained.values())
     for entry in (*ledger.entries.values(), *kept):
         placement = entry.decision.placement
@@ -134,6 +146,8 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         short.update((key,) if is_short(placement.claim) else ())
         pinned.update(() if request.pinned_cpus is None else (key,))
         beside.update((key,) if shares_beside(entry) else ())
+        if request.cpus is not None and request.pool:
+            pools.setdefault(request.pool, set()).add(key)
     for name, found, expected in (
         ("booked_bytes", _rows(ledger.booked_bytes), _rows(booked)),
         ("claimed_bytes", _rows(ledger.claimed_bytes), _rows(claimed)),
@@ -145,6 +159,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         ("pinned_ids", set(ledger.pinned_ids), pinned),
         ("beside_ids", set(ledger.beside_ids), beside),
         ("followed_ids", set(ledger.followed_ids), followed),
+        ("pool_ids", {pool: set(ids) for pool, ids in ledger.pool_ids.items()}, pools),
         ("shared_milli", _counts(ledger.shared_milli), _counts(milli)),
     ):
         if found != expected:
@@ -162,9 +177,9 @@ def _counts(counts: Mapping[_Key, int]) -> dict[_Key, int]:
 
 
 def _two_owners(ledger: Ledger) -> Iterator[Fault]:
-    """A CPU of two containers that do not share it, or of two pods."""
+    """A CPU of two containers that do not share it, or of two pods or named pools."""
     owned = CpuSet()
-    owners: dict[tuple[str, str], CpuSet] = {}
+    owners = {(_POOL, pool): ledger.pool_cpus(pool) for pool in ledger.pool_ids}
     pods: dict[str, CpuSet] = {}
     for entry in (*ledger.entries.values(), *ledger.retained.values()):
         request, placement = entry.decision.request, entry.decision.placement
@@ -172,6 +187,8 @@ def _two_owners(ledger: Ledger) -> Iterator[Fault]:
             continue
         pod = request.pod_id or entry.container_id
         if held := held_cpus(placement):
+            # What members of named pools have is the pools'.
+            held = held - placement.pool_cpus if request.pool else held
             pods[pod] = pods.get(pod, CpuSet()) | held
         if own := placement.exclusive_cpus:
             shares = request.pod_level and not request.exclusive_cpus
@@ -179,7 +196,8 @@ def _two_owners(ledger: Ledger) -> Iterator[Fault]:
             owners[key] = owners.get(key, CpuSet()) | own
     for (pod, container_id), cpus in owners.items():
         if both := cpus & owned:
-            whose = f"container {container_id}" if container_id else f"pod {pod}"
+            what = "the pool" if pod == _POOL else "container"
+            whose = f"{what} {container_id}" if container_id else f"pod {pod}"
             yield Fault(TWO_OWNERS, f"{cpus_text(both)} of {whose} have another owner too")
         owned |= cpus
     owned = CpuSet()
@@ -187,6 +205,17 @@ def _two_owners(ledger: Ledger) -> Iterator[Fault]:
         if both := cpus & owned:
             yield Fault(TWO_OWNERS, f"{cpus_text(both)} of pod {pod} have another owner too")
         owned |= cpus
+
+
+def _divided_pools(ledger: Ledger) -> Iterator[Fault]:
+    """Named pools whose members have not all the same CPUs."""
+    for pool in ledger.pool_ids:
+        wanted = ledger.pool_cpus(pool)
+        for entry in ledger.members(pool):
+            cpus = entry.decision.placement.pool_cpus
+            if cpus != wanted:
+                text = f"container {entry.container_id} has {cpus_text(cpus)} of the pool {pool}"
+                yield Fault(DIVIDED_POOL, f"{text}, and another member {cpus_text(wanted)}")
 
 
 def _exceeded_pods(ledger: Ledger) -> Iterator[Fault]:

@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from bayplan.engines.interface import Engine
 from bayplan.model.basis import Basis
 from bayplan.model.decision import QosSource
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Entry, Ledger, with_pool_cpus
 from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine, union
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus
 from bayplan.model.resources import pinned
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import MOST_UPDATES, cpus_updates, for_one_reply, merged
-from bayplan.placement.after_removal import with_completed_claims
+from bayplan.placement.after_removal import with_completed_claims, with_resized_pools
 from bayplan.placement.found_containers import (
     adopt,
     has_annotated_placement,
@@ -115,6 +115,8 @@ def reconcile(
     if recovered:
         # What a pod has as a whole is in the annotation of the container that was its first.
         agreed, _ = with_completed_claims(basis.with_ledger(agreed), engine)
+    else:
+        agreed = with_resized_pools(basis.with_ledger(agreed), engine)
     agreed = _with_retained(ledger, gone, agreed, pods)
     shared = agreed.shared_cpus(machine, policy.withheld_cpus)
     repairs = [repair for _, repair in compared if repair is not None]
@@ -260,7 +262,23 @@ def _updated_from_containers(
         if pod_id:
             of_pods[pod_id] = of_pod | placement.exclusive_cpus
         result[container_id] = entry
-    return {key: _with_cpus_of_pod(result[key], result.values()) for key in known}
+    settled = {key: _with_cpus_of_pod(result[key], result.values()) for key in known}
+    return _with_pools(settled, taken)
+
+
+def _with_pools(known: Mapping[str, Entry], taken: CpuSet) -> dict[str, Entry]:
+    """The entries *known* of containers, the oldest first: their named pools have what the newest member was
+    created with, but for what others have of it by now, and for CPUs that are *taken*."""
+    cpus = dict[str, CpuSet]()
+    for entry in reversed(list(known.values())):
+        pool = entry.decision.request.pool
+        if pool and pool not in cpus:
+            cpus[pool] = entry.decision.placement.pool_cpus - taken
+            taken |= cpus[pool]
+    return {
+        key: with_pool_cpus(entry, cpus[pool]) if (pool := entry.decision.request.pool) else entry
+        for key, entry in known.items()
+    }
 
 
 def _with_cpus_of_pod(entry: Entry, entries: Iterable[Entry]) -> Entry:
@@ -307,7 +325,7 @@ def _as_observed(
     if repinned or (overridden and (placement.own_cpus or kubelets)):
         later = request.pinned_by_update or not repinned
         request = replace(request, pinned_cpus=cpus, pinned_by_update=later)
-        placement = replace(placement, exclusive_cpus=CpuSet(), claimed_cpus=None)
+        placement = replace(placement, exclusive_cpus=CpuSet(), claimed_cpus=None, pool_cpus=CpuSet())
     decision = replace(entry.decision, request=request, placement=placement)
     return replace(entry, decision=decision, notified_cpus=cpus, previous_cpus=None), repair
 

@@ -43,6 +43,7 @@ def given_back(entry: Entry) -> Entry:
         mems=None,
         exclusive_cpus=CpuSet(),
         claimed_cpus=None,
+        pool_cpus=CpuSet(),
         claim=None if claim is None else replace(claim, flexible=False),
         original_nodes=None,
         previous_mems=None,

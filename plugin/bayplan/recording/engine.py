@@ -13,12 +13,13 @@ from bayplan.recording.questions import (
     Converted,
     Decide,
     MovesBack,
+    ResizedPools,
     WidenedPlacements,
     changed_entries,
     options_of,
 )
 from bayplan.recording.recording import Recording
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 
 
 class RecordedEngine:
@@ -78,6 +79,12 @@ class RecordedEngine:
         """See `Engine`."""
         answer = self._engine.completed_claims(basis)
         self._recording.add(self._options, basis, CompletedClaims(_now_us(), answer))
+        return answer
+
+    def resized_pools(self, basis: Basis) -> Mapping[str, CpuSet]:
+        """See `Engine`."""
+        answer = self._engine.resized_pools(basis)
+        self._recording.add(self._options, basis, ResizedPools(_now_us(), answer))
         return answer
 
     def converted(self, basis: Basis) -> Ledger:

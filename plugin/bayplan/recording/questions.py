@@ -23,7 +23,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import changed_ids, entries_of
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyScope
-from bayplan.sets import NodeSet, set_to_text, text_to_set
+from bayplan.sets import CpuSet, NodeSet, set_to_text, text_to_set
 
 FORMAT: Final = 1
 """Raised when a recording can no longer be read by an earlier version."""
@@ -175,6 +175,18 @@ class CompletedClaims(Struct, frozen=True, tag="CompletedClaims", tag_field="kin
         return engine.completed_claims(basis)
 
 
+class ResizedPools(Struct, frozen=True, tag="ResizedPools", tag_field="kind"):
+    """`Engine.resized_pools`."""
+
+    at_us: int
+    answer: Mapping[str, CpuSet]
+    about: ClassVar[str] = ""
+
+    def ask(self, engine: Engine, basis: Basis) -> Mapping[str, CpuSet]:
+        """See `EngineCall`."""
+        return engine.resized_pools(basis)
+
+
 class Converted(Struct, frozen=True, tag="Converted", tag_field="kind"):
     """`Engine.converted`; the answer are the entries that it changed, by container id."""
 
@@ -187,7 +199,9 @@ class Converted(Struct, frozen=True, tag="Converted", tag_field="kind"):
         return changed_entries(basis.ledger, engine.converted(basis))
 
 
-AnyQuestion: TypeAlias = Decide | Adopt | MovesBack | WidenedPlacements | CompletedClaims | Converted
+AnyQuestion: TypeAlias = (
+    Decide | Adopt | MovesBack | WidenedPlacements | CompletedClaims | ResizedPools | Converted
+)
 Line: TypeAlias = Begin | Changed | AnyQuestion
 
 

@@ -117,7 +117,10 @@ def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> Vie
         "engine": settings.engine,
         "policy": policy.topology.value,
         "strategy": policy.strategy.value,
-        "remarks": [*machine.remarks, *settings.notices, *remarks_here(settings, machine)],
+        "remarks": [
+            *(*machine.remarks, *settings.notices, *remarks_here(settings, machine)),
+            *simulation.unmatched_rules,
+        ],
         "accepted": quality.accepted,
         "refused": quality.refused,
         "degraded": quality.degraded,

@@ -15,6 +15,8 @@ from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.wishes import unmatched_rules
+from bayplan.model.workload import Pod
 from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
@@ -92,6 +94,7 @@ class Simulation:
         self.rehearsal = rehearsal_of_pods(machine, policy, engine)
         self._pods: dict[str, PlannedPod] = {}
         self.quality = Quality()
+        self._seen: list[tuple[Pod, str]] = []
 
     def play(self, trace: Iterable[Event]) -> Iterator[Step]:
         """Every event of *trace*, in order, with what it led to."""
@@ -137,12 +140,18 @@ class Simulation:
         return {cpus: names[cpus] for cpus in sorted(names, key=tuple)}
 
     @property
+    def unmatched_rules(self) -> tuple[str, ...]:
+        """The rules about CPUs that counted for none of the containers that came, each a sentence."""
+        return unmatched_rules(self.rehearsal.policy.cpu_rules, self._seen)
+
+    @property
     def running(self) -> int:
         """How many containers there are now; init containers are over."""
         return sum(not one.ends for pod in self._pods.values() for one in pod.containers)
 
     def _arrive(self, event: Arrival) -> list[Decision]:
         self._depart(event.name)
+        self._seen += [(event.pod.pod, one.container.name) for one in event.pod.containers]
         decisions = self.rehearsal.admit(event.pod)
         if all(one.outcome is not Outcome.REFUSED for one in decisions):
             self._pods[event.name] = event.pod

@@ -63,6 +63,8 @@ def cpus_text(container: dict[str, Any], *, listed: bool = False) -> str:
         return f"{container['cpus']} (set by others)"
     if container["cpus"] is None:
         return "as in its spec"
+    if container["cpuPool"]:
+        return f"{container['cpus']} of pool {container['cpuPool']}"
     if container["cpusExclusive"]:
         others = len(container["cpusAlsoOf"])
         alone = "isolated" if container["cpuPartition"] else "alone"

@@ -70,6 +70,7 @@ def _asked(request: Request) -> View:
         "cpuMilli": request.cpu_milli,
         "cpuWeighed": request.cpu_weighed,
         "exclusiveCpus": request.exclusive_cpus,
+        "cpuPool": request.pool or None,
         "wishes": sentences.wishes(request),
         "optedOut": request.opted_out,
         "pinnedCpus": None if request.pinned_cpus is None else str(request.pinned_cpus),
@@ -84,6 +85,7 @@ def _placement(decision: Decision, also_of: Sequence[str]) -> View:
     return {
         "mems": _nodes(placement.mems),
         "exclusiveCpus": str(placement.own_cpus),
+        "poolCpus": str(placement.pool_cpus),
         "cpusAlsoOf": list(also_of),
         "bookedBytes": {str(node): dict(row) for node, row in sorted(placement.booked_bytes.items())},
         "claim": None

@@ -66,6 +66,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     last, each a sentence. ``live`` is what was seen last of the nodes' memory, None where it is not watched.
     ``shadow``: nothing of all this is applied. ``kubelet_known_by`` says where kubelet's version is known
     from, "" where it is not.
+    ``unmatched_cpu_rules`` are the rules about CPUs that are for no container that runs, each a sentence.
     """
 
     taken_us: int
@@ -87,6 +88,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     live: LivePages | None = None
     shadow: bool = False
     kubelet_known_by: str = ""
+    unmatched_cpu_rules: tuple[str, ...] = ()
 
 
 class Snapshot(Observation, frozen=True, kw_only=True):

@@ -64,6 +64,8 @@ def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
         policy=_policy(snapshot.policy),
         kubelet={"version": str(snapshot.policy.kubelet_rules), "knownBy": snapshot.kubelet_known_by or None},
         sharedCpus=str(shared),
+        cpuPools=_cpu_pools(snapshot),
+        unmatchedCpuRules=list(snapshot.unmatched_cpu_rules),
         containers=[
             _container(entry, shared, snapshot, spreads[entry.container_id], holders) for entry in entries
         ],
@@ -96,8 +98,30 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
             | {"kind": _kind(node, machine, ranks)}
             for node in machine.nodes
         ],
+        cpuPools=_cpu_pools(snapshot),
         keptForPods=_kept_for_pods(snapshot),
     )
+
+
+def _cpu_pools(snapshot: Snapshot) -> list[View]:
+    """The named pools: those of the configuration, and those that still have members."""
+    ledger, configured = snapshot.ledger, snapshot.policy.cpu_pools
+    found = []
+    for name in sorted(configured.keys() | ledger.pool_ids.keys()):
+        members = [entry.decision.request for entry in ledger.members(name)]
+        pool = configured.get(name)
+        found.append(
+            {
+                "name": name,
+                "cpus": str(ledger.pool_cpus(name)),
+                "minimum": None if pool is None else pool.minimum,
+                "maximum": None if pool is None else pool.maximum,
+                "cpuKind": None if pool is None else pool.cpu_kind or None,
+                "requestedMilli": sum(one.requested_milli for one in members),
+                "containers": sorted(one.name for one in members),
+            }
+        )
+    return found
 
 
 def _kept_for_pods(snapshot: Snapshot) -> list[View]:
@@ -197,6 +221,7 @@ def _container(entry: Entry, shared: CpuSet, snapshot: Snapshot, spread: Spread,
         "cpuPartition": "isolated" if entry.container_id in snapshot.partitions else None,
         "cpuPartitionWanted": "isolated" if request.partition else None,
         "irqs": "away" if request.irqs_away and placement.exclusive_cpus else None,
+        "cpuPool": request.pool if placement.pool_cpus else None,
         "cpusAlsoOf": holders.others(entry),
         "cpusPinnedByOthers": request.pinned_cpus is not None,
         "cpuMilli": request.cpu_milli,
@@ -257,6 +282,11 @@ def _node(
             "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
             "reserved": str(node.cpus & Allocatable(machine, snapshot.policy).reserved_cpus),
             "isolated": str(node.cpus & machine.isolated),
+            "pools": {
+                name: str(node.cpus & cpus)
+                for name, cpus in ledger.cpus_of_pools.items()
+                if not node.cpus.isdisjoint(cpus)
+            },
             "kinds": {
                 kind: str(node.cpus & of_kind)
                 for kind, of_kind in machine.cpus_by_kind.items()
@@ -271,6 +301,7 @@ def _node(
                 "bookedBytes": dict(spreads[entry.container_id].get(node.id, {})),
                 "heldBytes": _held_bytes(entry.container_id, node, snapshot.live),
                 "exclusiveCpus": str(node.cpus & entry.decision.placement.own_cpus),
+                "cpuPool": entry.decision.request.pool if entry.decision.placement.pool_cpus else None,
                 "devices": [hint.device for hint in entry.decision.request.hints if node.id in hint.nodes],
             }
             for entry in sorted(
@@ -377,7 +408,7 @@ def _is_bound_to(entry: Entry, node: Node, spread: Spread) -> bool:
     return (
         (mems is not None and node.id in mems)
         or any(spread.get(node.id, {}).values())
-        or not placement.own_cpus.isdisjoint(node.cpus)
+        or not placement.apart_cpus.isdisjoint(node.cpus)
     )
 
 

@@ -13,7 +13,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import Settings
 from bayplan.engines.interface import KUBELET
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import TopologyPolicy
+from bayplan.model.policy import CpuPool, TopologyPolicy
 from bayplan.nri import Event
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
@@ -39,6 +39,8 @@ DOUBLED: Final = (
 )
 LATE: Final = (*DOUBLED, Event.STOP_CONTAINER, Event.REMOVE_CONTAINER)
 CPU_WISHES: Final = ("exclusive", "exclusive=1", "exclusive=1", "isolated", "shared")
+POOLS: Final = {"db": CpuPool(1, 3), "web": CpuPool(1, 1)}
+OTHER_POOLS: Final = {"db": CpuPool(2, 3)}
 """A wish that cannot be granted is passed over, and said."""
 RESERVED_CPUS: Final = (CpuSet([0]), CpuSet([0, 4]))
 KUBELETS_SUMS: Final[dict[str, Any]] = {
@@ -57,6 +59,7 @@ class Schedule:
         self.host = host
         self._isolated = self._choice.choice([CpuSet(), CpuSet([2, 6])])
         host.machine = self._machine(as_it_was=True)
+        host.settings = replace(PLAIN, cpu_pools=POOLS)
         host.runtime.makes_cgroup_at_creation = self._choice.random() < HALF
         self._events: list[tuple[int, Callable[[], Awaitable[None] | None]]] = [
             (8, self.create),
@@ -123,7 +126,19 @@ class Schedule:
         if len(self.host.runtime.containers) >= MOST_CONTAINERS:
             return
         kind = self._choice.choice(
-            ["cpus", "cpus", "wish", "memory", "bound", BEST_EFFORT, BEST_EFFORT, BURSTABLE]
+            [
+                "cpus",
+                "cpus",
+                "wish",
+                "pool",
+                "pool",
+                "pool",
+                "memory",
+                "bound",
+                BEST_EFFORT,
+                BEST_EFFORT,
+                BURSTABLE,
+            ]
         )
         self.trace[-1] += f" {kind}"
         qos, cpus, wishes = kind if kind in (BEST_EFFORT, BURSTABLE) else GUARANTEED, 0, dict[str, str]()
@@ -134,6 +149,9 @@ class Schedule:
         elif kind == "wish":
             qos, cpus = self._choice.choice([GUARANTEED, BURSTABLE]), self._choice.randint(1, 3)
             wishes = {"cpus": self._choice.choice(CPU_WISHES)}
+        elif kind == "pool":
+            qos, cpus = self._choice.choice([GUARANTEED, BURSTABLE, BEST_EFFORT]), self._choice.randrange(3)
+            wishes = {"cpus": self._choice.choice(["pool=db", "pool=db", "pool=db", "pool=web"])}
         self.host.create(
             self.host.new_id()[-12:],
             qos=qos,
@@ -258,6 +276,7 @@ class Schedule:
     def _settings(self) -> Settings:
         topology = self._choice.choice(list(TopologyPolicy))
         exact = replace(PLAIN, topology=topology, reserved_cpus=self._choice.choice(RESERVED_CPUS))
+        exact = replace(exact, cpu_pools=self._choice.choice([POOLS, POOLS, POOLS, OTHER_POOLS, {}]))
         return self._choice.choice([exact, exact, replace(exact, **KUBELETS_SUMS)])
 
     def _machine(self, *, as_it_was: bool = False) -> Machine:

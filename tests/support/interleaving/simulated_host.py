@@ -1,8 +1,8 @@
 """A node with a daemon, a runtime over NRI and one with hooks, and what must hold on it.
 
-At any moment: no CPU is exclusive to two containers, in the ledger or on the disk, none of them is reserved,
-and no promise exceeds what a set of nodes has but by what was taken from the machine. At rest: disk, ledger,
-runtimes and kernel say the same.
+At any moment: no CPU is exclusive to two containers or pools, in the ledger or on the disk, none of them is
+reserved, and no promise exceeds what a set of nodes has but by what was taken from the machine. At rest:
+disk, ledger, runtimes and kernel say the same.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from bayplan.host.placement_files import FILE
 from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.machine import MEMORY, Machine, union
 from bayplan.model.policy import PlacementFiles
 from bayplan.nri.operations import Operation
 from bayplan.nri.wire import Response
@@ -279,6 +279,7 @@ class SimulatedHost:
         )
         if fresh & basis.allocatable.reserved_cpus:
             raise InvariantError("a reserved CPU became exclusive")
+        self._check_pools(before, basis)
         if not basis.shared_cpus:
             raise InvariantError("no CPU is shared")
         # The largest of all is what cannot be had at once, however the promises are carried: what a smaller
@@ -289,6 +290,18 @@ class SimulatedHost:
             raise InvariantError(f"nodes {nodes} lack {excess_bytes} bytes of what is promised")
         self._excess_bytes = excess_bytes
         self._check_follower()
+
+    def _check_pools(self, before: Current | None, basis: Current) -> None:
+        """Named pools have no CPU that anybody owns, and one that changes only loses or only gets some, but
+        for what went offline."""
+        owned = union(entry.decision.placement.exclusive_cpus for entry in basis.ledger.entries.values())
+        for name, cpus in basis.ledger.cpus_of_pools.items():
+            if not cpus.isdisjoint(owned):
+                raise InvariantError(f"CPUs {cpus & owned} of the pool {name} are somebody's own")
+            owned |= cpus
+            had = CpuSet() if before is None else before.ledger.pool_cpus(name) & basis.machine.online_cpus
+            if not (cpus <= had or had <= cpus):
+                raise InvariantError(f"the pool {name} had CPUs {had} and has {cpus}")
 
     def _check_follower(self) -> None:
         """Whoever follows the changes from outside knows what the daemon knows."""
@@ -314,12 +327,11 @@ class SimulatedHost:
             if (cpus, mems) != wanted:
                 raise InvariantError(f"{one.container.id} has {(cpus, mems)}, and the ledger says {wanted}")
         for container_id, entry in ledger.entries.items():
-            for other in alive - {container_id}:
+            pool = ledger.pool_ids.get(entry.decision.request.pool, frozenset())
+            for other in alive - {container_id} - pool:
                 (cpus,) = self.kernel.shown(self.path(other), "cpuset.cpus")
                 both = (
-                    CpuSet.parse(cpus)
-                    & entry.decision.placement.exclusive_cpus
-                    & controller.machine.online_cpus
+                    CpuSet.parse(cpus) & entry.decision.placement.apart_cpus & controller.machine.online_cpus
                 )
                 if both:
                     raise InvariantError(f"{other} may run on CPUs {both} of {container_id}")

@@ -53,12 +53,22 @@ class Disk:
         self.times_emptied += 1
 
     def shared_exclusives(self) -> CpuSet:
-        """The CPUs that two containers have to themselves: none, at any moment."""
+        """The CPUs that two containers or pools have to themselves, or some of the members of one pool: none,
+        at any moment."""
         taken, twice = CpuSet(), CpuSet()
         for entry in self.entries.values():
             if not entry.ended:
                 twice |= taken & entry.decision.placement.exclusive_cpus
                 taken |= entry.decision.placement.exclusive_cpus
+        pools: dict[str, CpuSet] = {}
+        for entry in self.entries.values():
+            pool, cpus = entry.decision.request.pool, entry.decision.placement.pool_cpus
+            if pool and not entry.ended:
+                known = pools.setdefault(pool, cpus)
+                twice |= (known | cpus) - (known & cpus)
+        for cpus in pools.values():
+            twice |= taken & cpus
+            taken |= cpus
         return twice
 
 

@@ -15,7 +15,7 @@ from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.kubelet.eviction.thresholds import ThresholdValue
 from bayplan.model.kubelet_version import NEWEST
-from bayplan.model.policy import CpuRule, PlacementFiles, TopologyPolicy
+from bayplan.model.policy import CpuPool, CpuRule, PlacementFiles, TopologyPolicy
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -62,6 +62,7 @@ def test_every_flag() -> None:
         "--shared-cpus-minimum=3",
         "--cpu-manager-policy-options=full-pcpus-only=true,distribute-cpus-across-numa=true",
         "--cpu-rules=namespaces=pay,namespaces=ment,labels=app:db,cpus=exclusive=2;containers=log,cpus=shared",
+        "--cpu-pools=db=2-8:performance,logs=3",
         "--reserved-memory=0:memory=1Gi",
         "--reserved-cpus=0-1",
         "--kube-reserved=cpu=200m,memory=500Mi",
@@ -118,6 +119,7 @@ def test_every_flag() -> None:
         CpuRule(frozenset({"pay", "ment"}), {"app": "db"}, cpus="exclusive=2"),
         CpuRule(containers=frozenset({"log"}), cpus="shared"),
     )
+    assert settings.cpu_pools == {"db": CpuPool(2, 8, "performance"), "logs": CpuPool(1, 3)}
     assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200_000_000}
     assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
     assert settings.eviction_hard["memory.available"] == ThresholdValue(200 * MIB)
@@ -253,6 +255,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
     }
     spelled = {
         "evictionHard": '{ "memory.available" = "100Mi" }',
+        "cpuPools": "{}",
         "cpuRules": "[]",
         "featureGates": "{}",
         "memoryThrottlingFactor": "0.9",

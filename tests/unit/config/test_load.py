@@ -21,6 +21,7 @@ from bayplan.kubelet.eviction.thresholds import ThresholdValue, parse_percentage
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (
+    CpuPool,
     CpuRule,
     Defragment,
     MemoryReservationPolicy,
@@ -50,6 +51,7 @@ sharedCPUsMinimum = 4
 cpuRules = [
     { namespaces = ["pay"], labels.app = "db", containers = ["main"], cpus = "isolated", cpuKind = "middle" },
 ]
+cpuPools = { db = { minimum = 2, maximum = 8, cpuKind = "performance" }, logs = { maximum = 2 } }
 kubeReserved = { cpu = "100m", memory = "500Mi", "ephemeral-storage" = "1Gi", pid = "1000" }
 systemReserved = { memory = 1073741824, cpu = 1, "hugepages-2048Ki" = "4Mi" }
 evictionHard = { "memory.available" = "5%", "nodefs.available" = "10%" }
@@ -123,6 +125,7 @@ FULL = Settings(
     reserved_cpus=CpuSet([0, 1, 8]),
     shared_cpus_minimum=4,
     cpu_rules=(CpuRule(frozenset({"pay"}), {"app": "db"}, frozenset({"main"}), "isolated", "middle"),),
+    cpu_pools={"db": CpuPool(2, 8, "performance"), "logs": CpuPool(1, 2)},
     kube_reserved={"cpu": 100_000_000, "memory": 500 * MIB},
     system_reserved={"memory": GIB, "cpu": 10**9, "hugepages-2Mi": 4 * MIB},
     eviction_hard={
@@ -486,6 +489,16 @@ def test_a_key_that_cannot_be_is_named(write: Write, content: str, path: str) ->
             "cpuRules = [{ cpus = 'shared' }, { namespaces = ['a'], cpus = 'exclusive' }]",
             ["cpuRules[1]"],
         ),
+        ("cpuRules = [{ cpus = 'pool=A b' }]", ["cpuRules[0].cpus"]),
+        ("cpuRules = [{ cpus = 'pool=db', cpuKind = 'performance' }]", ["cpuRules[0].cpuKind"]),
+        ("cpuPools = ['db']", ["cpuPools"]),
+        ("cpuPools = { db = 2 }", ["cpuPools.db"]),
+        ("cpuPools = { db = { minimum = 2 } }", ["cpuPools.db"]),
+        ("cpuPools = { db = { minimum = 3, maximum = 2 } }", ["cpuPools.db.minimum"]),
+        ("cpuPools = { db = { minimum = 0, maximum = 2 } }", ["cpuPools.db.minimum"]),
+        ("cpuPools = { db = { maximum = 2, cpuKind = 'big' } }", ["cpuPools.db.cpuKind"]),
+        ("cpuPools = { db = { maximum = 2, size = 1 } }", ["cpuPools.db.size"]),
+        ("cpuPools = { 'D B' = { maximum = 2 } }", ['cpuPools."D B"']),
         (
             "reservedMemory = [{}]",
             ["reservedMemory[0].numaNode", "reservedMemory[0].limits"],

@@ -16,6 +16,8 @@ from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryMa
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import (
     CpuAlignment,
+    CpuPool,
+    CpuRule,
     MemoryQos,
     MemoryReservationPolicy,
     OutsideRequests,
@@ -296,3 +298,26 @@ def test_the_engine_has_what_was_configured() -> None:
         topology_options=TopologyOptions(max_nodes=64),
     )
     assert engine_of(Settings()).name == "exact"
+
+
+@pytest.mark.parametrize(
+    ("pools", "rule", "found"),
+    [
+        ({"db": CpuPool(1, 3)}, "pool=db", []),
+        ({"db": CpuPool(1, 4)}, "pool=db", [("cpuPools.db.maximum", "4")]),
+        ({"db": CpuPool(1, 2), "web": CpuPool(1, 2)}, "pool=db", [("cpuPools", "4 CPUs together")]),
+        ({"db": CpuPool(1, 2, "performance")}, "pool=db", [("cpuPools.db.cpuKind", "'performance'")]),
+        ({"db": CpuPool(1, 2)}, "pool=web", [("cpuRules[0].cpus", "'pool=web'")]),
+        ({}, "pool=web", [("cpuRules[0].cpus", "'pool=web'")]),
+    ],
+)
+def test_pools_that_the_machine_has_no_room_for(
+    pools: dict[str, CpuPool], rule: str, found: list[tuple[str, str]]
+) -> None:
+    """Of four CPUs the lowest is reserved."""
+    settings = Settings(cpu_pools=pools, cpu_rules=(CpuRule(cpus=rule),))
+    hardware = machine(GIB, GIB, GIB, GIB)
+    if found:
+        assert found_in(settings, hardware) == found
+    else:
+        assert resolve_policy(settings, hardware).cpu_pools == pools

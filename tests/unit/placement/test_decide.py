@@ -16,8 +16,9 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import CpuRule, PlacementPolicy
+from bayplan.model.policy import CpuPool, CpuRule, PlacementPolicy
 from bayplan.model.resources import Resources, WrittenResources, read
+from bayplan.model.wishes import unmatched_rules
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.quantity import GIB, MIB
@@ -312,3 +313,50 @@ def test_the_first_rule_for_a_container_counts(
     assert len(decision.placement.exclusive_cpus) == own
     found = [one for one in codes(decision) if one in {"cpu-rule-not-used", "wrong-annotation"}]
     assert found == [code] * (code is not None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "annotations", "pool", "code"),
+    [
+        ("pool=db", {}, "db", None),
+        ("pool=db", {"bayplan.dev/cpus": "pool=web"}, "web", None),
+        ("pool=db", {"bayplan.dev/cpus": "shared"}, "", None),
+        ("exclusive", {"bayplan.dev/cpus": "pool=db"}, "db", None),
+        ("pool=gone", {}, "", "cpu-rule-not-used"),
+        ("shared", {"bayplan.dev/cpus": "pool=gone"}, "", "wrong-annotation"),
+        (
+            "shared",
+            {"bayplan.dev/cpus": "pool=db", "bayplan.dev/cpu-kind": "middle"},
+            "",
+            "wrong-annotation",
+        ),
+        ("shared", {"bayplan.dev/cpus": "pool="}, "", "wrong-annotation"),
+        ("pool=db", {"bayplan.dev/opt-out": "true"}, "", "cpu-rule-not-used"),
+    ],
+)
+def test_a_rule_or_an_annotation_puts_a_container_into_a_pool(
+    rule: str, annotations: dict[str, str], pool: str, code: str | None
+) -> None:
+    rules = (CpuRule(frozenset({"default"}), cpus=rule),)
+    policy = PlacementPolicy(cpu_rules=rules, cpu_pools={"db": CpuPool(1, 2), "web": CpuPool(1, 1)})
+    owner = pod("p", QosClass.BURSTABLE, annotations)
+    one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=1500)
+    asked = read_annotations(MACHINE, policy, owner, one)
+    decision = decide_creation(
+        Basis(MACHINE, policy, Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
+    )
+    assert decision.request.pool == pool
+    assert len(decision.placement.pool_cpus) == {"db": 2, "web": 1, "": 0}[pool]
+    assert not decision.placement.exclusive_cpus or not pool
+    found = [one for one in codes(decision) if one in {"cpu-rule-not-used", "wrong-annotation"}]
+    assert found == [code] * (code is not None)
+
+
+def test_rules_for_which_there_is_no_container_are_named_once_each() -> None:
+    owner = replace(pod("p", QosClass.BURSTABLE), labels={"app": "db"})
+    there = [(owner, "c-name"), (owner, "log")]
+    unmatched = unmatched_rules(RULES, there)
+    assert len(unmatched) == 1
+    assert unmatched[0].startswith("cpuRules[0]")
+    assert unmatched_rules((), there) == ()
+    assert len(unmatched_rules(RULES, [])) == len(RULES)

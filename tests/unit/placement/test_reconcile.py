@@ -6,11 +6,13 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.policy import CpuPool, PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.resources import Resources, WrittenResources, read
+from bayplan.model.wishes import read_wishes
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import cpus_for
+from bayplan.placement.ledger_check import contradictions
 from bayplan.placement.reconcile import Reconciliation, reconcile
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -156,3 +158,66 @@ def test_a_cpuset_up_to_the_last_cpu_is_that_of_the_machine() -> None:
         ledger = against([replace(pinned, state=ContainerState.RUNNING)], ledger).ledger
         request = ledger.entries["s"].decision.request
         assert (request.pinned_cpus, request.pinned_mems) == (CpuSet([5, 6, 7]), NodeSet([0, 1]))
+
+
+POOLS = PlacementPolicy(cpu_pools={"db": CpuPool(1, 4)})
+IN_POOL = {"bayplan.dev/cpus": "pool=db"}
+
+
+def members(**milli: int) -> Ledger:
+    """A ledger with a container of each name in the pool, which came in this order."""
+    ledger = Ledger()
+    for name, requested in milli.items():
+        owner = pod(name, QosClass.BURSTABLE, IN_POOL)
+        one = container(name, owner, milli_cpus=requested, memory_bytes=50 * MIB)
+        request = derive_request(owner, one, MACHINE, read_wishes(IN_POOL, one.name, MACHINE))
+        entry = Entry(ExactEngine().decide(Basis(MACHINE, POOLS, ledger), request))
+        ledger = ledger.with_entry(replace(entry, notified_cpus=entry.decision.placement.pool_cpus))
+    return ledger
+
+
+def test_a_pool_shrinks_when_a_member_has_gone_meanwhile() -> None:
+    ledger = members(a=1000, b=2000)
+    had = ledger.pool_cpus("db")
+    there = running(container("a", pod("a", QosClass.BURSTABLE), memory_bytes=50 * MIB), str(had))
+    result = reconcile(Basis(MACHINE, POOLS, ledger), ExactEngine(), PODS, [there])
+    assert len(had) == 3
+    assert len(result.ledger.pool_cpus("db")) == 1
+    assert result.updates == (Update("a", cpuset_cpus=result.ledger.pool_cpus("db")),)
+
+
+def test_a_pool_whose_record_is_lost_is_made_again_but_for_what_others_own_by_now() -> None:
+    carried = dict(members(a=1000).entries)
+    pooled = members(a=1000, b=1000)
+    carried["b"] = pooled.entries["b"]
+    cpus = pooled.pool_cpus("db")
+    own = CpuSet([max(cpus)])
+    decision = LEDGER.entries["x"].decision
+    request = replace(decision.request, exclusive_cpus=1)
+    placement = replace(decision.placement, exclusive_cpus=own)
+    carried["x"] = Entry(replace(decision, request=request, placement=placement), notified_cpus=own)
+    owner = container("x", GUARANTEED, memory_bytes=100 * MIB, milli_cpus=1000)
+    containers = [
+        running(container(name, pod(name, QosClass.BURSTABLE), memory_bytes=50 * MIB), "1") for name in "ab"
+    ]
+    result = reconcile(
+        Basis(MACHINE, POOLS, Ledger()),
+        ExactEngine(),
+        PODS,
+        [*containers, running(owner, str(own), "0")],
+        carried=carried,
+    )
+    pool = result.ledger.pool_cpus("db")
+    assert result.ledger.pool_ids == {"db": frozenset("ab")}
+    assert pool.isdisjoint(own)
+    assert cpus - own <= pool
+    assert contradictions(result.ledger) == ()
+    assert result.ledger.entries["x"].decision.placement.exclusive_cpus == own
+
+
+def test_a_container_that_was_found_is_not_put_into_a_pool() -> None:
+    owner = pod("n", QosClass.BURSTABLE, IN_POOL)
+    stranger = running(container("n", owner, memory_bytes=50 * MIB))
+    result = reconcile(Basis(MACHINE, POOLS, Ledger()), ExactEngine(), {owner.id: owner}, [stranger])
+    assert result.ledger.pool_ids == {}
+    assert result.ledger.entries["n"].decision.shares_cpus

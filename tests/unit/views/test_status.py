@@ -6,8 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan import __version__
+from bayplan.model.decision import CpuUse, CpuWish
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine, Node, Performance
+from bayplan.model.policy import CpuPool
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.metrics.text import metrics_view
@@ -45,6 +47,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         "cpuPartition": None,
         "cpuPartitionWanted": None,
         "irqs": None,
+        "cpuPool": None,
         "cpusAlsoOf": [],
         "cpusPinnedByOthers": False,
         "cpuMilli": 2000,
@@ -183,6 +186,7 @@ def test_nodes(snapshot: Snapshot) -> None:
         "reserved": "0",
         "isolated": "",
         "kinds": {},
+        "pools": {},
     }
     assert first["distances"] == {"0": 10, "1": 21}
     assert [one["id"] for one in first["containers"]] == ["aaa"]
@@ -269,3 +273,29 @@ def test_a_nodes_memory_as_it_was_seen_last(snapshot: Snapshot) -> None:
         'bayplan_node_live_bytes{node="0",state="outstanding"} 3145728'
         in metrics_view(replace(snapshot, live=live))["text"]
     )
+
+
+def test_named_pools_and_their_members(snapshot: Snapshot) -> None:
+    shared = snapshot.ledger.entries["bbb"]
+    request = replace(shared.decision.request, cpus=CpuWish(CpuUse.POOL, pool="db"), cpu_milli=1500)
+    placement = replace(shared.decision.placement, pool_cpus=CpuSet([1, 4]))
+    decision = replace(shared.decision, request=request, placement=placement)
+    pools = {"db": CpuPool(1, 4), "web": CpuPool(2, 2)}
+    with_pool = replace(
+        snapshot,
+        ledger=snapshot.ledger.with_entry(replace(shared, decision=decision)),
+        policy=replace(snapshot.policy, cpu_pools=pools),
+        unmatched_cpu_rules=("a sentence",),
+    )
+    status, nodes = status_view(with_pool), nodes_view(with_pool)
+    assert [(one["name"], one["cpus"], one["containers"]) for one in status["cpuPools"]] == [
+        ("db", "1,4", [request.name]),
+        ("web", "", []),
+    ]
+    assert (status["cpuPools"][0]["requestedMilli"], status["cpuPools"][0]["maximum"]) == (1500, 4)
+    assert status["unmatchedCpuRules"] == ["a sentence"]
+    assert [one["cpus"]["pools"] for one in nodes["nodes"]] == [{"db": "1"}, {"db": "4"}]
+    assert nodes["nodes"][0]["cpus"]["exclusive"] == "2-3"
+    shown = {one["id"]: (one["cpus"], one["cpuPool"], one["cpusExclusive"]) for one in status["containers"]}
+    assert shown["bbb"] == ("1,4", "db", False)
+    assert {one["id"] for node in nodes["nodes"] for one in node["containers"]} >= {"bbb"}

@@ -68,6 +68,7 @@ attempts        one attempt to place a container, and the sentences of its outco
 moves           who becomes wider for others, and who goes back
 exclusive_cpus  which CPUs a container may have, and which of them it gets
 relocations     who would have to go elsewhere so that a request fits
+cpu_pools       decisions about containers in named pools, and how many CPUs these have
 unconfined      decisions about containers without a set of their own, and where others chose CPUs or nodes
 whole_pods      decisions about containers of pods with resources as a whole
 confined        decisions about containers with one

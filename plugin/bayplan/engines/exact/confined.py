@@ -87,10 +87,12 @@ class Confinement:
         scope: TopologyScope,
         current: Placement | None,
         max_steps: int,
+        near_pool: NodeSet = NodeSet(),
     ) -> None:
         self.topology, self.flows, self.ledger = topology, flows, ledger
         self.machine, self.policy, request = flows.machine, flows.policy, asking.request
         self.asking, self.request, self.amounts, self.current = asking, request, asking.amounts, current
+        self.near_pool = near_pool & flows.machine.ordinary_nodes
         self.even = hugepages_of(self.amounts) if request.even_hugepages is not None else {}
         # Where somebody else chose the CPUs, memory goes where it is wished, and is not confined otherwise.
         self.bounded = asking.bounded and request.pinned_cpus is None
@@ -122,18 +124,8 @@ class Confinement:
         wished = wished_nodes(self.machine, self.request)
         if not self.asking.confined:
             return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.asking))
-        of_pod = (
-            nodes_of_pod(self.ledger, self.request, required=self.strict and self.bounded)
-            if self.by_pod
-            else None
-        )
-        options = [candidates for candidates in (of_pod, wished) if candidates is not None]
-        anywhere = (self.bounded and (self.aligned or self.cpus > 0)) or bool(self.even)
-        if anywhere and not any(candidates.required for candidates in options):
-            required = self.strict or bool(self.even)
-            options.append(CandidateNodes(self.machine.ordinary_nodes, required=required))
         passed_over: list[Attempt] = []
-        for candidates in options:
+        for candidates in self._options(wished):
             attempt, decision = self._on(candidates)
             if decision is None and self._missed is None:
                 self._missed = attempt
@@ -152,6 +144,24 @@ class Confinement:
         if self.bounded and self.aligned:
             return self._second_best()
         return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.asking))
+
+    def _options(self, wished: CandidateNodes | None) -> list[CandidateNodes]:
+        """The nodes that are tried one after the other: those of its pod, those that it wishes, those where
+        the CPUs of its named pool are, and all ordinary ones."""
+        of_pod = (
+            nodes_of_pod(self.ledger, self.request, required=self.strict and self.bounded)
+            if self.by_pod
+            else None
+        )
+        options = [candidates for candidates in (of_pod, wished) if candidates is not None]
+        if self.near_pool and self.bounded:
+            why = f"prefers {nodes_text(self.near_pool)}, where the CPUs of its pool are"
+            options.append(CandidateNodes(self.near_pool, required=self.strict, why=why))
+        anywhere = (self.bounded and (self.aligned or self.cpus > 0)) or bool(self.even)
+        if anywhere and not any(candidates.required for candidates in options):
+            required = self.strict or bool(self.even)
+            options.append(CandidateNodes(self.machine.ordinary_nodes, required=required))
+        return options
 
     def _on(self, candidates: CandidateNodes) -> tuple[Attempt, Decision | None]:
         """The last attempt on *candidates*, and the decision if there is one: for the whole pod, else for the

@@ -5,13 +5,14 @@ every ordinary node; wishes come before both. Here is who decides and in which o
 set of nodes is found for a container that is to be confined is in `confined`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from msgspec.structs import replace
 
 from bayplan.engines.exact.claiming import Asking, claim_in_full, is_flexible, without
 from bayplan.engines.exact.confined import Confinement
+from bayplan.engines.exact.cpu_pools import decide_for_member, resized_pools
 from bayplan.engines.exact.moves import moves_back
 from bayplan.engines.exact.question import MAX_STEPS
 from bayplan.engines.exact.resources import ResourceFlows
@@ -77,6 +78,12 @@ class ExactEngine:
         if is_member(request):
             decide, topology = partial(self._placed, flows, ledger), self._topology_of(machine)
             decision = decide_in_pod(topology, flows, ledger, request, current, decide)
+        elif request.pool:
+
+            def near(asking: Request, nodes: NodeSet) -> Decision:
+                return self._placed(flows, ledger, asking, current, nodes)
+
+            decision = decide_for_member(self._topology_of(machine), basis, request, current, near)
         else:
             decision = self._placed(flows, ledger, request, current)
         decision = _with_beside(machine, decision)
@@ -88,13 +95,20 @@ class ExactEngine:
         return decision
 
     def _placed(
-        self, flows: ResourceFlows, ledger: Ledger, request: Request, current: Placement | None
+        self,
+        flows: ResourceFlows,
+        ledger: Ledger,
+        request: Request,
+        current: Placement | None,
+        near: NodeSet = NodeSet(),
     ) -> Decision:
         asking = Asking.of(request)
         if not (asking.confined or request.exclusive_cpus):
             return place_unconfined(flows, ledger, asking)
         topology = self._topology_of(flows.machine)
-        decision = Confinement(topology, flows, ledger, asking, self.scope, current, self._max_steps).decide()
+        decision = Confinement(
+            topology, flows, ledger, asking, self.scope, current, self._max_steps, near
+        ).decide()
         decision = beside_pinned_cpus(topology, decision)
         if current is not None and asking.bounded:
             decision = _with_original_nodes(topology, decision, current)
@@ -126,6 +140,10 @@ class ExactEngine:
             return {}
         flows = self._followed(basis).copy()
         return completed_claims(flows, ledger, sorted(ledger.short_ids))
+
+    def resized_pools(self, basis: Basis) -> Mapping[str, CpuSet]:
+        """See `Engine.resized_pools`."""
+        return resized_pools(self._topology_of(basis.machine), basis) if basis.ledger.pool_ids else {}
 
     def converted(self, basis: Basis) -> Ledger:
         """See `Engine.converted`: a container without a claim gets the one that the rules give."""

@@ -71,6 +71,7 @@ class ExclusiveCpus:
     ) -> None:
         self._topology, self._layout, self._basis = topology, topology.cpu_layout, basis
         self._hints, self._alignment = request.hints, basis.policy.cpu_alignment
+        self._growing = request.pool
         self._isolated, self._wished_kind = request.wishes_isolated_cpus, request.cpu_kind
         kubelets = request.qos_source is QosSource.CGROUP_PARENT and request.shares_rest
         self._rest_milli = request.pool_milli(request.exclusive_cpus) if kubelets else 0
@@ -99,13 +100,14 @@ class ExclusiveCpus:
         own = self.own.mask
         if self._isolated or not own.bit_count() < self.count <= (self._candidates | own).bit_count():
             return None
-        return kept_shared(self.count, self._basis, self._rest_milli)
+        return kept_shared(self.count, self._basis, self._rest_milli, self._growing)
 
     @cached_property
     def _candidates(self) -> int:
         """The CPUs that may be its own, of one kind if that is enough; with full-pcpus-only those of cores of
         which others have nothing."""
-        free = self._basis.exclusive_candidates(isolated=self._isolated).mask | self._online
+        candidates = self._basis.exclusive_candidates(isolated=self._isolated, growing=self._growing)
+        free = candidates.mask | self._online
         if self._only_cores:
             free = self._layout.whole_cores(free) | self._online
         return self._of_one_kind(free)
@@ -304,18 +306,20 @@ def distances_to(
     return {node: distance - least for node, distance in found.items()}
 
 
-def kept_shared(count: int, basis: Basis, rest_milli: int = 0) -> Reason | None:
+def kept_shared(count: int, basis: Basis, rest_milli: int = 0, growing: str = "") -> Reason | None:
     """Why *count* CPUs of the shared pool cannot become exclusive to one container, which asks for
-    *rest_milli* of it beside them: it would be left with fewer than are to stay. None if they can."""
-    room = basis.exclusive_room(rest_milli)
+    *rest_milli* of it beside them, or go to the named pool that is *growing*: it would be left with fewer
+    than are to stay. None if they can."""
+    room = basis.exclusive_room(rest_milli, growing)
     if count <= room:
         return None
-    least = basis.shared_cpus_minimum(rest_milli)
+    least, growth = basis.shared_cpus_minimum(rest_milli, growing), basis.growth_of_pools(growing)
     configured = basis.policy.shared_cpus_minimum is not None
     whose = "stay in it at least (sharedCPUsMinimum)" if configured else "its containers request"
+    grown = f" and {growth} are what named pools may grow by (cpuPools)" if growth else ""
     text = (
-        f"{counted(count, 'exclusive CPU')} asked for; the shared pool has {room + least}, of which {least} "
-        f"{whose}; {max(0, room)} can become exclusive"
+        f"{counted(count, 'exclusive CPU')} asked for; the shared pool has {len(basis.shared_cpus)}, of "
+        f"which {least} {whose}{grown}; {max(0, room)} can become exclusive"
     )
     return Reason(SHARED_CPUS_MINIMUM, text)
 

@@ -35,7 +35,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 
 _POD_LEVEL: Final = Reason(
     "pod-level",
@@ -150,6 +150,13 @@ class KubeletEngine:
         basis: Basis,  # noqa: ARG002 - the engines have one shape
     ) -> Mapping[str, Claim]:
         """See `Engine.completed_claims`: kubelet promises all or nothing."""
+        return {}
+
+    def resized_pools(
+        self,
+        basis: Basis,  # noqa: ARG002 - the signature is the interface's
+    ) -> Mapping[str, CpuSet]:
+        """See `Engine.resized_pools`: kubelet knows none, and those of before stay as they are."""
         return {}
 
     def converted(self, basis: Basis) -> Ledger:

@@ -86,7 +86,7 @@ METRICS: Final = (
         "kubelet_cpu_manager_exclusive_cpu_allocation_count",
         Kind.GAUGE,
         "CPUs that belong to one container.",
-        single(lambda facts: len(facts.snapshot.ledger.exclusive_cpus)),
+        single(lambda facts: len(facts.snapshot.ledger.own_cpus)),
     ),
     Metric(
         "kubelet_cpu_manager_allocation_per_numa",
