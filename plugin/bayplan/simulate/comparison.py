@@ -57,7 +57,7 @@ def simulate(
     all_settings = []
     for engine in engines or ("",):
         flags = {**(keys or {}), **keys_of.get(engine, {}), **({"engine": [engine]} if engine else {})}
-        all_settings.append(_settings(machine, configs, flags, several=len(engines) > 1))
+        all_settings.append(settings_for(machine, configs, flags, several=len(engines) > 1))
     events = read_trace(trace, machine, all_settings[0].kubelet_rules)
     runs = [_run(machine, settings, events) for settings in all_settings]
     return {
@@ -80,12 +80,12 @@ def empty_machine(topology: Path, configs: Sequence[Path] = ()) -> tuple[Machine
         ConfigError, HostError: a file is wrong, or the machine does not have what it names.
     """
     described = read_topology(topology)
-    settings = _settings(described, configs, {}, several=False)
+    settings = settings_for(described, configs, {}, several=False)
     machine = with_owners(described, settings.device_memory)
     return machine, resolve_policy(settings, machine), settings
 
 
-def _settings(
+def settings_for(
     machine: Machine, configs: Sequence[Path], flags: Mapping[str, Sequence[str]], *, several: bool
 ) -> Settings:
     """The settings. For kubelet's managers, which start with nothing unsaid, what is not given is what

@@ -1,0 +1,407 @@
+"""The schedulers of a simulated cluster: which node a pod is sent to, by what the scheduler knows of the nodes.
+
+As kube-scheduler 1.37 does it (pkg/scheduler/schedule_one.go): nodes are filtered from where the last search stopped
+until enough are feasible, those are scored, one of the best is taken at random. What differs is what filters and
+scores beside the sums of requests:
+
+* ``least-allocated``, ``most-allocated``: nothing; NodeResourcesFit with that strategy and
+  NodeResourcesBalancedAllocation.
+* ``nrt``: NodeResourceTopologyMatch of scheduler-plugins (pkg/noderesourcetopology). It filters for the policy
+  ``single-numa-node`` alone, and scores for others only with its strategy LeastNUMANodes (``nrt-least-numa``). It
+  sees what agents have published, `NRT_DELAY_S` late, and with a cache (`TopologyView`) even later.
+* ``dra``: claims for one device per NUMA node, first one node, then two, four and so on, in equal parts; the allocator
+  takes the first devices that suffice. What it allocated is what the node books, so that no node refuses.
+* ``ask``: like ``least-allocated``, but candidates are asked, best first, what their engine would decide.
+
+A filter is monotone: a pod that no node fits can fit only on nodes that changed since (`Scheduler.choose` among these).
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Final
+
+from bayplan.model.decision import QosClass
+from bayplan.model.machine import Machine
+from bayplan.model.policy import TopologyPolicy
+from bayplan.quantity import MIB
+from bayplan.sets import NodeSet
+from bayplan.simulate.cluster_nodes import Answer, ClusterNode, NumaRoom, memory_nodes
+from bayplan.simulate.pod_trace import TimedPod
+
+MAX_SCORE: Final = 100
+_LEAST_FEASIBLE, _LEAST_PERCENTAGE = 100, 5
+_MISSING_MILLI, _MISSING_BYTES = 100, 200 * MIB
+"""What the scheduler's scores count for a pod that requests nothing (pkg/scheduler/util/pod_resources.go)."""
+NRT_DELAY_S: Final = 1.0
+"""An agent writes its object at most once a second."""
+_ASKED: Final = 32
+"""So many nodes that would take a pod, though not as well as can be, are compared."""
+_HIGHEST_NUMA: Final = 8
+"""NodeResourceTopologyMatch's default for the number of NUMA nodes that its scores are divided by."""
+
+
+class Scheduler:
+    """kube-scheduler with its default plugins; *strategy* is that of NodeResourcesFit."""
+
+    books_claims = False
+    """Whether what was chosen is also what the node gives (`claim_of`), whatever its engine."""
+
+    def __init__(self, nodes: Sequence[ClusterNode], seed: int, strategy: str = "least-allocated") -> None:
+        self.nodes = nodes
+        self.writes = 0
+        """Of objects that exist for the sake of this scheduler, beside pods and their bindings."""
+        self._least = strategy == "least-allocated"
+        self._rng = random.Random(seed)
+        self._start = 0
+
+    def choose(
+        self, pod: TimedPod, now_s: float, among: Sequence[ClusterNode] | None = None
+    ) -> ClusterNode | None:
+        """The node for *pod*, *among* some or all; None if there is none."""
+        feasible = self._feasible(pod, now_s) if among is None else [
+            node for node in among if node.fits(pod) and self.passes(node, pod, now_s)
+        ]  # fmt: skip
+        return self.select(feasible, pod, now_s) if feasible else None
+
+    def passes(self, node: ClusterNode, pod: TimedPod, now_s: float) -> bool:  # noqa: ARG002
+        """Whether *node* is feasible beyond its sums."""
+        return True
+
+    def score(self, node: ClusterNode, pod: TimedPod, now_s: float) -> int:  # noqa: ARG002
+        """NodeResourcesFit and NodeResourcesBalancedAllocation, each up to 100, of equal weight."""
+        software = node.software
+        cpus, size_bytes = software.milli_cpus, software.memory_bytes
+        used_milli, used_bytes = cpus - node.free_milli, size_bytes - node.free_bytes
+        want_milli, want_bytes = pod.milli_cpus or _MISSING_MILLI, pod.memory_bytes or _MISSING_BYTES
+        after = ((min(used_milli + want_milli, cpus), cpus), (min(used_bytes + want_bytes, size_bytes), size_bytes))
+        fit = sum((has - used if self._least else used) * MAX_SCORE // has for used, has in after) // 2
+        if not pod.milli_cpus and not pod.memory_bytes:
+            return fit
+        before = _balance(used_milli / cpus, used_bytes / size_bytes)
+        balance = _balance((used_milli + pod.milli_cpus) / cpus, (used_bytes + pod.memory_bytes) / size_bytes)
+        return fit + MAX_SCORE // 2 + (MAX_SCORE // 2 + balance - before) // 2
+
+    def select(self, feasible: Sequence[ClusterNode], pod: TimedPod, now_s: float) -> ClusterNode | None:
+        """One of the best at random."""
+        scores = [self.score(node, pod, now_s) for node in feasible]
+        best = max(scores)
+        return self._rng.choice([node for node, score in zip(feasible, scores, strict=True) if score == best])
+
+    def bound(self, node: ClusterNode, pod: TimedPod, now_s: float) -> None:
+        """*pod* was bound to *node*."""
+
+    def left(self, node: ClusterNode, pod: TimedPod) -> None:
+        """*pod* is no longer there."""
+
+    def published(self, node: ClusterNode, now_s: float) -> None:
+        """The agent of *node* has written what is left there."""
+
+    def tick(self, now_s: float) -> Sequence[ClusterNode]:  # noqa: ARG002
+        """Nodes of which the scheduler has learned something by its own clock."""
+        return ()
+
+    def _feasible(self, pod: TimedPod, now_s: float) -> list[ClusterNode]:
+        """Feasible nodes, until there are enough of them; the next search begins behind the last one looked at."""
+        nodes, total = self.nodes, len(self.nodes)
+        enough = feasible_to_find(total)
+        found: list[ClusterNode] = []
+        looked = 0
+        for looked in range(1, total + 1):  # noqa: B007
+            node = nodes[(self._start + looked - 1) % total]
+            if node.fits(pod) and self.passes(node, pod, now_s):
+                found.append(node)
+                if len(found) == enough:
+                    break
+        self._start = (self._start + looked) % total
+        return found
+
+
+def feasible_to_find(total: int) -> int:
+    """How many feasible nodes of *total* are enough (``numFeasibleNodesToFind`` with no percentage configured)."""
+    if total < _LEAST_FEASIBLE:
+        return total
+    percentage = max(50 - total // 125, _LEAST_PERCENTAGE)
+    return max(total * percentage // 100, _LEAST_FEASIBLE)
+
+
+class TopologyView:
+    """What NodeResourceTopologyMatch knows of each node: the object as it was last taken over.
+
+    Without a cache (*resync_s* 0) that is the newest one published. With the cache OverReserve a pod that was bound is
+    subtracted from every NUMA node until the node is resynchronized, which happens, each *resync_s*, only to nodes that
+    were filtered out since and whose object lists the pods that the scheduler knows.
+    """
+
+    def __init__(self, resync_s: float) -> None:
+        self.resync_s = resync_s
+        self._published: dict[int, Mapping[int, NumaRoom]] = {}
+        self._known: dict[int, Mapping[int, NumaRoom]] = {}
+        self._assumed: dict[int, dict[str, TimedPod]] = {}
+        self._doubted: set[int] = set()
+        self._fresh: set[int] = set()
+        self._empty: dict[int, Mapping[int, NumaRoom]] = {}
+
+    def rooms(self, node: ClusterNode) -> Mapping[int, NumaRoom]:
+        """What is left on the NUMA nodes of *node*, as far as the plugin knows."""
+        index = node.index
+        known = self._known.get(index)
+        if known is None:
+            known = self._known[index] = self._empty.setdefault(id(node.software), node.software.rooms())
+        assumed = self._assumed.get(index)
+        if not assumed:
+            return known
+        cpus = -(-sum(pod.milli_cpus for pod in assumed.values()) // 1000)
+        size_bytes = sum(pod.memory_bytes for pod in assumed.values())
+        return {
+            numa: NumaRoom(max(0, room.cpus - cpus), max(0, room.memory_bytes - size_bytes))
+            for numa, room in known.items()
+        }
+
+    def doubt(self, node: ClusterNode) -> None:
+        """*node* was filtered out."""
+        if self.resync_s:
+            self._doubted.add(node.index)
+
+    def bound(self, node: ClusterNode, pod: TimedPod) -> None:
+        """*pod* was bound; what is published does not have it yet."""
+        self._fresh.discard(node.index)
+        if self.resync_s:
+            self._assumed.setdefault(node.index, {})[pod.name] = pod
+
+    def left(self, node: ClusterNode) -> None:
+        """A pod is gone."""
+        self._fresh.discard(node.index)
+
+    def published(self, node: ClusterNode) -> None:
+        """A new object."""
+        self._published[node.index] = node.rooms()
+        self._fresh.add(node.index)
+        if not self.resync_s:
+            self._known[node.index] = self._published[node.index]
+
+    def resync(self) -> list[int]:
+        """The nodes that were taken over anew."""
+        taken = sorted(self._doubted & self._fresh)
+        for index in taken:
+            self._known[index] = self._published[index]
+            self._assumed.pop(index, None)
+            self._doubted.discard(index)
+        return taken
+
+
+class TopologyScheduler(Scheduler):
+    """NodeResourceTopologyMatch beside the default plugins; *least_numa* is its strategy LeastNUMANodes, else
+    LeastAllocated."""
+
+    def __init__(
+        self, nodes: Sequence[ClusterNode], seed: int, *, least_numa: bool = False, resync_s: float = 0
+    ) -> None:
+        super().__init__(nodes, seed)
+        self.view = TopologyView(resync_s)
+        self._least_numa = least_numa
+
+    def passes(self, node: ClusterNode, pod: TimedPod, now_s: float) -> bool:  # noqa: ARG002
+        """For ``single-numa-node``: one NUMA node has what a Guaranteed pod requests."""
+        if pod.qos is not QosClass.GUARANTEED or not _single(node):
+            return True
+        if any(_has(room, pod) for room in self.view.rooms(node).values()):
+            return True
+        self.view.doubt(node)
+        return False
+
+    def score(self, node: ClusterNode, pod: TimedPod, now_s: float) -> int:
+        """The sums' score, and the plugin's."""
+        return super().score(node, pod, now_s) + self._topology_score(node, pod)
+
+    def _topology_score(self, node: ClusterNode, pod: TimedPod) -> int:
+        if pod.qos is not QosClass.GUARANTEED:
+            return MAX_SCORE
+        rooms = self.view.rooms(node)
+        if self._least_numa:
+            return least_numa_score(rooms, pod, node.software.machine)
+        if not _single(node):
+            return 0
+        scores = [score for room in rooms.values() if (score := _left_over(room, pod))]
+        return min(scores, default=0)
+
+    def bound(self, node: ClusterNode, pod: TimedPod, now_s: float) -> None:  # noqa: ARG002
+        """See `Scheduler.bound`."""
+        self.view.bound(node, pod)
+
+    def left(self, node: ClusterNode, pod: TimedPod) -> None:  # noqa: ARG002
+        """See `Scheduler.left`."""
+        self.view.left(node)
+
+    def published(self, node: ClusterNode, now_s: float) -> None:  # noqa: ARG002
+        """See `Scheduler.published`."""
+        self.writes += 1
+        self.view.published(node)
+
+    def tick(self, now_s: float) -> Sequence[ClusterNode]:  # noqa: ARG002
+        """Nodes that were resynchronized."""
+        return [self.nodes[index] for index in self.view.resync()]
+
+
+def least_numa_score(rooms: Mapping[int, NumaRoom], pod: TimedPod, machine: Machine) -> int:
+    """LeastNUMANodes: the fewer NUMA nodes suffice, the better, and a little better where no others of that number are
+    nearer to each other; 0 if all of them do not."""
+    for width in range(1, len(rooms) + 1):
+        sets = [NodeSet(members) for members in combinations(rooms, width)]
+        nearest = min(machine.total_distance(nodes) for nodes in sets)
+        fitting = [
+            machine.total_distance(nodes)
+            for nodes in sets
+            if sum(rooms[numa].cpus for numa in nodes) * 1000 >= pod.milli_cpus
+            and sum(rooms[numa].memory_bytes for numa in nodes) >= pod.memory_bytes
+        ]
+        if fitting:
+            step = MAX_SCORE // _HIGHEST_NUMA
+            return MAX_SCORE - width * step + (step // 2 if min(fitting) == nearest else 0)
+    return 0
+
+
+class ClaimScheduler(Scheduler):
+    """Claims of NUMA nodes' devices beside the default plugins. Only Guaranteed pods have one: for their memory, and
+    for whole CPUs. The others are not counted where claims are, as Kubernetes does not count them either."""
+
+    books_claims = True
+
+    def __init__(self, nodes: Sequence[ClusterNode], seed: int) -> None:
+        super().__init__(nodes, seed)
+        self._rooms: dict[int, dict[int, NumaRoom]] = {}
+        self._claims: dict[str, tuple[NodeSet, NumaRoom]] = {}
+
+    def passes(self, node: ClusterNode, pod: TimedPod, now_s: float) -> bool:  # noqa: ARG002
+        """Whether the claim can be allocated."""
+        return pod.qos is not QosClass.GUARANTEED or self._allocate(node, pod) is not None
+
+    def score(self, node: ClusterNode, pod: TimedPod, now_s: float) -> int:
+        """The sums' score, and twice (the plugin's default weight) that of the first alternative that was possible:
+        100 for the first of eight, a step less for each further one."""
+        found = self._allocate(node, pod) if pod.qos is QosClass.GUARANTEED else None
+        rank = len(found[0]).bit_length() - 1 if found else 0
+        return super().score(node, pod, now_s) + 2 * (MAX_SCORE - rank * MAX_SCORE // 8)
+
+    def bound(self, node: ClusterNode, pod: TimedPod, now_s: float) -> None:  # noqa: ARG002
+        """The claim is allocated: one more write, of its status, and one that reserves it for the pod."""
+        found = self._allocate(node, pod) if pod.qos is QosClass.GUARANTEED else None
+        if found is not None:
+            self._claims[pod.name] = found
+            self.writes += 2
+            self._take(node, found, 1)
+
+    def left(self, node: ClusterNode, pod: TimedPod) -> None:
+        """The claim goes with its pod."""
+        found = self._claims.pop(pod.name, None)
+        if found is not None:
+            self._take(node, found, -1)
+
+    def claim_of(self, pod: TimedPod) -> NodeSet | None:
+        """The NUMA nodes that were allocated to a pod."""
+        found = self._claims.get(pod.name)
+        return None if found is None else found[0]
+
+    def _allocate(self, node: ClusterNode, pod: TimedPod) -> tuple[NodeSet, NumaRoom] | None:
+        rooms = self._of(node)
+        whole = pod.milli_cpus // 1000 if not pod.milli_cpus % 1000 else 0
+        width = 1
+        while width <= len(rooms):
+            part = NumaRoom(-(-whole // width), -(-pod.memory_bytes // width))
+            fitting = [
+                numa
+                for numa, room in rooms.items()
+                if room.cpus >= part.cpus and room.memory_bytes >= part.memory_bytes
+            ]
+            if len(fitting) >= width:
+                return NodeSet(fitting[:width]), part
+            width *= 2
+        return None
+
+    def _take(self, node: ClusterNode, found: tuple[NodeSet, NumaRoom], sign: int) -> None:
+        rooms, (nodes, part) = self._of(node), found
+        for numa in nodes:
+            room = rooms[numa]
+            rooms[numa] = NumaRoom(room.cpus - sign * part.cpus, room.memory_bytes - sign * part.memory_bytes)
+
+    def _of(self, node: ClusterNode) -> dict[int, NumaRoom]:
+        return self._rooms.setdefault(node.index, node.rooms())
+
+
+class AskingScheduler(Scheduler):
+    """Candidates are asked, the best score first: the first one that would place a Guaranteed pod as asked on as few
+    NUMA nodes as it needs is taken, else the best of those that would take it."""
+
+    def __init__(self, nodes: Sequence[ClusterNode], seed: int) -> None:
+        super().__init__(nodes, seed)
+        self._answers: dict[tuple[int, tuple[object, ...]], tuple[int, Answer, int, int]] = {}
+
+    def select(self, feasible: Sequence[ClusterNode], pod: TimedPod, now_s: float) -> ClusterNode | None:
+        """See `Scheduler.select`. None if all refuse."""
+        if pod.qos is not QosClass.GUARANTEED:
+            return super().select(feasible, pod, now_s)
+        order = sorted(feasible, key=lambda node: (-self.score(node, pod, now_s), self._rng.random()))
+        found: list[tuple[bool, int, int, int, ClusterNode]] = []
+        for position, node in enumerate(order):
+            answer, width, distance = self._ask(node, pod)
+            if answer is Answer.REFUSED:
+                continue
+            if answer is Answer.PLACED and width == _least_width(node, pod):
+                return node
+            found.append((answer is Answer.DEGRADED, width, distance, position, node))
+            if len(found) == _ASKED:
+                break
+        return min(found)[-1] if found else None
+
+    def _ask(self, node: ClusterNode, pod: TimedPod) -> tuple[Answer, int, int]:
+        key = (node.index, pod.shape)
+        known = self._answers.get(key)
+        if known is None or known[0] != node.generation:
+            answer, decisions = node.would(pod)
+            nodes = memory_nodes(node, decisions)
+            distance = node.software.machine.total_distance(nodes)
+            known = self._answers[key] = (node.generation, answer, len(nodes), distance)
+        return known[1:]
+
+
+def scheduler_named(name: str, nodes: Sequence[ClusterNode], seed: int, resync_s: float) -> Scheduler:
+    """The scheduler of a *name* among `SCHEDULERS`; *resync_s* is the period of NodeResourceTopologyMatch's cache."""
+    if name in ("nrt", "nrt-least-numa"):
+        return TopologyScheduler(nodes, seed, least_numa=name == "nrt-least-numa", resync_s=resync_s)
+    if name == "dra":
+        return ClaimScheduler(nodes, seed)
+    if name == "ask":
+        return AskingScheduler(nodes, seed)
+    return Scheduler(nodes, seed, name)
+
+
+SCHEDULERS: Final = ("least-allocated", "most-allocated", "nrt", "nrt-least-numa", "dra", "ask")
+
+
+def _balance(first: float, second: float) -> int:
+    """100 for equal shares; half of their difference less."""
+    return int((1 - abs(min(first, 1.0) - min(second, 1.0)) / 2) * MAX_SCORE)
+
+
+def _single(node: ClusterNode) -> bool:
+    return node.software.policy.topology is TopologyPolicy.SINGLE_NUMA_NODE
+
+
+def _has(room: NumaRoom, pod: TimedPod) -> bool:
+    return room.cpus * 1000 >= pod.milli_cpus and room.memory_bytes >= pod.memory_bytes
+
+
+def _left_over(room: NumaRoom, pod: TimedPod) -> int:
+    """LeastAllocated of one NUMA node: the mean share that is left of what is available."""
+    pairs = ((pod.milli_cpus, room.cpus * 1000), (pod.memory_bytes, room.memory_bytes))
+    parts = [(has - wants) * MAX_SCORE // has if 0 < has >= wants else 0 for wants, has in pairs if wants]
+    return sum(parts) // len(parts) if parts else 0
+
+
+def _least_width(node: ClusterNode, pod: TimedPod) -> int:
+    """On how many NUMA nodes a pod lies at least on an empty node of this kind."""
+    software = node.software
+    widest = len(software.machine.ordinary_nodes)
+    cpus = -(-pod.milli_cpus * widest // max(software.milli_cpus, 1))
+    memory = -(-pod.memory_bytes * widest // max(software.memory_bytes, 1))
+    return max(1, min(widest, cpus), min(widest, memory))

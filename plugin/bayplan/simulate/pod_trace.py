@@ -1,0 +1,317 @@
+"""Pods with times, as public traces of clusters have them: read from CSV or JSON lines, columns named.
+
+Here is what a scheduler sees of a pod (amounts, times, how many of a group one node may hold), how columns are
+named and scaled, two public formats by name, and how a trace is cut to the size of a cluster. What a pod asks a
+node for is `bayplan.simulate.manifest`. A trace is sorted by arrival, and names are unique: whoever plays it
+relies on both.
+"""
+
+import csv
+import heapq
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, items, show
+from bayplan.errors import ConfigError, Problem
+from bayplan.files import MIB, STANDARD_INPUT, read_named, unreadable
+from bayplan.model.decision import QosClass
+from bayplan.quantity import GIB, KIB
+
+MAX_TRACE_BYTES: Final = 512 * MIB
+"""Some three million pods."""
+_MOST_PROBLEMS: Final = 20
+"""A wrong column is wrong in every row."""
+
+RESOURCE: Final = "resource."
+"""What stands before the name of an extended resource in the name of a field."""
+_UNITS: Final[Mapping[str, Mapping[str, Decimal]]] = MappingProxyType(
+    {
+        "cpus": {"": Decimal(1000), "cores": Decimal(1000), "milli": Decimal(1)},
+        "memory": {
+            "": Decimal(1), "B": Decimal(1), "Ki": Decimal(KIB), "Mi": Decimal(MIB), "Gi": Decimal(GIB)
+        },
+        "arrives": {"": Decimal(1), "s": Decimal(1), "ms": Decimal("0.001"), "min": Decimal(60)},
+        RESOURCE: {"": Decimal(1)},
+    }
+)  # fmt: skip
+"""By what the number of a column is multiplied: to milli-CPUs, bytes, seconds, pieces."""
+_KIND_OF: Final = {
+    "cpus": "cpus",
+    "cpusLimit": "cpus",
+    "memory": "memory",
+    "memoryLimit": "memory",
+    "arrives": "arrives",
+    "starts": "arrives",
+    "ends": "arrives",
+    "lasts": "arrives",
+}
+_TEXTS: Final = ("name", "qos", "group")
+FIELDS: Final = (*_TEXTS, *_KIND_OF, "mostPerNode", f"{RESOURCE}NAME")
+_QOS: Final = {one.value: one for one in QosClass}
+
+
+class TimedPod(Struct, frozen=True):
+    """A pod of a trace. Amounts are of the whole pod, limits of 0 are none; ``resources`` are pieces of extended
+    resources by name, ``lasts_s`` how long it runs once it runs (None: on beyond the end), ``most_per_node`` how
+    many pods of its ``group`` one node may hold (0: any)."""
+
+    name: str
+    arrives_s: float
+    milli_cpus: int
+    memory_bytes: int
+    lasts_s: float | None = None
+    milli_cpus_limit: int = 0
+    memory_limit_bytes: int = 0
+    qos: QosClass = QosClass.GUARANTEED
+    resources: Mapping[str, int] = MappingProxyType({})
+    group: str = ""
+    most_per_node: int = 0
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What two pods have in common that every scheduler and node treats alike."""
+        amounts = (self.milli_cpus, self.milli_cpus_limit, self.memory_bytes, self.memory_limit_bytes)
+        return (*amounts, self.qos, tuple(self.resources.items()), self.group if self.most_per_node else "")
+
+
+class TraceFormat(Struct, frozen=True):
+    """How rows become pods: ``columns`` has ``(column, unit)`` by field. ``qos`` names of a trace are mapped to
+    classes; a name that is not there has the class that its amounts give it."""
+
+    columns: Mapping[str, tuple[str, str]]
+    qos: Mapping[str, QosClass] = MappingProxyType({})
+
+
+FORMATS: Final[Mapping[str, TraceFormat]] = MappingProxyType(
+    {
+        "alibaba-gpu-2023": TraceFormat(
+            {
+                "name": ("name", ""),
+                "cpus": ("cpu_milli", "milli"),
+                "memory": ("memory_mib", "Mi"),
+                "resource.gpu": ("num_gpu", ""),
+                "arrives": ("creation_time", "s"),
+                "starts": ("scheduled_time", "s"),
+                "ends": ("deletion_time", "s"),
+                "qos": ("qos", ""),
+            },
+            qos={
+                "LS": QosClass.GUARANTEED,
+                "BE": QosClass.BURSTABLE,
+                "Burstable": QosClass.BURSTABLE,
+                "Guaranteed": QosClass.GUARANTEED,
+            },
+        ),
+        "alibaba-gpu-2025": TraceFormat(
+            {
+                "name": ("instance_sn", ""),
+                "cpus": ("cpu_request", "cores"),
+                "cpusLimit": ("cpu_limit", "cores"),
+                "memory": ("memory_request", "Gi"),
+                "memoryLimit": ("memory_limit", "Gi"),
+                "resource.gpu": ("gpu_request", ""),
+                "resource.rdma": ("rdma_request", ""),
+                "arrives": ("creation_time", "s"),
+                "starts": ("scheduled_time", "s"),
+                "ends": ("deletion_time", "s"),
+                "group": ("app_name", ""),
+                "mostPerNode": ("max_instance_per_node", ""),
+            }
+        ),
+    }
+)
+"""Public formats (github.com/alibaba/clusterdata): cluster-trace-gpu-v2023 and cluster-trace-gpu-v2025. The former
+calls latency-sensitive pods LS; what it calls BE requests CPUs and memory, so that it is Burstable for kubelet. The
+rows of the latter have no time where a pod was there before the trace began or is there after its end."""
+PLAIN: Final = TraceFormat({field: (field, "") for field in (*_TEXTS, *_KIND_OF, "mostPerNode")})
+"""Columns that are called as the fields are, in cores, bytes and seconds."""
+
+
+def read_pod_trace(path: Path, name: str = "", columns: Sequence[str] = ()) -> list[TimedPod]:
+    """The pods of the file at *path* (``-``: the standard input) by arrival. *name* is one of `FORMATS`; *columns* are
+    ``FIELD=COLUMN[:UNIT]``, instead of its.
+
+    Raises:
+        ConfigError: everything that is wrong with the flags or the file, up to 20 rows.
+    """
+    trace_format = _format(name, columns)
+    try:
+        content = read_named(path, MAX_TRACE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        problem = Problem("the file", unreadable(error), "a trace of pods, CSV or JSON lines")
+        raise ConfigError(str(path), (problem,)) from error
+    where = "standard input" if str(path) == STANDARD_INPUT else str(path)
+    collector = ProblemCollector()
+    pods: list[TimedPod] = []
+    with collector:
+        for place, row in _rows(content, trace_format):
+            with collector:
+                pods.append(_pod(place, row, trace_format))
+            if len(collector.problems) >= _MOST_PROBLEMS:
+                break
+    if not collector.problems:
+        collector.problems += _repeated(pods)
+        if not pods:
+            collector.problems.append(Problem("the file", "no row", "a row for each pod"))
+    if collector.problems:
+        raise ConfigError(where, tuple(collector.problems[:_MOST_PROBLEMS]))
+    return sorted(pods, key=lambda pod: (pod.arrives_s, pod.name))
+
+
+def scaled(pods: Sequence[TimedPod], milli_cpus: int, memory_bytes: int, load: float, seed: int) -> list[TimedPod]:
+    """As many of *pods* that at no time more than *load* of so many milli-CPUs or bytes is asked for at once, and
+    close to it: a random part of them, or all and copies of some, whose names end in ``+2``, ``+3`` and so on.
+
+    Times stay as they are, so that a small cluster sees the same days as a large one.
+    """
+    peak_milli, peak_bytes = peak(pods)
+    factor = load * min(milli_cpus / max(peak_milli, 1), memory_bytes / max(peak_bytes, 1))
+    rng = random.Random(seed)
+    chosen: list[TimedPod] = []
+    for pod in pods:
+        copies = int(factor) + (rng.random() < factor - int(factor))
+        chosen += [pod if copy == 1 else replace(pod, name=f"{pod.name}+{copy}") for copy in range(1, copies + 1)]
+    return chosen
+
+
+def peak(pods: Iterable[TimedPod]) -> tuple[int, int]:
+    """The most milli-CPUs and the most bytes that are asked for at once, were every pod to start as it arrives."""
+    ends: list[tuple[float, int, int]] = []
+    milli = size_bytes = most_milli = most_bytes = 0
+    for pod in pods:
+        while ends and ends[0][0] <= pod.arrives_s:
+            _, less_milli, less_bytes = heapq.heappop(ends)
+            milli, size_bytes = milli - less_milli, size_bytes - less_bytes
+        milli, size_bytes = milli + pod.milli_cpus, size_bytes + pod.memory_bytes
+        most_milli, most_bytes = max(most_milli, milli), max(most_bytes, size_bytes)
+        if pod.lasts_s is not None:
+            heapq.heappush(ends, (pod.arrives_s + pod.lasts_s, pod.milli_cpus, pod.memory_bytes))
+    return most_milli, most_bytes
+
+
+def _format(name: str, columns: Sequence[str]) -> TraceFormat:
+    if name and name not in FORMATS:
+        problem = Problem("--trace-format", repr(name), f"one of {', '.join(FORMATS)}")
+        raise ConfigError("command line", (problem,))
+    chosen = FORMATS.get(name, PLAIN)
+    named = dict(chosen.columns)
+    problems: list[Problem] = []
+    for text in columns:
+        field, equals, source = text.partition("=")
+        column, _, unit = source.rpartition(":") if ":" in source else (source, "", "")
+        kind = RESOURCE if field.startswith(RESOURCE) else _KIND_OF.get(field, "")
+        units = _UNITS.get(kind, {"": Decimal(1)})
+        known = field in (*_TEXTS, *_KIND_OF, "mostPerNode") or (kind == RESOURCE and field != RESOURCE)
+        if not equals or not column or not known:
+            problems.append(Problem("--column", repr(text), f"FIELD=COLUMN[:UNIT], with one of {', '.join(FIELDS)}"))
+        elif unit not in units:
+            expected = f"one of the units {', '.join(filter(None, units))}" if len(units) > 1 else "no unit"
+            problems.append(Problem(f"--column {field}", repr(unit), expected))
+        else:
+            named[field] = (column, unit)
+    if problems:
+        raise ConfigError("command line", tuple(problems))
+    return replace(chosen, columns=named)
+
+
+def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows, each with where it is. JSON lines begin with a brace."""
+    if content.lstrip().startswith("{"):
+        for number, line in enumerate(content.splitlines(), 1):
+            if line.strip():
+                try:
+                    yield f"line {number}", dict(items(f"line {number}", json.loads(line)))
+                except (ValueError, RecursionError) as error:
+                    raise invalid(f"line {number}", str(error), "a JSON object") from error
+        return
+    reader = csv.DictReader(content.splitlines(), strict=True)
+    present = reader.fieldnames or ()
+    missing = [trace_format.columns[field][0] for field in ("cpus", "memory")]
+    for column in missing:
+        if column not in present:
+            raise invalid("the first line", ", ".join(present) or "nothing", f"the column {column}, or --column")
+    try:
+        for number, row in enumerate(reader, 2):
+            if None in row:
+                raise invalid(f"line {number}", f"{len(present) + len(row[None])} fields", f"{len(present)}")
+            yield f"line {number}", row
+    except csv.Error as error:
+        raise invalid(f"line {reader.line_num}", str(error), "CSV") from error
+
+
+def _pod(where: str, row: Mapping[str, Any], trace_format: TraceFormat) -> TimedPod:
+    def text(field: str) -> str:
+        column, _ = trace_format.columns.get(field, (field, ""))
+        value = row.get(column)
+        return "" if value is None else str(value).strip()
+
+    def number(field: str) -> Decimal | None:
+        column, unit = trace_format.columns.get(field, (field, ""))
+        found = text(field)
+        if not found:
+            return None
+        kind = RESOURCE if field.startswith(RESOURCE) else _KIND_OF.get(field, "")
+        try:
+            value = Decimal(found)
+        except InvalidOperation:
+            value = Decimal("NaN")
+        if field == "mostPerNode" and value == -1:
+            return None
+        if not value.is_finite() or value < 0:
+            raise invalid(f"{where}: {column}", show(row.get(column)), "a number that is not negative")
+        return value * _UNITS.get(kind, {unit: Decimal(1)})[unit]
+
+    resources = {
+        field.removeprefix(RESOURCE): int(amount)
+        for field in trace_format.columns
+        if field.startswith(RESOURCE) and (amount := number(field))
+    }
+    arrives = number("arrives") or Decimal(0)
+    begins, ends, lasts = number("starts") or arrives, number("ends"), number("lasts")
+    if lasts is None and ends is not None:
+        lasts = max(Decimal(0), ends - begins)
+    amounts = [int(number(field) or 0) for field in ("cpus", "memory", "cpusLimit", "memoryLimit")]
+    return TimedPod(
+        name=text("name") or where.replace(" ", "-"),
+        arrives_s=float(arrives),
+        lasts_s=None if lasts is None else float(lasts),
+        milli_cpus=amounts[0],
+        memory_bytes=amounts[1],
+        milli_cpus_limit=amounts[2],
+        memory_limit_bytes=amounts[3],
+        qos=_class(where, text("qos"), amounts, trace_format),
+        resources=resources,
+        group=text("group"),
+        most_per_node=int(number("mostPerNode") or 0),
+    )
+
+
+def _class(where: str, name: str, amounts: Sequence[int], trace_format: TraceFormat) -> QosClass:
+    """The class that the trace names, else that of the amounts: Guaranteed are those that give no limits, or the same
+    ones."""
+    cpus, memory, cpus_limit, memory_limit = amounts
+    if name:
+        known = trace_format.qos or _QOS
+        if name not in known:
+            raise invalid(f"{where}: qos", repr(name), f"one of {', '.join(known)}")
+        return known[name]
+    if not any(amounts):
+        return QosClass.BEST_EFFORT
+    same = cpus_limit in (0, cpus) and memory_limit in (0, memory)
+    return QosClass.GUARANTEED if cpus and memory and same else QosClass.BURSTABLE
+
+
+def _repeated(pods: Iterable[TimedPod]) -> list[Problem]:
+    counts = Counter(pod.name for pod in pods)
+    return [
+        Problem("name", repr(name), "a name that no other row has") for name, count in counts.items() if count > 1
+    ]
