@@ -5,12 +5,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bayplan.cli.cluster_options import KIND as CLUSTER_KIND
+from bayplan.cli.cluster_options import (
+    add_cluster_arguments,
+    cluster_answer,
+    cluster_blocks,
+    refuse_cluster_arguments,
+)
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.errors import ConfigError, Problem
 from bayplan.quantity import format_bytes
 
 VERB: Final = "simulate"
-HELP: Final = "play a trace of pods on a described machine, with any engine and policy; needs no daemon"
+HELP: Final = (
+    "play a trace of pods on a described machine or cluster, with any engine and policy; needs no daemon"
+)
 
 _RESULTS: Final[tuple[tuple[str, Callable[[dict[str, Any]], str]], ...]] = (
     ("pods accepted", lambda run: str(run["accepted"])),
@@ -37,10 +46,16 @@ _MOST_NAMES: Final = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The machine, the trace, and how to decide."""
-    parser.add_argument(
+    simulated = parser.add_mutually_exclusive_group(required=True)
+    simulated.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="many nodes with a scheduler before them, in TOML, YAML or JSON: see docs/benchmark.md",
+    )
+    simulated.add_argument(
         "--topology",
         type=Path,
-        required=True,
         metavar="PATH",
         help="a machine in TOML, YAML or JSON, a recorded one, lstopo's XML, the output of numactl -H or "
         "lscpu, files of sysfs as grep -rs prints them, or a directory with sys/ in it; - is stdin",
@@ -50,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help="pods that come, go and change: JSON lines or YAML; - is stdin",
+        help="pods that come, go and change: JSON lines or YAML; with --cluster also CSV; - is stdin",
     )
     parser.add_argument(
         "--engine", action="append", default=[], metavar="NAME", help="an engine; several are compared"
@@ -72,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for that engine only",
     )
     parser.add_argument("--steps", action="store_true", help="show every decision, not only the refused ones")
+    add_cluster_arguments(parser)
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -84,6 +100,9 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
     keys_of = _keys(arguments.set, arguments.engine)
     keys = keys_of.pop("", {})
+    if arguments.cluster is not None:
+        return cluster_answer(arguments, keys, keys_of)
+    refuse_cluster_arguments(arguments)
     view = simulate(arguments.topology, arguments.trace, arguments.engine, arguments.config, keys, keys_of)
     return view if arguments.steps or arguments.output == "json" else _only_refused(view)
 
@@ -111,6 +130,8 @@ def _keys(texts: Sequence[str], engines: Sequence[str]) -> dict[str, dict[str, l
 
 def blocks(view: dict[str, Any]) -> list[Block]:
     """The runs for people: one column for each, then the decisions."""
+    if view["kind"] == CLUSTER_KIND:
+        return cluster_blocks(view)
     runs = view["runs"]
     columns = (Column(""), *(Column(_heading(run), number=True) for run in runs))
     results = tuple((what, *(text(run) for run in runs)) for what, text in _RESULTS)

@@ -1,9 +1,11 @@
-"""The nodes of a simulated cluster: their kinds, read from one file, and each as scheduler and kubelet know it.
+"""The nodes of a simulated cluster: their kinds, read from one file, and each as scheduler and kubelet know
+it.
 
-A `ClusterNode` has two sides that may differ, which is what a cluster simulation is about: the sums that a scheduler
-subtracts requests from, and the ledger in which an engine books the pod that was sent. The ledger is made when the
-first pod comes, so that nodes that nothing reaches cost nothing. Invariant: a pod is on the scheduler's side from
-`bind` to `leave`, and in the ledger from an `admit` that is not refused to the same `leave`.
+A `ClusterNode` has two sides that may differ, which is what a cluster simulation is about: the sums that a
+scheduler subtracts requests from, and the ledger in which an engine books the pod that was sent. The ledger
+is made when the first pod comes, so that nodes that nothing reaches cost nothing. Invariant: a pod is on the
+scheduler's side from `bind` to `leave`, and in the ledger from an `admit` that is not refused to the same
+`leave`.
 """
 
 from collections import Counter
@@ -34,6 +36,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import with_owners
 from bayplan.model.policy import PlacementPolicy
+from bayplan.sets import NodeSet
 from bayplan.simulate.comparison import settings_for
 from bayplan.simulate.kubelet_rehearsal import rehearsal_of_pods
 from bayplan.simulate.machine_file import described_machine, parse_document
@@ -42,7 +45,6 @@ from bayplan.simulate.pod_trace import TimedPod
 from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.simulate.topology_sources import read_topology
 from bayplan.views.node_room import free_bytes_by_node, free_cpus_by_node
-from bayplan.sets import NodeSet
 
 MAX_NODES: Final = 100_000
 _MAX_FILE_BYTES: Final = 16 * MIB
@@ -52,8 +54,8 @@ _KEYS: Final = ("name", "count", "topology", "machine", "maxPods", "resources")
 
 
 class NodeKind(Struct, frozen=True):
-    """``count`` nodes that are alike: ``machine`` and pieces of extended ``resources`` (GPUs) on each, which the
-    scheduler counts and no engine places."""
+    """``count`` nodes that are alike: ``machine`` and pieces of extended ``resources`` (GPUs) on each, which
+    the scheduler counts and no engine places."""
 
     name: str
     count: int
@@ -63,7 +65,8 @@ class NodeKind(Struct, frozen=True):
 
 
 class NodeSoftware(Struct, frozen=True):
-    """What decides on a node of one kind: an engine with its policy, and what kubelet says is allocatable there."""
+    """What decides on a node of one kind: an engine with its policy, and what kubelet says is allocatable
+    there."""
 
     machine: Machine
     policy: PlacementPolicy
@@ -79,7 +82,8 @@ class NodeSoftware(Struct, frozen=True):
         free_bytes = free_bytes_by_node(self.machine, self.policy, ledger)
         free_cpus = free_cpus_by_node(self.machine, self.policy, ledger)
         return {
-            node: NumaRoom(free_cpus[node], free_bytes[node].get(MEMORY, 0)) for node in self.machine.ordinary_nodes
+            node: NumaRoom(free_cpus[node], free_bytes[node].get(MEMORY, 0))
+            for node in self.machine.ordinary_nodes
         }
 
 
@@ -99,9 +103,9 @@ class Answer(StrEnum):
 
 
 def read_cluster(path: Path) -> list[NodeKind]:
-    """The kinds of nodes of the file at *path*, TOML, YAML or JSON: ``nodes``, a list of tables with ``count``,
-    ``topology`` (a file, from the directory of this one) or ``machine`` (a description of its own), ``name``,
-    ``maxPods`` and ``resources``.
+    """The kinds of nodes of the file at *path*, TOML, YAML or JSON: ``nodes``, a list of tables with
+    ``count``, ``topology`` (a file, from the directory of this one) or ``machine`` (a description of its
+    own), ``name``, ``maxPods`` and ``resources``.
 
     Raises:
         ConfigError: everything that is wrong with it.
@@ -124,7 +128,9 @@ def read_cluster(path: Path) -> list[NodeKind]:
                 kinds.append(_kind(f"nodes[{number}]", entry, path.parent))
         names = Counter(kind.name for kind in kinds)
         repeated = [name for name, count in names.items() if count > 1]
-        collector.problems += [Problem("nodes", repr(name), "a name that no other kind has") for name in repeated]
+        collector.problems += [
+            Problem("nodes", repr(name), "a name that no other kind has") for name in repeated
+        ]
         if (count := sum(kind.count for kind in kinds)) > MAX_NODES:
             raise invalid("nodes", f"{count} nodes", f"at most {MAX_NODES}")
     if collector.problems:
@@ -143,7 +149,10 @@ def software_of(kind: NodeKind, configs: Sequence[Path], flags: Mapping[str, Seq
     policy = resolve_policy(settings, machine)
     memory_bytes = sum(row.get(MEMORY, 0) for row in allocatable_bytes(machine, policy).values())
     # As the daemon keeps CPUs for those that share, and as kubelet subtracts what it reserves.
-    kept = max(len(machine.online_cpus) - len(assignable_cpus(machine, policy)), shared_cpus_minimum(policy, Ledger()))
+    kept = max(
+        len(machine.online_cpus) - len(assignable_cpus(machine, policy)),
+        shared_cpus_minimum(policy, Ledger()),
+    )
     return NodeSoftware(
         machine, policy, engine_of(settings), (len(machine.online_cpus) - kept) * 1000, memory_bytes,
         rejects=settings.engine == KUBELET,
@@ -201,7 +210,8 @@ class ClusterNode:
         return self._rehearsal
 
     def fits(self, pod: TimedPod) -> bool:
-        """Whether the sums suffice, as NodeResourcesFit filters, and the pod's group may have one more here."""
+        """Whether the sums suffice, as NodeResourcesFit filters, and the pod's group may have one more
+        here."""
         if self.free_milli < pod.milli_cpus or self.free_bytes < pod.memory_bytes or not self.free_pods:
             return False
         if pod.most_per_node and self.groups[pod.group] >= pod.most_per_node:
@@ -215,8 +225,8 @@ class ClusterNode:
         self._count(pod, 1)
 
     def admit(self, pod: TimedPod) -> tuple[Answer, tuple[Decision, ...]]:
-        """What the node decides about a pod that is bound to it; unless refused, it is booked. Beside the same others
-        it is asked once for all pods that are alike."""
+        """What the node decides about a pod that is bound to it; unless refused, it is booked. Beside the
+        same others it is asked once for all pods that are alike."""
         refused = self._refused.get(pod.shape)
         if refused is not None:
             return Answer.REFUSED, refused
@@ -309,7 +319,8 @@ def _kind(where: str, entry: object, directory: Path) -> NodeKind:
             raise invalid(f"{where}.{key}", show(value), f"a number from 1 to {MAX_NODES}")
         return value
 
-    count, max_pods, machine = 1, _MAX_PODS, None
+    count, max_pods = 1, _MAX_PODS
+    machine = Machine((), ())
     resources: dict[str, int] = {}
     with collector:
         count = amount("count", values.get("count"), 1)
@@ -320,12 +331,11 @@ def _kind(where: str, entry: object, directory: Path) -> NodeKind:
             resources[name] = amount(f"resources.{name}", value, 0)
     with collector:
         machine = _machine(where, values, directory)
-    name = values.get("name", where.replace("[", "-").rstrip("]"))
-    if not isinstance(name, str) or not name:
-        collector.problems.append(Problem(f"{where}.name", show(name), "a name"))
+    called = values.get("name", where.replace("[", "-").rstrip("]"))
+    if not isinstance(called, str) or not called:
+        collector.problems.append(Problem(f"{where}.name", show(called), "a name"))
     collector.raise_problems()
-    assert machine is not None
-    return NodeKind(str(name), count, machine, max_pods, resources)
+    return NodeKind(str(called), count, machine, max_pods, resources)
 
 
 def _machine(where: str, values: Mapping[str, Any], directory: Path) -> Machine:
@@ -337,7 +347,9 @@ def _machine(where: str, values: Mapping[str, Any], directory: Path) -> Machine:
         try:
             return described_machine(description)
         except InvalidValueError as error:
-            located = [Problem(f"{where}.machine.{one.path}", one.found, one.expected) for one in error.problems]
+            located = [
+                Problem(f"{where}.machine.{one.path}", one.found, one.expected) for one in error.problems
+            ]
             raise InvalidValueError(*located) from error
     if not isinstance(topology, str):
         raise invalid(f"{where}.topology", show(topology), "the name of a file")

@@ -1,14 +1,15 @@
-"""One run of a cluster: pods come, are scheduled, refused or started by their nodes, and end; and what came of it.
+"""One run of a cluster: pods come, are scheduled, refused or started by their nodes, and end; and what came
+of it.
 
 Time is that of the trace; deciding takes none of it. As Kubernetes does it:
 
-* A pod that no node fits waits. When a pod leaves, or a scheduler learns more of a node, the waiting pods are tried
-  again in the order of their arrival, on the nodes that changed (a filter is monotone, see
+* A pod that no node fits waits. When a pod leaves, or a scheduler learns more of a node, the waiting pods are
+  tried again in the order of their arrival, on the nodes that changed (a filter is monotone, see
   `bayplan.simulate.cluster_schedulers`).
-* A pod that kubelet's admission refuses has failed. Its controller makes another one after 10 s, doubled with each
-  failure up to 6 min (the Job controller's back-off).
-* A pod whose container an NRI plugin refuses stays where it is, and holds its requests. kubelet tries it again after
-  10 s, doubled up to 5 min; the engine is asked at such a time only if its node has changed.
+* A pod that kubelet's admission refuses has failed. Its controller makes another one after 10 s, doubled with
+  each failure up to 6 min (the Job controller's back-off).
+* A pod whose container an NRI plugin refuses stays where it is, and holds its requests. kubelet tries it
+  again after 10 s, doubled up to 5 min; the engine is asked at such a time only if its node has changed.
 * A pod runs as long as the trace says from the moment it starts.
 
 Invariant: each pod is at one place: to come, waiting, held on a node, running, or gone.
@@ -18,15 +19,16 @@ import heapq
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any, Final
 
 from msgspec import Struct, field
 
-from bayplan.model.decision import Decision
+from bayplan.engines.interface import allocatable_bytes
+from bayplan.model.decision import Decision, QosClass
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.placement.adjustment import cpus_for
-from bayplan.engines.interface import allocatable_bytes
 from bayplan.sets import NodeSet
 from bayplan.simulate.cluster_nodes import Answer, ClusterNode, NodeKind, NodeSoftware, memory_nodes
 from bayplan.simulate.cluster_schedulers import NRT_DELAY_S, ClaimScheduler, scheduler_named
@@ -42,8 +44,8 @@ _MOST_SUBSETS: Final = 8
 
 
 class ClusterQuality(Struct):
-    """What came of a run. Counts are of pods unless they say otherwise; ``waits_s`` has a value for each pod that
-    started or still waits. Sums with ``byte_`` are weighted with the memory of the pod."""
+    """What came of a run. Counts are of pods unless they say otherwise. Widths, and sums with ``byte_``, which
+    are weighted with memory, are of Guaranteed pods."""
 
     pods: int = 0
     started: int = 0
@@ -112,14 +114,14 @@ class ClusterRun:
         self._places: dict[str, _Place] = {}
 
     def play(self, pods: Sequence[TimedPod]) -> Iterator[float]:
-        """Play *pods*; yields now and then which part of the events is over. Ends with the last event of the trace:
-        who waits then has not started."""
+        """Play *pods*; yields now and then which part of the events is over. Ends with the last event of the
+        trace: who waits then has not started."""
         self.quality.pods = len(pods)
         horizon_s = max((pod.arrives_s + (pod.lasts_s or 0) for pod in pods), default=0.0)
         for order, pod in enumerate(pods):
-            self._at(pod.arrives_s, lambda now, place=_Place(pod, order, pod.arrives_s): self._arrive(place, now))
+            self._at(pod.arrives_s, partial(self._arrive, _Place(pod, order, pod.arrives_s)))
         if self._resync_s:
-            self._at(self._resync_s, lambda now: self._tick(now, horizon_s))
+            self._at(self._resync_s, partial(self._tick, horizon_s))
         done = 0
         while self._heap and self._heap[0][0] <= horizon_s:
             now_s, _, event = heapq.heappop(self._heap)
@@ -156,14 +158,13 @@ class ClusterRun:
         place.node = node
         self.quality.binds += 1
         self.scheduler.bound(node, place.pod, now_s)
-        self._admit(place, now_s)
+        self._admit(place, node, now_s)
         return True
 
-    def _admit(self, place: _Place, now_s: float) -> None:
-        node, pod = place.node, place.pod
-        assert node is not None
+    def _admit(self, place: _Place, node: ClusterNode, now_s: float) -> None:
+        pod = place.pod
         if isinstance(self.scheduler, ClaimScheduler):
-            self._start(place, now_s, self.scheduler.claim_of(pod), ())
+            self._start(place, node, now_s, self.scheduler.claim_of(pod))
             return
         began = time.perf_counter()
         answer, decisions = node.admit(pod)
@@ -172,7 +173,7 @@ class ClusterRun:
         if answer is not Answer.REFUSED:
             self.quality.degraded += answer is Answer.DEGRADED
             self.quality.moves += sum(len(one.moves) for one in decisions)
-            self._start(place, now_s, memory_nodes(node, decisions), decisions)
+            self._start(place, node, now_s, memory_nodes(node, decisions), decisions)
             self._changed(node, now_s)
             return
         if place.held_generation < 0:
@@ -181,24 +182,31 @@ class ClusterRun:
             place.refused = True
         place.failures += 1
         if node.software.rejects:
-            self._take_away(place, now_s)
-            self._at(now_s + _backoff_s(place.failures, _CONTROLLER_S), lambda now: self._arrive(place, now))
+            self._take_away(place, node, now_s)
+            self._at(now_s + _backoff_s(place.failures, _CONTROLLER_S), partial(self._arrive, place))
         else:
             place.held_generation = node.generation
             self._held.setdefault(node.index, []).append(place)
 
     def _start(
-        self, place: _Place, now_s: float, nodes: NodeSet | None, decisions: Sequence[Decision]
+        self,
+        place: _Place,
+        node: ClusterNode,
+        now_s: float,
+        nodes: NodeSet | None,
+        decisions: Sequence[Decision] = (),
     ) -> None:
-        node, pod, quality = place.node, place.pod, self.quality
-        assert node is not None
+        pod, quality = place.pod, self.quality
         place.held_generation = -1
         quality.started += 1
         self._waited(place, now_s)
-        self._used_milli, self._used_bytes = self._used_milli + pod.milli_cpus, self._used_bytes + pod.memory_bytes
+        self._used_milli, self._used_bytes = (
+            self._used_milli + pod.milli_cpus,
+            self._used_bytes + pod.memory_bytes,
+        )
         quality.peak_milli = max(quality.peak_milli, self._used_milli)
         quality.peak_bytes = max(quality.peak_bytes, self._used_bytes)
-        if nodes is not None and pod.memory_bytes:
+        if nodes is not None and pod.qos is QosClass.GUARANTEED:
             machine = node.software.machine
             remote, distance = _reach(machine, nodes, _cpu_nodes(node, nodes, decisions))
             quality.widths[len(nodes)] += 1
@@ -206,17 +214,18 @@ class ClusterRun:
             quality.byte_remote += remote * pod.memory_bytes
             quality.byte_distance += distance * pod.memory_bytes
         if pod.lasts_s is not None:
-            self._at(now_s + pod.lasts_s, lambda now: self._end(place, now))
+            self._at(now_s + pod.lasts_s, partial(self._end, place, node))
 
-    def _end(self, place: _Place, now_s: float) -> None:
+    def _end(self, place: _Place, node: ClusterNode, now_s: float) -> None:
         pod = place.pod
-        self._used_milli, self._used_bytes = self._used_milli - pod.milli_cpus, self._used_bytes - pod.memory_bytes
+        self._used_milli, self._used_bytes = (
+            self._used_milli - pod.milli_cpus,
+            self._used_bytes - pod.memory_bytes,
+        )
         del self._places[pod.name]
-        self._take_away(place, now_s)
+        self._take_away(place, node, now_s)
 
-    def _take_away(self, place: _Place, now_s: float) -> None:
-        node = place.node
-        assert node is not None
+    def _take_away(self, place: _Place, node: ClusterNode, now_s: float) -> None:
         booked = node.leave(place.pod)
         place.node = None
         self.scheduler.left(node, place.pod)
@@ -229,22 +238,23 @@ class ClusterRun:
         """The agent of *node* writes its object a moment later; changes until then are one write."""
         if node.index not in self._unpublished:
             self._unpublished.add(node.index)
-            self._at(now_s + NRT_DELAY_S, lambda now: self._publish(node, now))
+            self._at(now_s + NRT_DELAY_S, partial(self._publish, node))
 
     def _publish(self, node: ClusterNode, now_s: float) -> None:
         self._unpublished.discard(node.index)
         self.scheduler.published(node, now_s)
         self._look_again((node,), now_s)
 
-    def _tick(self, now_s: float, horizon_s: float) -> None:
+    def _tick(self, horizon_s: float, now_s: float) -> None:
         self._look_again(self.scheduler.tick(now_s), now_s)
         # Nothing happens at most ticks: the next one that matters comes after the next event.
         following = self._heap[0][0] if self._heap else horizon_s
         periods = max(1, int((following - now_s) // self._resync_s))
-        self._at(now_s + periods * self._resync_s, lambda now: self._tick(now, horizon_s))
+        self._at(now_s + periods * self._resync_s, partial(self._tick, horizon_s))
 
     def _look_again(self, nodes: Iterable[ClusterNode], now_s: float) -> None:
-        """*nodes* may have room now: whoever waits is tried there, once what happens at this moment is over."""
+        """*nodes* may have room now: whoever waits is tried there, once what happens at this moment is
+        over."""
         if self._waiting:
             before = len(self._changed_nodes)
             self._changed_nodes.update((node.index, node) for node in nodes)
@@ -252,8 +262,8 @@ class ClusterRun:
                 self._at(now_s, self._reconsider)
 
     def _reconsider(self, now_s: float) -> None:
-        """Try waiting pods on the nodes that changed, the oldest first; of those that are alike, none after one that
-        did not fit."""
+        """Try waiting pods on the nodes that changed, the oldest first; of those that are alike, none after
+        one that did not fit."""
         nodes, self._changed_nodes = tuple(self._changed_nodes.values()), {}
         untried = dict.fromkeys(self._waiting)
         while untried:
@@ -271,11 +281,11 @@ class ClusterRun:
         """The pods that were refused here are asked for again, each when kubelet's back-off is over."""
         for place in self._held.pop(node.index, []):
             wait_s = _backoff_s(place.failures, _KUBELET_S)
-            self._at(now_s + wait_s, lambda now, place=place: self._retry(place, now))
+            self._at(now_s + wait_s, partial(self._retry, place))
 
     def _retry(self, place: _Place, now_s: float) -> None:
         if place.node is not None and place.held_generation >= 0:
-            self._admit(place, now_s)
+            self._admit(place, place.node, now_s)
 
     def _waited(self, place: _Place, now_s: float) -> None:
         wait_s = now_s - place.arrived_s
@@ -335,7 +345,8 @@ def _cpu_nodes(node: ClusterNode, nodes: NodeSet, decisions: Sequence[Decision])
 
 
 def _reach(machine: Machine, nodes: NodeSet, cpu_parts: Mapping[int, float]) -> tuple[float, float]:
-    """The part of accesses that leaves a NUMA node, and their mean distance, where memory lies evenly on *nodes*."""
+    """The part of accesses that leaves a NUMA node, and their mean distance, where memory lies evenly on
+    *nodes*."""
     part = 1 / len(nodes)
     local = sum(part * share for one, share in cpu_parts.items() if one in nodes)
     distance = sum(
@@ -351,7 +362,8 @@ def _backoff_s(failures: int, bounds_s: tuple[int, int]) -> float:
 
 
 def run_view(run: ClusterRun) -> dict[str, Any]:
-    """What came of *run*, as plain values for JSON. What depends on the machine that it ran on is below ``speed``."""
+    """What came of *run*, as plain values for JSON. What depends on the machine that it ran on is below
+    ``speed``."""
     quality = run.quality
     span = max(quality.placed_bytes, 1)
     placed = quality.widths.total()

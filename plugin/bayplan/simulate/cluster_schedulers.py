@@ -1,19 +1,23 @@
-"""The schedulers of a simulated cluster: which node a pod is sent to, by what the scheduler knows of the nodes.
+"""The schedulers of a simulated cluster: which node a pod is sent to, by what the scheduler knows of the
+nodes.
 
-As kube-scheduler 1.37 does it (pkg/scheduler/schedule_one.go): nodes are filtered from where the last search stopped
-until enough are feasible, those are scored, one of the best is taken at random. What differs is what filters and
-scores beside the sums of requests:
+As kube-scheduler 1.37 does it (pkg/scheduler/schedule_one.go): nodes are filtered from where the last search
+stopped until enough are feasible, those are scored, one of the best is taken at random. What differs is what
+filters and scores beside the sums of requests:
 
 * ``least-allocated``, ``most-allocated``: nothing; NodeResourcesFit with that strategy and
   NodeResourcesBalancedAllocation.
-* ``nrt``: NodeResourceTopologyMatch of scheduler-plugins (pkg/noderesourcetopology). It filters for the policy
-  ``single-numa-node`` alone, and scores for others only with its strategy LeastNUMANodes (``nrt-least-numa``). It
-  sees what agents have published, `NRT_DELAY_S` late, and with a cache (`TopologyView`) even later.
-* ``dra``: claims for one device per NUMA node, first one node, then two, four and so on, in equal parts; the allocator
-  takes the first devices that suffice. What it allocated is what the node books, so that no node refuses.
+* ``nrt``: NodeResourceTopologyMatch of scheduler-plugins (pkg/noderesourcetopology). It filters for the
+  policy ``single-numa-node`` alone, and scores for others only with its strategy LeastNUMANodes
+  (``nrt-least-numa``). It sees what agents have published, `NRT_DELAY_S` late, and with a cache
+  (`TopologyView`) even later.
+* ``dra``: claims for one device per NUMA node, first one node, then two, four and so on, in equal parts; the
+  allocator takes the first devices that suffice. What it allocated is what the node books, so that no node
+  refuses.
 * ``ask``: like ``least-allocated``, but candidates are asked, best first, what their engine would decide.
 
-A filter is monotone: a pod that no node fits can fit only on nodes that changed since (`Scheduler.choose` among these).
+A filter is monotone: a pod that no node fits can fit only on nodes that changed since (`Scheduler.choose`
+among these).
 """
 
 import random
@@ -52,7 +56,7 @@ class Scheduler:
         self.writes = 0
         """Of objects that exist for the sake of this scheduler, beside pods and their bindings."""
         self._least = strategy == "least-allocated"
-        self._rng = random.Random(seed)
+        self._rng = random.Random(seed)  # noqa: S311 - ties, repeatable
         self._start = 0
 
     def choose(
@@ -74,7 +78,10 @@ class Scheduler:
         cpus, size_bytes = software.milli_cpus, software.memory_bytes
         used_milli, used_bytes = cpus - node.free_milli, size_bytes - node.free_bytes
         want_milli, want_bytes = pod.milli_cpus or _MISSING_MILLI, pod.memory_bytes or _MISSING_BYTES
-        after = ((min(used_milli + want_milli, cpus), cpus), (min(used_bytes + want_bytes, size_bytes), size_bytes))
+        after = (
+            (min(used_milli + want_milli, cpus), cpus),
+            (min(used_bytes + want_bytes, size_bytes), size_bytes),
+        )
         fit = sum((has - used if self._least else used) * MAX_SCORE // has for used, has in after) // 2
         if not pod.milli_cpus and not pod.memory_bytes:
             return fit
@@ -102,12 +109,13 @@ class Scheduler:
         return ()
 
     def _feasible(self, pod: TimedPod, now_s: float) -> list[ClusterNode]:
-        """Feasible nodes, until there are enough of them; the next search begins behind the last one looked at."""
+        """Feasible nodes, until there are enough of them; the next search begins behind the last one looked
+        at."""
         nodes, total = self.nodes, len(self.nodes)
         enough = feasible_to_find(total)
         found: list[ClusterNode] = []
         looked = 0
-        for looked in range(1, total + 1):  # noqa: B007
+        for looked in range(1, total + 1):
             node = nodes[(self._start + looked - 1) % total]
             if node.fits(pod) and self.passes(node, pod, now_s):
                 found.append(node)
@@ -118,7 +126,8 @@ class Scheduler:
 
 
 def feasible_to_find(total: int) -> int:
-    """How many feasible nodes of *total* are enough (``numFeasibleNodesToFind`` with no percentage configured)."""
+    """How many feasible nodes of *total* are enough (``numFeasibleNodesToFind`` with no percentage
+    configured)."""
     if total < _LEAST_FEASIBLE:
         return total
     percentage = max(50 - total // 125, _LEAST_PERCENTAGE)
@@ -128,9 +137,9 @@ def feasible_to_find(total: int) -> int:
 class TopologyView:
     """What NodeResourceTopologyMatch knows of each node: the object as it was last taken over.
 
-    Without a cache (*resync_s* 0) that is the newest one published. With the cache OverReserve a pod that was bound is
-    subtracted from every NUMA node until the node is resynchronized, which happens, each *resync_s*, only to nodes that
-    were filtered out since and whose object lists the pods that the scheduler knows.
+    Without a cache (*resync_s* 0) that is the newest one published. With the cache OverReserve a pod that was
+    bound is subtracted from every NUMA node until the node is resynchronized, which happens, each *resync_s*,
+    only to nodes that were filtered out since and whose object lists the pods that the scheduler knows.
     """
 
     def __init__(self, resync_s: float) -> None:
@@ -244,8 +253,8 @@ class TopologyScheduler(Scheduler):
 
 
 def least_numa_score(rooms: Mapping[int, NumaRoom], pod: TimedPod, machine: Machine) -> int:
-    """LeastNUMANodes: the fewer NUMA nodes suffice, the better, and a little better where no others of that number are
-    nearer to each other; 0 if all of them do not."""
+    """LeastNUMANodes: the fewer NUMA nodes suffice, the better, and a little better where no others of that
+    number are nearer to each other; 0 if all of them do not."""
     for width in range(1, len(rooms) + 1):
         sets = [NodeSet(members) for members in combinations(rooms, width)]
         nearest = min(machine.total_distance(nodes) for nodes in sets)
@@ -262,8 +271,9 @@ def least_numa_score(rooms: Mapping[int, NumaRoom], pod: TimedPod, machine: Mach
 
 
 class ClaimScheduler(Scheduler):
-    """Claims of NUMA nodes' devices beside the default plugins. Only Guaranteed pods have one: for their memory, and
-    for whole CPUs. The others are not counted where claims are, as Kubernetes does not count them either."""
+    """Claims of NUMA nodes' devices beside the default plugins. Only Guaranteed pods have one: for their
+    memory, and for whole CPUs. The others are not counted where claims are, as Kubernetes does not count them
+    either."""
 
     books_claims = True
 
@@ -277,8 +287,8 @@ class ClaimScheduler(Scheduler):
         return pod.qos is not QosClass.GUARANTEED or self._allocate(node, pod) is not None
 
     def score(self, node: ClusterNode, pod: TimedPod, now_s: float) -> int:
-        """The sums' score, and twice (the plugin's default weight) that of the first alternative that was possible:
-        100 for the first of eight, a step less for each further one."""
+        """The sums' score, and twice (the plugin's default weight) that of the first alternative that was
+        possible: 100 for the first of eight, a step less for each further one."""
         found = self._allocate(node, pod) if pod.qos is QosClass.GUARANTEED else None
         rank = len(found[0]).bit_length() - 1 if found else 0
         return super().score(node, pod, now_s) + 2 * (MAX_SCORE - rank * MAX_SCORE // 8)
@@ -329,8 +339,8 @@ class ClaimScheduler(Scheduler):
 
 
 class AskingScheduler(Scheduler):
-    """Candidates are asked, the best score first: the first one that would place a Guaranteed pod as asked on as few
-    NUMA nodes as it needs is taken, else the best of those that would take it."""
+    """Candidates are asked, the best score first: the first one that would place a Guaranteed pod as asked on
+    as few NUMA nodes as it needs is taken, else the best of those that would take it."""
 
     def __init__(self, nodes: Sequence[ClusterNode], seed: int) -> None:
         super().__init__(nodes, seed)
@@ -365,7 +375,8 @@ class AskingScheduler(Scheduler):
 
 
 def scheduler_named(name: str, nodes: Sequence[ClusterNode], seed: int, resync_s: float) -> Scheduler:
-    """The scheduler of a *name* among `SCHEDULERS`; *resync_s* is the period of NodeResourceTopologyMatch's cache."""
+    """The scheduler of a *name* among `SCHEDULERS`; *resync_s* is the period of NodeResourceTopologyMatch's
+    cache."""
     if name in ("nrt", "nrt-least-numa"):
         return TopologyScheduler(nodes, seed, least_numa=name == "nrt-least-numa", resync_s=resync_s)
     if name == "dra":

@@ -1,9 +1,9 @@
 """Pods with times, as public traces of clusters have them: read from CSV or JSON lines, columns named.
 
-Here is what a scheduler sees of a pod (amounts, times, how many of a group one node may hold), how columns are
-named and scaled, two public formats by name, and how a trace is cut to the size of a cluster. What a pod asks a
-node for is `bayplan.simulate.manifest`. A trace is sorted by arrival, and names are unique: whoever plays it
-relies on both.
+Here is what a scheduler sees of a pod (amounts, times, how many of a group one node may hold), how columns
+are named and scaled, two public formats by name, and how a trace is cut to the size of a cluster. What a pod
+asks a node for is `bayplan.simulate.manifest`. A trace is sorted by arrival, and names are unique: whoever
+plays it relies on both.
 """
 
 import csv
@@ -20,7 +20,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, items, show
+from bayplan.config.values import ProblemCollector, invalid, items, show
 from bayplan.errors import ConfigError, Problem
 from bayplan.files import MIB, STANDARD_INPUT, read_named, unreadable
 from bayplan.model.decision import QosClass
@@ -60,9 +60,9 @@ _QOS: Final = {one.value: one for one in QosClass}
 
 
 class TimedPod(Struct, frozen=True):
-    """A pod of a trace. Amounts are of the whole pod, limits of 0 are none; ``resources`` are pieces of extended
-    resources by name, ``lasts_s`` how long it runs once it runs (None: on beyond the end), ``most_per_node`` how
-    many pods of its ``group`` one node may hold (0: any)."""
+    """A pod of a trace. Amounts are of the whole pod, limits of 0 are none; ``resources`` are pieces of
+    extended resources by name, ``lasts_s`` how long it runs once it runs (None: on beyond the end),
+    ``most_per_node`` how many pods of its ``group`` one node may hold (0: any)."""
 
     name: str
     arrives_s: float
@@ -84,8 +84,8 @@ class TimedPod(Struct, frozen=True):
 
 
 class TraceFormat(Struct, frozen=True):
-    """How rows become pods: ``columns`` has ``(column, unit)`` by field. ``qos`` names of a trace are mapped to
-    classes; a name that is not there has the class that its amounts give it."""
+    """How rows become pods: ``columns`` has ``(column, unit)`` by field. ``qos`` names of a trace are mapped
+    to classes; a name that is not there has the class that its amounts give it."""
 
     columns: Mapping[str, tuple[str, str]]
     qos: Mapping[str, QosClass] = MappingProxyType({})
@@ -129,16 +129,17 @@ FORMATS: Final[Mapping[str, TraceFormat]] = MappingProxyType(
         ),
     }
 )
-"""Public formats (github.com/alibaba/clusterdata): cluster-trace-gpu-v2023 and cluster-trace-gpu-v2025. The former
-calls latency-sensitive pods LS; what it calls BE requests CPUs and memory, so that it is Burstable for kubelet. The
-rows of the latter have no time where a pod was there before the trace began or is there after its end."""
+"""Public formats (github.com/alibaba/clusterdata): cluster-trace-gpu-v2023 and cluster-trace-gpu-v2025. The
+former calls latency-sensitive pods LS; what it calls BE requests CPUs and memory, so that it is Burstable for
+kubelet. The rows of the latter have no time where a pod was there before the trace began or is there after
+its end."""
 PLAIN: Final = TraceFormat({field: (field, "") for field in (*_TEXTS, *_KIND_OF, "mostPerNode")})
 """Columns that are called as the fields are, in cores, bytes and seconds."""
 
 
 def read_pod_trace(path: Path, name: str = "", columns: Sequence[str] = ()) -> list[TimedPod]:
-    """The pods of the file at *path* (``-``: the standard input) by arrival. *name* is one of `FORMATS`; *columns* are
-    ``FIELD=COLUMN[:UNIT]``, instead of its.
+    """The pods of the file at *path* (``-``: the standard input) by arrival. *name* is one of `FORMATS`;
+    *columns* are ``FIELD=COLUMN[:UNIT]``, instead of its.
 
     Raises:
         ConfigError: everything that is wrong with the flags or the file, up to 20 rows.
@@ -167,24 +168,30 @@ def read_pod_trace(path: Path, name: str = "", columns: Sequence[str] = ()) -> l
     return sorted(pods, key=lambda pod: (pod.arrives_s, pod.name))
 
 
-def scaled(pods: Sequence[TimedPod], milli_cpus: int, memory_bytes: int, load: float, seed: int) -> list[TimedPod]:
-    """As many of *pods* that at no time more than *load* of so many milli-CPUs or bytes is asked for at once, and
-    close to it: a random part of them, or all and copies of some, whose names end in ``+2``, ``+3`` and so on.
+def scaled(
+    pods: Sequence[TimedPod], milli_cpus: int, memory_bytes: int, load: float, seed: int
+) -> list[TimedPod]:
+    """As many of *pods* that at no time more than *load* of so many milli-CPUs or bytes is asked for at once,
+    and close to it: a random part of them, or all and copies of some, whose names end in ``+2``, ``+3`` and
+    so on.
 
     Times stay as they are, so that a small cluster sees the same days as a large one.
     """
     peak_milli, peak_bytes = peak(pods)
     factor = load * min(milli_cpus / max(peak_milli, 1), memory_bytes / max(peak_bytes, 1))
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311 - which pods, repeatable
     chosen: list[TimedPod] = []
     for pod in pods:
         copies = int(factor) + (rng.random() < factor - int(factor))
-        chosen += [pod if copy == 1 else replace(pod, name=f"{pod.name}+{copy}") for copy in range(1, copies + 1)]
+        chosen += [
+            pod if copy == 1 else replace(pod, name=f"{pod.name}+{copy}") for copy in range(1, copies + 1)
+        ]
     return chosen
 
 
 def peak(pods: Iterable[TimedPod]) -> tuple[int, int]:
-    """The most milli-CPUs and the most bytes that are asked for at once, were every pod to start as it arrives."""
+    """The most milli-CPUs and the most bytes that are asked for at once, were every pod to start as it
+    arrives."""
     ends: list[tuple[float, int, int]] = []
     milli = size_bytes = most_milli = most_bytes = 0
     for pod in pods:
@@ -212,7 +219,9 @@ def _format(name: str, columns: Sequence[str]) -> TraceFormat:
         units = _UNITS.get(kind, {"": Decimal(1)})
         known = field in (*_TEXTS, *_KIND_OF, "mostPerNode") or (kind == RESOURCE and field != RESOURCE)
         if not equals or not column or not known:
-            problems.append(Problem("--column", repr(text), f"FIELD=COLUMN[:UNIT], with one of {', '.join(FIELDS)}"))
+            problems.append(
+                Problem("--column", repr(text), f"FIELD=COLUMN[:UNIT], with one of {', '.join(FIELDS)}")
+            )
         elif unit not in units:
             expected = f"one of the units {', '.join(filter(None, units))}" if len(units) > 1 else "no unit"
             problems.append(Problem(f"--column {field}", repr(unit), expected))
@@ -238,7 +247,9 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
     missing = [trace_format.columns[field][0] for field in ("cpus", "memory")]
     for column in missing:
         if column not in present:
-            raise invalid("the first line", ", ".join(present) or "nothing", f"the column {column}, or --column")
+            raise invalid(
+                "the first line", ", ".join(present) or "nothing", f"the column {column}, or --column"
+            )
     try:
         for number, row in enumerate(reader, 2):
             if None in row:
@@ -296,8 +307,8 @@ def _pod(where: str, row: Mapping[str, Any], trace_format: TraceFormat) -> Timed
 
 
 def _class(where: str, name: str, amounts: Sequence[int], trace_format: TraceFormat) -> QosClass:
-    """The class that the trace names, else that of the amounts: Guaranteed are those that give no limits, or the same
-    ones."""
+    """The class that the trace names, else that of the amounts: Guaranteed are those that give no limits, or
+    the same ones."""
     cpus, memory, cpus_limit, memory_limit = amounts
     if name:
         known = trace_format.qos or _QOS
@@ -313,5 +324,7 @@ def _class(where: str, name: str, amounts: Sequence[int], trace_format: TraceFor
 def _repeated(pods: Iterable[TimedPod]) -> list[Problem]:
     counts = Counter(pod.name for pod in pods)
     return [
-        Problem("name", repr(name), "a name that no other row has") for name, count in counts.items() if count > 1
+        Problem("name", repr(name), "a name that no other row has")
+        for name, count in counts.items()
+        if count > 1
     ]

@@ -1,0 +1,293 @@
+"""`bayplan simulate --cluster` without its command line: schedulers times engines on one cluster and one
+trace, and the files that come of it.
+
+Runs are independent: each is a process of its own, as many at once as there are CPUs. With a directory for
+results each finished run is a file there, named by what went into it, so that a batch that was ended goes on
+with what is missing, and another batch adds to it. Equal inputs give equal files but for ``speed``.
+"""
+
+import csv
+import hashlib
+import io
+import itertools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from msgspec import Struct
+
+from bayplan import __version__
+from bayplan.admin_protocol import API_VERSION
+from bayplan.errors import ConfigError, Problem
+from bayplan.simulate.cluster_nodes import NodeKind, read_cluster, software_of
+from bayplan.simulate.cluster_page import results_page
+from bayplan.simulate.cluster_run import ClusterRun, run_view
+from bayplan.simulate.cluster_schedulers import SCHEDULERS
+from bayplan.simulate.pod_trace import TimedPod, peak, read_pod_trace, scaled
+
+View = dict[str, Any]
+Flags = Mapping[str, Sequence[str]]
+
+_POLL_S: Final = 0.5
+_MOST_LOAD, _MOST_RESYNC_S = 2, 3600
+CLAIMS: Final = "claims"
+"""What stands for the engine where claims are booked as they were allocated."""
+_COLUMNS: Final = (
+    "scheduler",
+    "engine",
+    "policy",
+    "nodes",
+    "nodesReached",
+    "pods",
+    "started",
+    "neverStarted",
+    "refusedAtNode",
+    "podsRefused",
+    "waitedLong",
+    "meanWaitSeconds",
+    "degraded",
+    "moves",
+    "meanWidth",
+    "remoteShare",
+    "meanDistance",
+    "overcommit.samples",
+    "overcommit.found",
+    "overcommit.worstBytes",
+    "largestPods.cpus",
+    "largestPods.memoryBytes",
+    "writes.bindings",
+    "writes.topology",
+    "seed",
+    "load",
+    "version",
+    "trace",
+)
+
+
+class Batch(Struct, frozen=True):
+    """What is to be run. *configs* and *keys* (texts of flags by key) are for every engine, *keys_of* for
+    single ones. ``load`` is the part of the cluster that the trace is cut to, None for the trace as it is;
+    ``resync_s`` the period of NodeResourceTopologyMatch's cache, 0 for none; ``processes`` 0 for one per
+    CPU."""
+
+    cluster: Path
+    trace: Path
+    trace_format: str = ""
+    columns: tuple[str, ...] = ()
+    schedulers: tuple[str, ...] = ("least-allocated",)
+    engines: tuple[str, ...] = ("exact",)
+    configs: tuple[Path, ...] = ()
+    keys: Flags = MappingProxyType({})
+    keys_of: Mapping[str, Flags] = MappingProxyType({})
+    load: float | None = None
+    seed: int = 0
+    resync_s: float = 0.0
+    results: Path | None = None
+    processes: int = 0
+
+
+class _Job(Struct, frozen=True):
+    """One run, as it is sent to a process."""
+
+    number: int
+    kinds: list[NodeKind]
+    pods: list[TimedPod]
+    scheduler: str
+    configs: tuple[Path, ...]
+    flags: Flags
+    label: View
+    seed: int
+    resync_s: float
+
+
+def simulate_cluster(batch: Batch, report: Callable[[int, int, float], None] = lambda *_: None) -> View:
+    """Run *batch*; *report* is told how many runs are over, of how many, and which part of all of them.
+
+    Raises:
+        ConfigError: a file or a flag is wrong.
+    """
+    _check(batch)
+    kinds = read_cluster(batch.cluster)
+    pods = read_pod_trace(batch.trace, batch.trace_format, batch.columns)
+    digest = _digest(pods)
+    jobs: list[_Job] = []
+    for scheduler, engine in itertools.product(batch.schedulers, batch.engines):
+        if scheduler == "dra" and engine != batch.engines[0]:
+            continue  # whatever the engine: the node books what was allocated
+        flags = {**batch.keys, **batch.keys_of.get(engine, {}), "engine": [engine]}
+        software = [software_of(kind, batch.configs, flags) for kind in kinds]
+        chosen = pods
+        if batch.load is not None:
+            milli, size_bytes = (
+                sum(kind.count * amount for kind, amount in zip(kinds, amounts, strict=True))
+                for amounts in ([one.milli_cpus for one in software], [one.memory_bytes for one in software])
+            )
+            chosen = scaled(pods, milli, size_bytes, batch.load, batch.seed)
+        label = {
+            "scheduler": scheduler,
+            "engine": CLAIMS if scheduler == "dra" else engine,
+            "policy": "" if scheduler == "dra" else software[0].policy.topology.value,
+            "seed": batch.seed,
+            "load": batch.load,
+            "version": __version__,
+            "trace": digest,
+        }
+        jobs.append(
+            _Job(len(jobs), kinds, chosen, scheduler, batch.configs, flags, label, batch.seed, batch.resync_s)
+        )
+    runs = _run_all(jobs, batch, report)
+    most_milli, most_bytes = peak(pods)
+    view: View = {
+        "apiVersion": API_VERSION,
+        "kind": "ClusterSimulation",
+        "cluster": [{"name": kind.name, "nodes": kind.count} for kind in kinds],
+        "trace": {
+            "pods": len(pods),
+            "digest": digest,
+            "peakMilliCpus": most_milli,
+            "peakMemoryBytes": most_bytes,
+        },
+        "runs": runs,
+    }
+    if batch.results is not None:
+        everything = [*_finished(batch.results).values()]
+        _write(batch.results / "results.csv", results_csv(everything))
+        _write(batch.results / "index.html", results_page(everything))
+    return view
+
+
+def results_csv(runs: Sequence[View]) -> str:
+    """A line for each run, without ``speed``."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for run in runs:
+        writer.writerow([_at(run, column) for column in _COLUMNS])
+    return text.getvalue()
+
+
+def _at(run: View, column: str) -> object:
+    value: Any = run
+    for part in column.split("."):
+        value = value[part]
+    return value
+
+
+def _check(batch: Batch) -> None:
+    problems = [
+        Problem("--scheduler", repr(name), f"one of {', '.join(SCHEDULERS)}")
+        for name in batch.schedulers
+        if name not in SCHEDULERS
+    ]
+    if batch.load is not None and not 0 < batch.load <= _MOST_LOAD:
+        problems.append(
+            Problem("--load", str(batch.load), f"a part of the cluster, above 0 and up to {_MOST_LOAD}")
+        )
+    if not 0 <= batch.resync_s <= _MOST_RESYNC_S:
+        problems.append(
+            Problem("--nrt-resync", f"{batch.resync_s:g}", f"seconds, from 0 (no cache) to {_MOST_RESYNC_S}")
+        )
+    if problems:
+        raise ConfigError("command line", tuple(problems))
+    if batch.results is not None:
+        try:
+            batch.results.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            expected = "a directory that can be written"
+            problem = Problem("--results", f"{batch.results}: {error.strerror}", expected)
+            raise ConfigError("command line", (problem,)) from error
+
+
+def _run_all(jobs: Sequence[_Job], batch: Batch, report: Callable[[int, int, float], None]) -> list[View]:
+    known = {} if batch.results is None else _finished(batch.results)
+    names = [_name(job) for job in jobs]
+    views: dict[int, View] = {
+        job.number: known[name] for job, name in zip(jobs, names, strict=True) if name in known
+    }
+    # There is no other thread and no event loop here, so that a fork is safe.
+    context = get_context("fork")
+    parts = context.Array("d", len(jobs))
+    for number in views:
+        parts[number] = 1.0
+    processes = batch.processes or len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_share, initargs=(parts,)) as pool:
+        waiting: dict[Future[View], _Job] = {
+            pool.submit(_run, job): job for job in jobs if job.number not in views
+        }
+        while waiting:
+            done, _ = wait(waiting, _POLL_S, FIRST_COMPLETED)
+            for future in done:
+                job = waiting.pop(future)
+                views[job.number] = future.result()
+                if batch.results is not None:
+                    text = json.dumps(views[job.number], indent=2) + "\n"
+                    _write(batch.results / f"{names[job.number]}.json", text)
+            report(len(views), len(jobs), sum(parts[:]) / len(jobs))
+    return [views[job.number] for job in jobs]
+
+
+_parts: Any = None
+"""In a process of the pool: which part of each run is over, shared with the parent."""
+
+
+def _share(parts: Any) -> None:
+    global _parts  # noqa: PLW0603 - how a pool hands something shared to its processes
+    _parts = parts
+
+
+def _run(job: _Job) -> View:
+    software = [software_of(kind, job.configs, job.flags) for kind in job.kinds]
+    run = ClusterRun(job.kinds, software, job.scheduler, seed=job.seed, resync_s=job.resync_s)
+    for part in run.play(job.pods):
+        _parts[job.number] = part
+    return {**job.label, **run_view(run)}
+
+
+def _name(job: _Job) -> str:
+    """By all that a run depends on."""
+    kinds = [
+        (kind.name, kind.count, kind.max_pods, dict(kind.resources), repr(kind.machine)) for kind in job.kinds
+    ]
+    inputs = (
+        job.label,
+        kinds,
+        _digest(job.pods),
+        job.flags,
+        [str(path) for path in job.configs],
+        job.resync_s,
+    )
+    configs = [path.read_bytes().hex() for path in job.configs if path.is_file()]
+    digest = hashlib.sha256(json.dumps([inputs, configs], default=str).encode()).hexdigest()[:12]
+    return f"{job.scheduler}-{job.label['engine']}-{digest}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all: a batch may end at any time."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(text)
+    unfinished.replace(path)
+
+
+def _digest(pods: Sequence[TimedPod]) -> str:
+    whole = hashlib.sha256()
+    for pod in pods:
+        whole.update(repr((pod.name, pod.arrives_s, pod.lasts_s, pod.shape)).encode())
+    return whole.hexdigest()[:16]
+
+
+def _finished(directory: Path) -> dict[str, View]:
+    """The results in *directory* by name; what is no result is passed over."""
+    found: dict[str, View] = {}
+    for path in sorted(directory.glob("*-*.json")):
+        try:
+            view = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(view, dict) and all(column.split(".")[0] in view for column in _COLUMNS):
+            found[path.stem] = view
+    return found
