@@ -348,7 +348,8 @@ def _machine(where: str, values: Mapping[str, Any], directory: Path) -> Machine:
             return described_machine(description)
         except InvalidValueError as error:
             located = [
-                Problem(f"{where}.machine.{one.path}", one.found, one.expected) for one in error.problems
+                Problem(f"{where}.machine{_below(one.path)}", one.found, one.expected)
+                for one in error.problems
             ]
             raise InvalidValueError(*located) from error
     if not isinstance(topology, str):
@@ -357,3 +358,8 @@ def _machine(where: str, values: Mapping[str, Any], directory: Path) -> Machine:
         return read_topology(directory / topology)
     except BayplanError as error:
         raise invalid(f"{where}.topology", str(error), "a machine") from error
+
+
+def _below(path: str) -> str:
+    """A path in a description as what follows the path of the description itself."""
+    return "" if path == "the file" else f".{path}"

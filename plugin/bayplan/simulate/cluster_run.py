@@ -44,8 +44,8 @@ _MOST_SUBSETS: Final = 8
 
 
 class ClusterQuality(Struct):
-    """What came of a run. Counts are of pods unless they say otherwise. Widths, and sums with ``byte_``, which
-    are weighted with memory, are of Guaranteed pods."""
+    """What came of a run. Counts are of pods unless they say otherwise. Widths, and sums with ``byte_``,
+    which are weighted with memory, are of Guaranteed pods."""
 
     pods: int = 0
     started: int = 0
@@ -135,6 +135,10 @@ class ClusterRun:
                 self.quality.never_started += 1
                 self._waited(place, horizon_s)
         yield 1.0
+
+    def held_on(self, node: ClusterNode) -> list[_Place]:
+        """Who is bound to *node* and was refused there."""
+        return [one for one in self._places.values() if one.node is node and one.held_generation >= 0]
 
     def _at(self, when_s: float, event: Callable[[float], None]) -> None:
         self._sequence += 1

@@ -313,7 +313,7 @@ class ClaimScheduler(Scheduler):
         return None if found is None else found[0]
 
     def _allocate(self, node: ClusterNode, pod: TimedPod) -> tuple[NodeSet, NumaRoom] | None:
-        rooms = self._of(node)
+        rooms = self.rooms_of(node)
         whole = pod.milli_cpus // 1000 if not pod.milli_cpus % 1000 else 0
         width = 1
         while width <= len(rooms):
@@ -329,12 +329,13 @@ class ClaimScheduler(Scheduler):
         return None
 
     def _take(self, node: ClusterNode, found: tuple[NodeSet, NumaRoom], sign: int) -> None:
-        rooms, (nodes, part) = self._of(node), found
+        rooms, (nodes, part) = self.rooms_of(node), found
         for numa in nodes:
             room = rooms[numa]
             rooms[numa] = NumaRoom(room.cpus - sign * part.cpus, room.memory_bytes - sign * part.memory_bytes)
 
-    def _of(self, node: ClusterNode) -> dict[int, NumaRoom]:
+    def rooms_of(self, node: ClusterNode) -> dict[int, NumaRoom]:
+        """What is not allocated of each NUMA node."""
         return self._rooms.setdefault(node.index, node.rooms())
 
 

@@ -171,9 +171,8 @@ def read_pod_trace(path: Path, name: str = "", columns: Sequence[str] = ()) -> l
 def scaled(
     pods: Sequence[TimedPod], milli_cpus: int, memory_bytes: int, load: float, seed: int
 ) -> list[TimedPod]:
-    """As many of *pods* that at no time more than *load* of so many milli-CPUs or bytes is asked for at once,
-    and close to it: a random part of them, or all and copies of some, whose names end in ``+2``, ``+3`` and
-    so on.
+    """A random part of *pods*, or all and copies of some (their names end in ``+2``, ``+3`` and so on), so
+    that the most that is asked for at once is about *load* of so many milli-CPUs or bytes.
 
     Times stay as they are, so that a small cluster sees the same days as a large one.
     """
