@@ -51,7 +51,7 @@ function _shtab_bayplan_using
 end
 
 set -g _shtab_bayplan_commands status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release
-set -g _shtab_bayplan_opts_with_value --admin-socket --annotation --config --count --cpus --engine --from --hugepages --interval --kubelet-directory --memory --memory-limit --name --namespace --nri-socket --only --outcome --output --qos --root --set --since --sort --state-directory --svg --topology --trace --watch -n -o -w
+set -g _shtab_bayplan_opts_with_value --admin-socket --annotation --cluster --column --config --count --cpus --engine --from --hugepages --interval --jobs --kubelet-directory --load --memory --memory-limit --name --namespace --nri-socket --nrt-resync --only --outcome --output --qos --results --root --scheduler --seed --set --since --sort --state-directory --svg --topology --trace --trace-format --watch -n -o -w
 
 complete -c bayplan -e
 complete -c bayplan -f
@@ -142,14 +142,23 @@ complete -c bayplan -n '_shtab_bayplan_using what-if' -l json -d 'the same as --
 complete -c bayplan -n '_shtab_bayplan_using what-if' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'
 complete -c bayplan -n '_shtab_bayplan_using what-if' -l no-color -d 'no colours on a terminal; the environment variable NO_COLOR does the same'
 complete -c bayplan -n '_shtab_bayplan_using what-if; and test $_shtab_bayplan_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'pod manifests in YAML or JSON, in order; - is stdin'
-complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a simulate -d 'Play a trace of pods on a described machine, with any engine and policy; needs no daemon.'
+complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a simulate -d 'Play a trace of pods on a described machine or cluster, with any engine and policy; needs no daemon.'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -s h -l help -d 'show this help message and exit'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l cluster -xka "(__fish_complete_path (commandline -ct))" -d 'many nodes with a scheduler before them, in TOML, YAML or JSON: see docs/benchmark.md'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l topology -xka "(__fish_complete_path (commandline -ct))" -d 'a machine in TOML, YAML or JSON, a recorded one, lstopo'"'"'s XML, the output of numactl -H or lscpu, files of sysfs as grep -rs prints them, or a directory with sys/ in it; - is stdin'
-complete -c bayplan -n '_shtab_bayplan_using simulate' -l trace -xka "(__fish_complete_path (commandline -ct))" -d 'pods that come, go and change: JSON lines or YAML; - is stdin'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l trace -xka "(__fish_complete_path (commandline -ct))" -d 'pods that come, go and change: JSON lines or YAML; with --cluster also CSV; - is stdin'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l engine -x -d 'an engine; several are compared'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'a file that baypland would read'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l set -x -d 'a key as baypland'"'"'s flags have it, like topologyManagerPolicy=restricted; with ENGINE it is for that engine only'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l steps -d 'show every decision, not only the refused ones'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l trace-format -x -d 'a public format: alibaba-gpu-2023 or alibaba-gpu-2025; else CSV or JSON lines whose columns are called name, cpus, memory, arrives, lasts and so on'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l column -x -d 'where a field of a pod stands, like cpus=cpu_milli:milli or resource.gpu=num_gpu'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l scheduler -x -d 'least-allocated (the default), most-allocated, nrt, nrt-least-numa, dra or ask; several are compared'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l load -x -d 'cut the trace, or repeat its pods, so that at most this part of the cluster is asked for at once'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l seed -x -d 'of everything that is random'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l nrt-resync -x -d 'cacheResyncPeriodSeconds of NodeResourceTopologyMatch; 0, the default, is without its cache'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l results -xka "(__fish_complete_path (commandline -ct))" -d 'keep each finished run there, with results.csv and index.html; what is there is not run again'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l jobs -x -d 'runs at once; by default one for each CPU'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -s o -l output -xka "table wide json yaml name" -d 'table or wide, with more in it, for people; json, yaml or name for scripts (default: table)'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l json -d 'the same as --output json'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'

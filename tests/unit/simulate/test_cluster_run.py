@@ -1,4 +1,4 @@
-"""Runs of a cluster: what scheduler and nodes agree on at the end, where they differ, and the rules in between."""
+"""Runs of a cluster: what scheduler and nodes agree on at the end, where they differ, the rules in between."""
 
 import random
 from pathlib import Path
@@ -22,8 +22,8 @@ MACHINE = {
 KUBELET = {"engine": ["kubelet"], "cpuManagerPolicy": ["static"], "memoryManagerPolicy": ["Static"]}
 
 
-def kind(count: int = 4, **more: object) -> NodeKind:
-    return NodeKind("n", count, described_machine(MACHINE), **more)  # type: ignore[arg-type]
+def kind(count: int = 4, **resources: int) -> NodeKind:
+    return NodeKind("n", count, described_machine(MACHINE), resources=resources)
 
 
 def software(one: NodeKind, engine: str = "exact", policy: str = "restricted") -> NodeSoftware:
@@ -101,7 +101,7 @@ def test_claims_are_never_refused_and_never_more_than_there_is() -> None:
 
 
 def test_a_topology_that_is_known_late_lets_refusals_through() -> None:
-    """Without a cache what was just bound is not seen for a second; with one it is taken from every NUMA node."""
+    """Without a cache what was just bound is not seen for a second; with one every NUMA node has less."""
     burst = [TimedPod(f"p{number}", 0.0, 1000, 9 * GIB, 60.0) for number in range(8)]
     counts = {}
     for resync_s in (0.0, 5.0):
@@ -137,7 +137,7 @@ def test_a_pod_that_a_plugin_refuses_stays_and_starts_when_its_node_changes() ->
 
 
 def test_a_group_and_extended_resources_are_the_schedulers() -> None:
-    one = kind(2, resources={"gpu": 1})
+    one = kind(2, gpu=1)
     runs = ClusterRun([one], [software(one)], "least-allocated")
     gpus = [TimedPod(f"g{number}", 0.0, 1000, GIB, None, resources={"gpu": 1}) for number in range(3)]
     alone = [TimedPod(f"a{number}", 0.0, 1000, GIB, None, group="a", most_per_node=1) for number in range(3)]
