@@ -211,8 +211,7 @@ def _run_all(jobs: Sequence[_Job], batch: Batch, report: Callable[[int, int, flo
     views: dict[int, View] = {
         job.number: known[name] for job, name in zip(jobs, names, strict=True) if name in known
     }
-    # There is no other thread and no event loop here, so that a fork is safe.
-    context = get_context("fork")
+    context = get_context("spawn")
     parts = context.Array("d", len(jobs))
     for number in views:
         parts[number] = 1.0
