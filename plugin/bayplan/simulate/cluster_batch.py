@@ -193,7 +193,7 @@ def _check(batch: Batch) -> None:
             Problem("--nrt-resync", f"{batch.resync_s:g}", f"seconds, from 0 (no cache) to {_MOST_RESYNC_S}")
         )
     if batch.processes < 0:
-        problems.append(Problem("--jobs", str(batch.processes), "how many runs at once, or 0 for one per CPU"))
+        problems.append(Problem("--jobs", str(batch.processes), "runs at once, or 0 for one per CPU"))
     if problems:
         raise ConfigError("command line", tuple(problems))
     if batch.results is not None:

@@ -28,9 +28,10 @@ from bayplan.config.values import (
     show,
     unknown_keys,
 )
-from bayplan.engines.interface import KUBELET, Engine, allocatable_bytes, assignable_cpus, shared_cpus_minimum
+from bayplan.engines.interface import KUBELET, Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.files import MIB, read_named, unreadable
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -77,10 +78,10 @@ class NodeSoftware(Struct, frozen=True):
     """A refused pod has failed for good (kubelet's admission), and its controller makes another one; else its
     containers are tried again on the same node."""
 
-    def rooms(self, ledger: Ledger = Ledger()) -> dict[int, "NumaRoom"]:  # noqa: B008 - immutable
-        """What is left on each NUMA node alone beside *ledger*."""
-        free_bytes = free_bytes_by_node(self.machine, self.policy, ledger)
-        free_cpus = free_cpus_by_node(self.machine, self.policy, ledger)
+    def rooms(self, basis: Basis | None = None) -> dict[int, "NumaRoom"]:
+        """What is left on each NUMA node alone, of one with *basis* or of an empty one."""
+        basis = basis or Basis(self.machine, self.policy, Ledger())
+        free_bytes, free_cpus = free_bytes_by_node(basis), free_cpus_by_node(basis)
         return {
             node: NumaRoom(free_cpus[node], free_bytes[node].get(MEMORY, 0))
             for node in self.machine.ordinary_nodes
@@ -147,12 +148,10 @@ def software_of(kind: NodeKind, configs: Sequence[Path], flags: Mapping[str, Seq
     settings: Settings = settings_for(kind.machine, configs, flags, several=True)
     machine = with_owners(kind.machine, settings.device_memory)
     policy = resolve_policy(settings, machine)
-    memory_bytes = sum(row.get(MEMORY, 0) for row in allocatable_bytes(machine, policy).values())
+    empty = Basis(machine, policy, Ledger())
+    memory_bytes = sum(row.get(MEMORY, 0) for row in empty.allocatable.bytes_by_node.values())
     # As the daemon keeps CPUs for those that share, and as kubelet subtracts what it reserves.
-    kept = max(
-        len(machine.online_cpus) - len(assignable_cpus(machine, policy)),
-        shared_cpus_minimum(policy, Ledger()),
-    )
+    kept = max(len(empty.allocatable.reserved_cpus), empty.shared_cpus_minimum())
     return NodeSoftware(
         machine, policy, engine_of(settings), (len(machine.online_cpus) - kept) * 1000, memory_bytes,
         rejects=settings.engine == KUBELET,
@@ -262,7 +261,7 @@ class ClusterNode:
         """What is left on each NUMA node alone, by the ledger."""
         generation, rooms = self._rooms
         if generation != self.generation:
-            rooms = self.software.rooms(Ledger() if self._rehearsal is None else self._rehearsal.ledger)
+            rooms = self.software.rooms(None if self._rehearsal is None else self._rehearsal.basis)
             self._rooms = (self.generation, rooms)
         return rooms
 

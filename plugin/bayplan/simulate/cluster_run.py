@@ -25,7 +25,6 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from bayplan.engines.interface import allocatable_bytes
 from bayplan.model.decision import Decision, QosClass
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.placement.adjustment import cpus_for
@@ -311,10 +310,10 @@ class ClusterRun:
 
 def overcommit_bytes(node: ClusterNode) -> int:
     """The worst excess over all sets of NUMA nodes of up to 8: promised within the set, less what it has."""
-    software, ledger = node.software, node.rehearsal.ledger
-    machine = software.machine
+    basis = node.rehearsal.basis
+    machine, ledger = basis.machine, basis.ledger
     numa = tuple(machine.ordinary_nodes)[:_MOST_SUBSETS]
-    has = {one: row.get(MEMORY, 0) for one, row in allocatable_bytes(machine, software.policy).items()}
+    has = {one: row.get(MEMORY, 0) for one, row in basis.allocatable.bytes_by_node.items()}
     promised: Counter[NodeSet] = Counter()
     for entry in ledger.entries.values():
         placement = entry.decision.placement
@@ -336,9 +335,7 @@ def _cpu_nodes(node: ClusterNode, nodes: NodeSet, decisions: Sequence[Decision])
     cpus = None
     if decisions:
         decision = decisions[0]
-        cpus = decision.placement.exclusive_cpus or cpus_for(
-            decision, node.rehearsal.ledger.shared_cpus(machine, node.software.policy.withheld_cpus)
-        )
+        cpus = decision.placement.exclusive_cpus or cpus_for(decision, node.rehearsal.basis.shared_cpus)
     counts = {
         one.id: len(one.cpus) if cpus is None else len(one.cpus & cpus)
         for one in machine.nodes

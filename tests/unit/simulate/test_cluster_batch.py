@@ -1,4 +1,4 @@
-"""`bayplan simulate --cluster` from files to tables: results that are kept and added to, and what is refused."""
+"""`bayplan simulate --cluster` from files to tables: results that are kept and added to, what is refused."""
 
 import csv
 import json
@@ -61,11 +61,14 @@ def test_results_are_kept_and_added_to(files: list[str], tmp_path: Path, capsys:
         ("least-allocated", "exact"), ("least-allocated", "kubelet"), ("dra", "claims"),
     ]  # fmt: skip
     after = {path: path.stat().st_mtime_ns for path in results.glob("*.json")}
-    assert first.items() < after.items() and len(after) == 3
+    assert first.items() < after.items()
+    assert len(after) == 3
     rows = list(csv.DictReader((results / "results.csv").read_text().splitlines()))
     assert {row["scheduler"] for row in rows} == {"least-allocated", "dra"}
     page = (results / "index.html").read_text()
-    assert "<svg" in page and "3 nodes, 40 pods" in page and "http" not in page.replace("http-equiv", "")
+    assert "<svg" in page
+    assert "3 nodes, 40 pods" in page
+    assert "http" not in page
 
 
 def test_a_batch_that_was_ended_goes_on_to_the_same_result(
@@ -117,4 +120,5 @@ def test_options_of_clusters_are_for_clusters(tmp_path: Path, files: list[str], 
         main(["simulate", "--topology", files[2], "--trace", files[4], "--load", "0.5", "--seed", "3"]) == 2
     )
     error = capsys.readouterr().err
-    assert "--load" in error and "--seed" in error
+    assert "--load" in error
+    assert "--seed" in error

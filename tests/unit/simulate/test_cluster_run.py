@@ -1,4 +1,4 @@
-"""Runs of a cluster: what scheduler and nodes agree on at the end, where they differ, the rules in between."""
+"""Runs of a cluster: what scheduler and nodes agree on at the end, where they differ, and the rules."""
 
 import random
 from pathlib import Path
