@@ -7,10 +7,10 @@
 
 _shtab_kubectl_bayplan_subparsers=(status explain nodes map)
 
-_shtab_kubectl_bayplan_status_option_strings=(-h --help -n --namespace --outcome --node -o --output --no-color --installed-in --timeout --context --kubeconfig)
-_shtab_kubectl_bayplan_explain_option_strings=(-h --help --node -o --output --no-color --installed-in --timeout --context --kubeconfig)
-_shtab_kubectl_bayplan_nodes_option_strings=(-h --help --node -o --output --no-color --installed-in --timeout --context --kubeconfig)
-_shtab_kubectl_bayplan_map_option_strings=(-h --help --svg --node -o --output --no-color --installed-in --timeout --context --kubeconfig)
+_shtab_kubectl_bayplan_status_option_strings=(-h --help -n --namespace --outcome --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
+_shtab_kubectl_bayplan_explain_option_strings=(-h --help --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
+_shtab_kubectl_bayplan_nodes_option_strings=(-h --help --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
+_shtab_kubectl_bayplan_map_option_strings=(-h --help --svg --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
 _shtab_kubectl_bayplan_option_strings=(-h --help --version)
 
 _shtab_kubectl_bayplan_status__n_COMPGEN=_shtab_cmd_compgen_717393f5
@@ -31,15 +31,19 @@ _shtab_kubectl_bayplan_pos_0_choices=(status explain nodes map)
 
 _shtab_kubectl_bayplan_status__h_nargs=0
 _shtab_kubectl_bayplan_status___help_nargs=0
+_shtab_kubectl_bayplan_status___all_nargs=0
 _shtab_kubectl_bayplan_status___no_color_nargs=0
 _shtab_kubectl_bayplan_explain__h_nargs=0
 _shtab_kubectl_bayplan_explain___help_nargs=0
+_shtab_kubectl_bayplan_explain___all_nargs=0
 _shtab_kubectl_bayplan_explain___no_color_nargs=0
 _shtab_kubectl_bayplan_nodes__h_nargs=0
 _shtab_kubectl_bayplan_nodes___help_nargs=0
+_shtab_kubectl_bayplan_nodes___all_nargs=0
 _shtab_kubectl_bayplan_nodes___no_color_nargs=0
 _shtab_kubectl_bayplan_map__h_nargs=0
 _shtab_kubectl_bayplan_map___help_nargs=0
+_shtab_kubectl_bayplan_map___all_nargs=0
 _shtab_kubectl_bayplan_map___no_color_nargs=0
 _shtab_kubectl_bayplan_pos_0_nargs=A...
 _shtab_kubectl_bayplan__h_nargs=0

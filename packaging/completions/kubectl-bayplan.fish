@@ -51,7 +51,7 @@ function _shtab_kubectl_bayplan_using
 end
 
 set -g _shtab_kubectl_bayplan_commands status explain nodes map
-set -g _shtab_kubectl_bayplan_opts_with_value --context --installed-in --kubeconfig --namespace --node --outcome --output --svg --timeout -n -o
+set -g _shtab_kubectl_bayplan_opts_with_value --context --installed-in --kubeconfig --namespace --node --outcome --output --pool-label --svg --timeout -n -o
 
 complete -c kubectl-bayplan -e
 complete -c kubectl-bayplan -f
@@ -63,6 +63,8 @@ complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -s h -l hel
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -s n -l namespace -xka "(bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u)" -d 'only the pods of this namespace'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -l outcome -xka "placed degraded adopted" -d 'only containers that were so placed'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -l node -x -d 'only this node; may be given more than once'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -l all -d 'each node whole, also where there are more than 8'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -l pool-label -x -d 'the label of nodes by which they are counted together (default: the first of karpenter.sh/nodepool, eks.amazonaws.com/nodegroup, cloud.google.com/gke-nodepool, kubernetes.azure.com/agentpool, node.kubernetes.io/instance-type)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -s o -l output -xka "table wide json yaml" -d 'table or wide, with more in it, for people; json or yaml for scripts (default: table)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -l no-color -d 'no colours on a terminal, as with NO_COLOR'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -l installed-in -x -d 'the namespace of bayplan'"'"'s own pods (default: bayplan)'
@@ -72,6 +74,8 @@ complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using status' -l kubeconf
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using; and test $_shtab_kubectl_bayplan_npos -eq 0' -a explain -d 'On every node: say why a container is where it is, or why it was refused: also one that is gone.'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using explain' -s h -l help -d 'show this help message and exit'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using explain' -l node -x -d 'only this node; may be given more than once'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using explain' -l all -d 'each node whole, also where there are more than 8'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using explain' -l pool-label -x -d 'the label of nodes by which they are counted together (default: the first of karpenter.sh/nodepool, eks.amazonaws.com/nodegroup, cloud.google.com/gke-nodepool, kubernetes.azure.com/agentpool, node.kubernetes.io/instance-type)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using explain' -s o -l output -xka "table wide json yaml" -d 'table or wide, with more in it, for people; json or yaml for scripts (default: table)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using explain' -l no-color -d 'no colours on a terminal, as with NO_COLOR'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using explain' -l installed-in -x -d 'the namespace of bayplan'"'"'s own pods (default: bayplan)'
@@ -82,6 +86,8 @@ complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using explain; and test $
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using; and test $_shtab_kubectl_bayplan_npos -eq 0' -a nodes -d 'On every node: show every NUMA node: memory promised and really used, CPUs, distances and the containers there.'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -s h -l help -d 'show this help message and exit'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l node -x -d 'only this node; may be given more than once'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l all -d 'each node whole, also where there are more than 8'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l pool-label -x -d 'the label of nodes by which they are counted together (default: the first of karpenter.sh/nodepool, eks.amazonaws.com/nodegroup, cloud.google.com/gke-nodepool, kubernetes.azure.com/agentpool, node.kubernetes.io/instance-type)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -s o -l output -xka "table wide json yaml" -d 'table or wide, with more in it, for people; json or yaml for scripts (default: table)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l no-color -d 'no colours on a terminal, as with NO_COLOR'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l installed-in -x -d 'the namespace of bayplan'"'"'s own pods (default: bayplan)'
@@ -90,8 +96,10 @@ complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l context -
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l kubeconfig -x -d 'kubectl'"'"'s option --kubeconfig'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using; and test $_shtab_kubectl_bayplan_npos -eq 0' -a map -d 'On every node: draw the machine as a picture: sockets, nodes, CPUs, who holds what.'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -s h -l help -d 'show this help message and exit'
-complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l svg -xka "(__fish_complete_path (commandline -ct))" -d 'where to write a picture NODE.svg of each node'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l svg -xka "(__fish_complete_path (commandline -ct))" -d 'where to write a picture NODE.svg of each node, and cluster.svg of all'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l node -x -d 'only this node; may be given more than once'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l all -d 'each node whole, also where there are more than 8'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l pool-label -x -d 'the label of nodes by which they are counted together (default: the first of karpenter.sh/nodepool, eks.amazonaws.com/nodegroup, cloud.google.com/gke-nodepool, kubernetes.azure.com/agentpool, node.kubernetes.io/instance-type)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -s o -l output -xka "table wide json yaml" -d 'table or wide, with more in it, for people; json or yaml for scripts (default: table)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l no-color -d 'no colours on a terminal, as with NO_COLOR'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l installed-in -x -d 'the namespace of bayplan'"'"'s own pods (default: bayplan)'

@@ -18,7 +18,18 @@ DAEMONS: Final = "app.kubernetes.io/name=bayplan,app.kubernetes.io/component=dae
 """The labels of the chart's pods with a daemon."""
 _CONTAINER: Final = "daemon"
 
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 32
+"""So many answers are waited for at once: a thousand nodes are asked in half a minute where each takes a
+second, and the API server has no more streams to carry."""
+POOL_LABELS: Final = (
+    "karpenter.sh/nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "cloud.google.com/gke-nodepool",
+    "kubernetes.azure.com/agentpool",
+    "node.kubernetes.io/instance-type",
+)
+"""Labels by which nodes are of one pool, where the user names none; the first that a node has counts."""
+_NO_VALUE: Final = "<none>"
 _REMOTE: Final = "command terminated with exit code "
 """The last line of kubectl where not kubectl failed, but what it ran."""
 
@@ -72,6 +83,20 @@ class Kubectl(NamedTuple):
             by_node.setdefault(pod.node, pod)
         return tuple(by_node.values())
 
+    def pools(self, labels: Sequence[str] = POOL_LABELS) -> dict[str, str]:
+        """The pool of each node by the first of *labels* that it has, "" where it has none; of no node where
+        the user may not list nodes: what is shown does not depend on it."""
+        columns = ",".join(f"L{number}:{_path_of(label)}" for number, label in enumerate(labels))
+        listed = f"--output=custom-columns=NAME:.metadata.name,{columns}"
+        try:
+            finished = self._run(("get", "nodes", "--no-headers", listed))
+        except BayplanError:
+            return {}
+        if finished.returncode:
+            return {}
+        rows = (line.split() for line in finished.stdout.splitlines())
+        return {row[0]: next((cell for cell in row[1:] if cell != _NO_VALUE), "") for row in rows if row}
+
     def ask(self, pods: Sequence[DaemonPod], verb: str, words: Sequence[str]) -> tuple[NodeAnswer, ...]:
         """What `bayplan VERB WORDS` answers in each of *pods*, in their order."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -113,6 +138,11 @@ class Kubectl(NamedTuple):
             raise UnavailableError("kubectl", f"no answer within {self.timeout_s:g} s (--timeout)") from None
         except OSError as error:
             raise UnavailableError("kubectl", f"cannot be started: {error.strerror}") from error
+
+
+def _path_of(label: str) -> str:
+    """Where a label stands, as kubectl's JSONPath has it."""
+    return ".metadata.labels." + label.replace(".", "\\.")
 
 
 def _pod_of(item: Object) -> DaemonPod:

@@ -4,14 +4,15 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION, printable_answer
 from bayplan.cli import explain, machine_map, nodes, status
-from bayplan.cli.cluster import DaemonPod, Kubectl, NodeAnswer
+from bayplan.cli.cluster import POOL_LABELS, DaemonPod, Kubectl, NodeAnswer
+from bayplan.cli.cluster_summary import FEW_NODES, nodes_summary, silent_blocks, status_summary
 from bayplan.cli.render import show
 from bayplan.cli.table_layout import Block
 from bayplan.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, BayplanError, HostError, UnavailableError
@@ -30,6 +31,9 @@ _OTHER_FIELDS: Final = (LookupError, TypeError, AttributeError)
 _OTHER_VERSION: Final = (
     f"kubectl-bayplan {__version__} cannot show what it answered: its daemon is of another version"
 )
+
+_SUMMARIES: Final = {status.VERB: status_summary, nodes.VERB: nodes_summary}
+"""Verbs of which much can be said in few lines."""
 
 _DESCRIPTION: Final = """\
 Shows what bayplan decided on all nodes of a cluster. It runs kubectl, and asks by `kubectl exec` in the pods
@@ -69,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
                 type=Path,
                 required=True,
                 metavar="DIR",
-                help="where to write a picture NODE.svg of each node",
+                help="where to write a picture NODE.svg of each node, and cluster.svg of all",
             )
         else:
             verb.add_arguments(below)
@@ -80,6 +84,15 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node", action="append", metavar="NAME", help="only this node; may be given more than once"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help=f"each node whole, also where there are more than {FEW_NODES}"
+    )
+    parser.add_argument(
+        "--pool-label",
+        metavar="LABEL",
+        help="the label of nodes by which they are counted together (default: the first of "
+        f"{', '.join(POOL_LABELS)})",
     )
     parser.add_argument(
         "-o",
@@ -115,12 +128,21 @@ def _run(arguments: argparse.Namespace) -> int:
     answers = kubectl.ask(pods, asked, _words(arguments))
     if arguments.verb == explain.VERB:
         answers = _from_who_knows(answers)
+    pools: dict[str, str] = {}
+    if arguments.verb == machine_map.VERB or _summarized(arguments, len(pods)):
+        pools = kubectl.pools((arguments.pool_label,) if arguments.pool_label else POOL_LABELS)
     if arguments.verb == machine_map.VERB:
-        answers = tuple(_drawn(one, arguments.svg) for one in answers)
+        answers = _all_drawn(answers, pools, arguments.svg)
     views = printable_answer({"nodes": list(map(_view, answers))})["nodes"]
-    blocks = [] if arguments.output in ("json", "yaml") else _blocks(arguments, views)
+    blocks = [] if arguments.output in ("json", "yaml") else _blocks(arguments, views, pools)
     written = _written(arguments, views, blocks)
     return written or (EXIT_UNAVAILABLE if any("problem" in one for one in views) else 0)
+
+
+def _summarized(arguments: argparse.Namespace, count: int) -> bool:
+    """Whether nodes are counted instead of shown: many, for people, and nobody asked for each."""
+    whole = arguments.all or arguments.node or arguments.output != "table"
+    return arguments.verb in _SUMMARIES and count > FEW_NODES and not whole
 
 
 def _chosen(pods: tuple[DaemonPod, ...], wanted: list[str] | None) -> tuple[DaemonPod, ...]:
@@ -157,27 +179,43 @@ class UnknownNameError(BayplanError):
     """No node knows the name; the message is what they said."""
 
 
-def _drawn(one: NodeAnswer, directory: Path) -> NodeAnswer:
-    """The picture of a node, written; the answer says where."""
-    from bayplan.drawing.machine_map import machine_map as drawing  # noqa: PLC0415 - only this verb draws
+def _all_drawn(
+    answers: tuple[NodeAnswer, ...], pools: Mapping[str, str], directory: Path
+) -> tuple[NodeAnswer, ...]:
+    """The pictures of the nodes and that of all of them, written; each answer says where its own is."""
+    from bayplan.drawing.cluster_map import cluster_map  # noqa: PLC0415 - only this verb draws
+    from bayplan.drawing.machine_map import machine_map as drawing  # noqa: PLC0415 - as above
 
-    if one.answer is None:
-        return one
+    views: list[View] = []
+    drawn: list[NodeAnswer] = []
+    for one in answers:
+        view: View = {"name": one.node, "pool": pools.get(one.node, "")}
+        answer, problem = one.answer, one.problem
+        if answer is not None:
+            try:
+                found = answer["nodes"]
+                picture = drawing(found)
+                cluster_map([{**view, "nodes": found}])
+            except _OTHER_FIELDS:
+                answer, problem = None, _OTHER_VERSION
+            else:
+                view["nodes"] = found
+                # The name of a node is one of DNS, and becomes the name of a file as it is.
+                path = _saved(directory / f"{one.node}.svg", picture)
+                answer = {"apiVersion": API_VERSION, "kind": "Map", "file": str(path), "nodes": len(found)}
+        views.append(view)
+        drawn.append(one._replace(answer=answer, problem=problem))
+    _saved(directory / "cluster.svg", cluster_map(views))
+    return tuple(drawn)
+
+
+def _saved(path: Path, picture: str) -> Path:
     try:
-        found = one.answer["nodes"]
-        picture = drawing(found)
-    except _OTHER_FIELDS:
-        return one._replace(answer=None, problem=_OTHER_VERSION)
-    # The name of a node is one of DNS, and becomes the name of a file as it is.
-    path = directory / f"{one.node}.svg"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise HostError(str(path), f"cannot be written: {error.strerror}") from error
-    return one._replace(
-        answer={"apiVersion": API_VERSION, "kind": "Map", "file": str(path), "nodes": len(found)}
-    )
+    return path
 
 
 def _written(arguments: argparse.Namespace, views: list[View], blocks: list[Block]) -> int:
@@ -202,9 +240,10 @@ def _view(one: NodeAnswer) -> View:
     return {"name": one.node, "answer": one.answer}
 
 
-def _blocks(arguments: argparse.Namespace, views: list[View]) -> list[Block]:
-    """Each node's blocks below its name; last, so that they are not overlooked, those that did not answer. An
-    answer that cannot be shown, because a daemon of another version has other fields, becomes a problem."""
+def _blocks(arguments: argparse.Namespace, views: list[View], pools: Mapping[str, str]) -> list[Block]:
+    """Each node's blocks below its name, or what there is to say of many; those that did not answer come
+    last, so that they are not overlooked. An answer that cannot be shown, because a daemon of another version
+    has other fields, becomes a problem."""
     shown: list[Block] = []
     makers = {
         status.VERB: status.wide_blocks if arguments.output == "wide" else status.blocks,
@@ -212,15 +251,20 @@ def _blocks(arguments: argparse.Namespace, views: list[View]) -> list[Block]:
         explain.VERB: explain.blocks,
         machine_map.VERB: machine_map.blocks,
     }
+    summary = _SUMMARIES[arguments.verb] if _summarized(arguments, len(views)) else None
     for view in views:
         if "problem" in view:
             continue
         try:
-            shown += [f"Node {view['name']}", *makers[arguments.verb](view["answer"])]
+            if summary is None:
+                shown += [f"Node {view['name']}", *makers[arguments.verb](view["answer"])]
+            else:
+                summary([{**view, "pool": ""}])
         except _OTHER_FIELDS:
             view["problem"] = _OTHER_VERSION
-    silent = [f"Node {one['name']}: no answer: {one['problem']}" for one in views if "problem" in one]
-    return [*shown, *silent]
+    if summary is None:
+        return [*shown, *silent_blocks(views)]
+    return summary([{**view, "pool": pools.get(view["name"], "")} for view in views])
 
 
 if __name__ == "__main__":

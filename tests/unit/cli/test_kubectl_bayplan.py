@@ -246,4 +246,4 @@ def test_the_documented_commands(cluster: Cluster, tmp_path: Path, monkeypatch: 
         for name in names:
             cluster.say(name, out=answers.get(verb, answer(nodes_view)))
         assert main([verb, *words]) == 0
-    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"a.svg", "b.svg"}
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"a.svg", "b.svg", "cluster.svg"}

@@ -1,0 +1,88 @@
+"""What is shown of many nodes: counted by pool, the worst first, nobody lost; pictures with all cells."""
+
+import re
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from bayplan.cli.cluster_summary import MOST_ROWS, nodes_summary, status_summary
+from bayplan.cli.table_layout import Block, Table
+from bayplan.drawing.cluster_map import cluster_map
+from bayplan.quantity import GIB
+from bayplan.views.attention import attention
+from bayplan.views.status import nodes_view, status_view
+from support.snapshots import make_snapshot
+
+SNAPSHOT = make_snapshot()
+
+
+def node(number: int, *, problems: int = 0, unmanaged: int = 0) -> dict[str, Any]:
+    answer = {**status_view(SNAPSHOT), "problems": [f"problem {one}" for one in range(problems)]}
+    answer["unmanaged"] = [{"id": f"u{one}", "name": f"default/u{one}/main"} for one in range(unmanaged)]
+    return {"name": f"n{number}", "pool": ("blue", "green")[number % 2], "answer": answer}
+
+
+def silent(number: int, problem: str = "no answer within 30 s") -> dict[str, Any]:
+    return {"name": f"n{number}", "pool": "green", "problem": problem}
+
+
+def tables(blocks: list[Block]) -> list[Table]:
+    return [one for one in blocks if isinstance(one, Table)]
+
+
+def texts(blocks: list[Block]) -> list[str]:
+    return [one for one in blocks if isinstance(one, str)]
+
+
+def test_a_thousand_nodes_fit_on_two_screens_and_nobody_is_lost() -> None:
+    views = [node(number) for number in range(900)]
+    views += [node(number, problems=1, unmanaged=2) for number in range(900, 960)]
+    views += [silent(number) for number in range(960, 1000)]
+    blocks = status_summary(views)
+    pools, attention = tables(blocks)
+    by_pool = {
+        row[0]: dict(zip([one.heading for one in pools.columns], row, strict=True)) for row in pools.rows
+    }
+    assert {name: int(row["NODES"]) for name, row in by_pool.items()} == {"blue": 480, "green": 520}
+    assert sum(int(row["PROBLEM"]) for row in by_pool.values()) == 60
+    assert sum(int(row["UNMANAGED"]) for row in by_pool.values()) == 60
+    assert sum(int(row["NO ANSWER"]) for row in by_pool.values()) == 40
+    assert len(attention.rows) == MOST_ROWS
+    assert {row[1] for row in attention.rows} == {"problem"}
+    listed = sum(int(number) for number in re.findall(r"And (\d+) more", " ".join(texts(blocks))))
+    assert listed + MOST_ROWS == sum(len(attention_of(view)) for view in views if "answer" in view)
+    assert any("n960, n961, n962, n963, n964 and 35 more: no answer" in one for one in texts(blocks))
+
+
+def attention_of(view: dict[str, Any]) -> list[Any]:
+    return attention(view["answer"])
+
+
+def test_the_largest_piece_is_named_with_its_place() -> None:
+    views = [{"name": f"n{number}", "pool": "", "answer": nodes_view(SNAPSHOT)} for number in range(3)]
+    room = views[1]["answer"]["nodes"][1]["resources"]["memory"]
+    room["freeBytes"] = 999 * GIB
+    (table,) = tables(nodes_summary([*views, silent(9)]))
+    rows = {row[0]: row for row in table.rows}
+    assert rows["-"][-2:] == ("999Gi", f"node {views[1]['answer']['nodes'][1]['id']} of n1")
+    assert rows["green"][1:4] == ("1", "1", "0")
+
+
+@pytest.mark.parametrize(("count", "numa"), [(1, 1), (9, 64), (1000, 8)])
+def test_every_numa_node_has_a_cell_within_the_picture(count: int, numa: int) -> None:
+    one = nodes_view(SNAPSHOT)["nodes"][0]
+    cells = [{**one, "id": number} for number in range(numa)]
+    views: list[dict[str, Any]] = [
+        {"name": f"n{number}", "pool": "p", "nodes": cells} for number in range(count)
+    ]
+    picture = ET.fromstring(cluster_map([*views, silent(5000)]))
+    width, height = float(picture.attrib["width"]), float(picture.attrib["height"])
+    places = set()
+    for box in picture.iter("{http://www.w3.org/2000/svg}rect"):
+        x, y = float(box.attrib["x"]), float(box.attrib["y"])
+        assert x + float(box.attrib["width"]) <= width
+        assert y + float(box.attrib["height"]) <= height
+        if box.attrib["class"] in ("free", "c5") and box.attrib["height"] == "22":
+            places.add((x, y))
+    assert len(places) == count * numa + 1
