@@ -104,6 +104,7 @@ def may_relocate(entry: Entry, ledger: Ledger) -> bool:
     claim = placement.claim
     settled = (
         request.may_move
+        and not request.pool
         and not request.opted_out
         and not request.keeps_pages
         and not is_member(request)
