@@ -20,7 +20,7 @@ _SHOWN_CHARACTERS: Final = 200
 def excerpt(text: str) -> str:
     """A text that was found, cut to a length that a person still reads in an error."""
     left_out = len(text) - _SHOWN_CHARACTERS
-    return f"{text[:_SHOWN_CHARACTERS]}[{left_out} more characters]" if left_out > 0 else text
+    return f"{text[:_SHOWN_CHARACTERS]}[and {left_out} more]" if left_out > 0 else text
 
 
 class BayplanError(Exception):

@@ -158,6 +158,23 @@ def format_column(amounts_bytes: Iterable[int | None]) -> list[str]:
     return [shown(amount) for amount in amounts]
 
 
+def amounts_column(rows: Iterable[Mapping[str, int]]) -> list[str]:
+    """As `amounts`, the memory of all *rows* in one unit.
+
+    >>> amounts_column([{"memory": 1 << 30}, {"memory": 512 << 20, "hugepages-2Mi": 4 << 20}, {}])
+    ['1.00Gi', '0.50Gi, 4Mi hugepages-2Mi', '-']
+    """
+    listed = list(rows)
+    memory = format_column(row.get("memory") or None for row in listed)
+    pages = [
+        amounts({name: amount for name, amount in row.items() if name != "memory"}, "") for row in listed
+    ]
+    return [
+        ", ".join(filter(None, (one if one != "-" else "", more))) or "-"
+        for one, more in zip(memory, pages, strict=True)
+    ]
+
+
 def format_page_size(page_size_bytes: int) -> str:
     """The canonical name of a huge page size in resource names: 2Mi, 1Gi, 64Ki."""
     unit = 0

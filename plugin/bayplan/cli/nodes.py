@@ -7,7 +7,7 @@ from bayplan.cli.client import ask
 from bayplan.cli.status import cpu_pools, kept_for_pods
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amounts_to_type
-from bayplan.quantity import MIB, amounts, counted, format_bytes, format_column
+from bayplan.quantity import MIB, amounts_column, counted, format_column
 from bayplan.sets import CpuSet, NodeSet
 
 VERB: Final = "nodes"
@@ -73,7 +73,7 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
     if len(nodes) > 1:
         shown.append(_distances([node for node in nodes if _has_memory(node) or node["cpus"]["all"]]))
     if any(_is_of_note(node["kind"]) for node in nodes if _has_memory(node)):
-        shown.append(Table(_KIND_COLUMNS, tuple(_kind_row(node) for node in nodes if _has_memory(node))))
+        shown.append(_kinds([node for node in nodes if _has_memory(node)]))
     return [*shown, *_containers(nodes), *cpu_pools(answer), *kept_for_pods(answer)]
 
 
@@ -204,14 +204,20 @@ def _is_of_note(kind: dict[str, Any]) -> bool:
     return not kind["ordinary"] or any(kind["rated"].values())
 
 
-def _kind_row(node: dict[str, Any]) -> tuple[str, ...]:
+def _kinds(nodes: list[dict[str, Any]]) -> Table:
+    rated = (node["kind"]["rated"]["readBandwidthMiBPerSecond"] for node in nodes)
+    bandwidths = format_column(None if mib is None else mib * MIB for mib in rated)
+    return Table(_KIND_COLUMNS, tuple(map(_kind_row, nodes, bandwidths)))
+
+
+def _kind_row(node: dict[str, Any], bandwidth: str) -> tuple[str, ...]:
     kind = node["kind"]
     rated = kind["rated"]
     if kind["owner"]:
         who = f"containers with {kind['owner']}"
     else:
         who = "all containers" if kind["ordinary"] else "containers that ask for it"
-    latency_ns, bandwidth_mib = rated["readLatencyNs"], rated["readBandwidthMiBPerSecond"]
+    latency_ns = rated["readLatencyNs"]
     return (
         str(node["id"]),
         "-" if kind["tier"] is None else str(kind["tier"]),
@@ -219,7 +225,7 @@ def _kind_row(node: dict[str, Any]) -> tuple[str, ...]:
         who if node["memTotalBytes"] else "nobody: it has no memory",
         kind["initiators"] or "-",
         f"{latency_ns} ns" if latency_ns else "-",
-        f"{format_bytes(bandwidth_mib * MIB)}/s" if bandwidth_mib else "-",
+        f"{bandwidth}/s" if rated["readBandwidthMiBPerSecond"] else "-",
     )
 
 
@@ -289,16 +295,17 @@ def _containers(nodes: list[dict[str, Any]]) -> list[Block]:
         Column("DEVICES HERE", rank=2),
     )
     used = format_column(one["heldBytes"] for _, one in there)
+    promised = amounts_column(one["bookedBytes"] for _, one in there)
     rows = tuple(
         (
             str(node["id"]),
             one["name"],
-            amounts(one["bookedBytes"]),
+            promised_here,
             used_here,
             _own(*_apart(one["exclusiveCpus"], node["cpus"]["contested"])),
             ", ".join(one["devices"]) or "-",
         )
-        for (node, one), used_here in zip(there, used, strict=True)
+        for (node, one), promised_here, used_here in zip(there, promised, used, strict=True)
     )
     shown: list[Block] = [Table(columns, rows)] if rows else []
     if without:

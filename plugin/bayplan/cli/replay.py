@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.quantity import US_PER_S
+from bayplan.quantity import US_PER_S, counted
 
 VERB: Final = "replay"
 HELP: Final = (
@@ -41,7 +41,7 @@ def blocks(view: dict[str, Any]) -> list[Block]:
     ]
     if view["cutOff"]:
         shown.append("The last line is cut off and left out: the daemon was writing it when it ended.")
-    count = f"{view['questions']} questions to the engine"
+    count = f"{counted(view['questions'], 'question')} to the engine"
     if not view["differences"]:
         return [*shown, f"{count}: every answer is the same."]
     rows = tuple(

@@ -8,7 +8,6 @@ from bayplan.admin_protocol import REPORTED_SINCE_S
 from bayplan.cli.client import ask
 from bayplan.cli.refused import add_since
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.cli.texts import optional_bytes
 from bayplan.quantity import counted, format_column
 from bayplan.views.attention import why
 
@@ -49,7 +48,9 @@ def blocks(view: dict[str, Any]) -> list[Block]:
     """The answer for people, the oldest first."""
     shown: list[Block] = [_summary(view)]
     if view["containers"]:
-        shown.append(Table(_CONTAINERS, tuple(_row(one) for one in view["containers"])))
+        limits = format_column(one["memoryLimitBytes"] for one in view["containers"])
+        rows = map(_row, view["containers"], limits)
+        shown.append(Table(_CONTAINERS, tuple(rows)))
     moves = [
         *(
             (one["at"], one["name"], one["before"], one["after"], one["bytes"], one["for"])
@@ -70,8 +71,8 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         moved = tuple((*row[:4], size, row[5]) for row, size in zip(moves, sizes, strict=True))
         shown.append(Table(_MOVES, moved))
     if view["evictions"]:
-        rows = tuple((one["at"], one["name"], one["text"]) for one in view["evictions"])
-        shown.append(Table(_EVICTIONS, rows))
+        evicted = tuple((one["at"], one["name"], one["text"]) for one in view["evictions"])
+        shown.append(Table(_EVICTIONS, evicted))
     return shown
 
 
@@ -95,7 +96,7 @@ def _summary(view: dict[str, Any]) -> str:
     )
 
 
-def _row(one: dict[str, Any]) -> tuple[str, ...]:
+def _row(one: dict[str, Any], limit: str) -> tuple[str, ...]:
     refused = one["outcome"] == "refused"
     shared = "shared" if one["sharesCpus"] else "as in its spec"
     cpus = f"{one['exclusiveCpus']} alone" if one["exclusiveCpus"] else shared
@@ -105,6 +106,6 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         one["outcome"],
         "-" if refused else one["mems"] or "any",
         "-" if refused else cpus,
-        optional_bytes(one["memoryLimitBytes"]),
+        limit,
         why(one["reasons"]),
     )

@@ -1,7 +1,7 @@
 """`bayplan simulate`: what engines and policies would make of a machine and a trace. Needs no daemon."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,26 +14,27 @@ from bayplan.cli.cluster_options import (
 )
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.errors import ConfigError, Problem
-from bayplan.quantity import format_bytes
+from bayplan.quantity import format_column
 
 VERB: Final = "simulate"
 HELP: Final = (
     "play a trace of pods on a described machine or cluster, with any engine and policy; needs no daemon"
 )
 
-_RESULTS: Final[tuple[tuple[str, Callable[[dict[str, Any]], str]], ...]] = (
+_RESULTS: Final[tuple[tuple[str, Callable[[dict[str, Any]], str | int]], ...]] = (
     ("pods accepted", lambda run: str(run["accepted"])),
     ("pods refused", lambda run: str(run["refused"])),
     ("decisions degraded", lambda run: str(run["degraded"])),
     ("containers moved for others", lambda run: str(run["moves"])),
-    ("memory accepted", lambda run: format_bytes(run["acceptedBytes"])),
+    ("memory accepted", lambda run: run["acceptedBytes"]),
     ("nodes per placement", lambda run: f"{run['meanWidth']:.2f}"),
     ("sum of distances", lambda run: str(run["totalDistance"])),
-    ("free at the end", lambda run: format_bytes(run["atEnd"]["freeBytes"])),
-    ("fits on one node at the end", lambda run: format_bytes(run["atEnd"]["largestOnOneNodeBytes"])),
+    ("free at the end", lambda run: run["atEnd"]["freeBytes"]),
+    ("fits on one node at the end", lambda run: run["atEnd"]["largestOnOneNodeBytes"]),
     ("fragmentation at the end", lambda run: f"{run['atEnd']['fragmentation']:.2f}"),
 )
-"""What is shown of each run, a row for each; the runs are columns, so that many results fit on any screen."""
+"""What is shown of each run, a row for each; the runs are columns, so that many results fit on any screen. A
+number is an amount of memory in bytes."""
 _STEPS: Final = (
     Column("STEP", number=True, rank=2),
     Column("EVENT", rank=1),
@@ -134,8 +135,7 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         return cluster_blocks(view)
     runs = view["runs"]
     columns = (Column(""), *(Column(_heading(run), number=True) for run in runs))
-    results = tuple((what, *(text(run) for run in runs)) for what, text in _RESULTS)
-    shown: list[Block] = [Table(columns, results)]
+    shown: list[Block] = [Table(columns, tuple(_results(runs)))]
     for run in runs:
         heading = _heading(run)
         shown += [f"{heading}: {remark}." for remark in run["remarks"]]
@@ -146,6 +146,13 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         if cpus:
             shown += [f"{heading}, CPUs at the end:", Table(_CPUS, cpus)]
     return shown
+
+
+def _results(runs: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    found = [[value(run) for run in runs] for _, value in _RESULTS]
+    amounts = iter(format_column(one for row in found for one in row if isinstance(one, int)))
+    for (what, _), row in zip(_RESULTS, found, strict=True):
+        yield (what, *(next(amounts) if isinstance(one, int) else one for one in row))
 
 
 def _cpus_row(group: dict[str, Any]) -> tuple[str, ...]:

@@ -2,12 +2,14 @@
 has."""
 
 import argparse
+from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Final
 
+from bayplan import sets
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Row, Table
-from bayplan.quantity import MILLI_PER_CPU, amounts, counted, duration, format_bytes
+from bayplan.quantity import MILLI_PER_CPU, amounts, counted, duration, format_bytes, format_column
 from bayplan.views.attention import DIFFERS, attention, cpus_text, nodes_text, why
 
 VERB: Final = "status"
@@ -88,7 +90,7 @@ def kept_for_pods(answer: dict[str, Any]) -> list[Block]:
     for one in answer["keptForPods"]:
         parts = [f"{format_bytes(amount)} {resource}" for resource, amount in one["bytes"].items()]
         memory = [f"{', '.join(parts)} on node {one['nodes']}"] if parts else []
-        cpus = [f"CPUs {one['cpus']}"] if one["cpus"] else []
+        cpus = [sets.cpus_text(sets.CpuSet.parse(one["cpus"]))] if one["cpus"] else []
         lines.append(f"\n  {one['name']}: {' and '.join(memory + cpus)}")
     return (
         [f"Kept for containers that pods are still to get ({len(lines)}):{''.join(lines)}"] if lines else []
@@ -154,27 +156,28 @@ def _containers(status: dict[str, Any], columns: tuple[Column, ...], row: Any) -
     if not status["containers"]:
         return ["No containers."]
     rows: list[Row] = []
+    memory = _memory_column(status["containers"])
     for namespace, group in groupby(status["containers"], key=lambda one: one["name"].split("/")[0]):
         found = list(group)
         pods = len({one["name"].rpartition("/")[0] for one in found})
         rows.append(f"namespace {namespace}: {counted(pods, 'pod')}, {counted(len(found), 'container')}")
-        rows += [row(one) for one in found]
+        rows += [row(one, next(memory)) for one in found]
     return [Table(columns, tuple(rows))]
 
 
-def _row(container: dict[str, Any]) -> tuple[str, ...]:
+def _row(container: dict[str, Any], memory: str) -> tuple[str, ...]:
     return (
         container["name"].partition("/")[2],
         container["outcome"],
         nodes_text(container),
         cpus_text(container),
-        _memory(container),
+        memory,
         container["qosClass"] + (" (inferred)" if container["qosInferred"] else ""),
     )
 
 
-def _wide_row(container: dict[str, Any]) -> tuple[str, ...]:
-    name, outcome, nodes, _, memory, qos = _row(container)
+def _wide_row(container: dict[str, Any], memory: str) -> tuple[str, ...]:
+    name, outcome, nodes, _, _, qos = _row(container, memory)
     return (
         *(name, outcome, nodes, cpus_text(container, listed=True), memory, qos),
         *(_score(container), container["id"], why(container["reasons"])),
@@ -193,16 +196,22 @@ def _score(container: dict[str, Any]) -> str:
     return str(score) if wanted in (None, score) else f"{score} (not {wanted})"
 
 
-def _memory(container: dict[str, Any]) -> str:
-    """The request (an interval where it is not known exactly, as it is for ordinary containers), the limit if
-    it is another, huge pages."""
+def _memory_column(containers: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each container the request (an interval where it is not known exactly, as it is for ordinary
+    containers), the limit if it is another, all in one unit, and huge pages."""
+    amounts_bytes = [_memory(one) for one in containers]
+    shown = iter(format_column(amount for row in amounts_bytes for amount in row))
+    for container, row in zip(containers, amounts_bytes, strict=True):
+        low, high, limit = (next(shown) for _ in row)
+        parts = []
+        if row[1]:
+            parts.append("..".join(dict.fromkeys((low, high))))  # Both may read the same.
+        if row[2] is not None and not row[0] == row[1] == row[2]:
+            parts.append(f"limit {limit}")
+        pages = amounts(container["hugepagesBytes"], "")
+        yield ", ".join([*parts, *([pages] if pages else [])]) or "-"
+
+
+def _memory(container: dict[str, Any]) -> tuple[int, int, int | None]:
     memory = container["memory"]
-    low, high, limit = memory["requestUsualLowBytes"], memory["requestHighBytes"], memory["limitBytes"]
-    parts = []
-    if high:
-        ends = dict.fromkeys((format_bytes(low), format_bytes(high)))  # Both may read the same.
-        parts.append("..".join(ends))
-    if limit is not None and not low == high == limit:
-        parts.append(f"limit {format_bytes(limit)}")
-    pages = amounts(container["hugepagesBytes"], "")
-    return ", ".join([*parts, *([pages] if pages else [])]) or "-"
+    return memory["requestUsualLowBytes"], memory["requestHighBytes"], memory["limitBytes"]

@@ -1,13 +1,8 @@
-"""Words for values that several verbs show: amounts that may be typed, or are not known."""
+"""Words for values that several verbs show: amounts that may be typed."""
 
 from collections.abc import Sequence
 
-from bayplan.quantity import GIB, MIB, format_bytes, format_page_size
-
-
-def optional_bytes(amount: int | None) -> str:
-    """An amount that may not be known."""
-    return "-" if amount is None else format_bytes(amount)
+from bayplan.quantity import GIB, MIB
 
 
 def amounts_to_type(amounts_bytes: Sequence[int]) -> list[str]:
@@ -19,12 +14,3 @@ def amounts_to_type(amounts_bytes: Sequence[int]) -> list[str]:
     whole = [amount - amount % MIB for amount in amounts_bytes]
     unit_bytes, unit = (GIB, "Gi") if all(amount % GIB == 0 for amount in whole) else (MIB, "Mi")
     return [f"{amount // unit_bytes}{unit}" if amount else "0" for amount in whole]
-
-
-def amount_to_type(amount_bytes: int) -> str:
-    """What can be asked for of *amount_bytes*: whole Mi, never rounded up.
-
-    >>> amount_to_type(28 << 30), amount_to_type((28 << 30) - 1), amount_to_type(0)
-    ('28Gi', '28671Mi', '0')
-    """
-    return format_page_size(amount_bytes - amount_bytes % MIB)

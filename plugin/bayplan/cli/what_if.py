@@ -12,7 +12,7 @@ from bayplan.cli.client import ask
 from bayplan.cli.decision_text import decision_blocks
 from bayplan.cli.sizes import add_size_arguments, manifest_of_sizes, numbered
 from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.cli.texts import amount_to_type
+from bayplan.cli.texts import amounts_to_type
 from bayplan.errors import ConfigError, Problem
 from bayplan.quantity import counted
 from bayplan.views.attention import why
@@ -96,7 +96,7 @@ def blocks(view: dict[str, Any]) -> list[Block]:
             f"{admitted} of {counted(len(pods), 'pod')} would be placed.",
             *_first_refusal(pods),
         ]
-    fitting = Table(_LARGEST, tuple(map(_largest_row, view["nodesBefore"], view["nodes"])))
+    fitting = _largest(view["nodesBefore"], view["nodes"])
     remarks = [f"{remark}." for remark in view.get("remarks", ())]
     return [*shown, "The largest Guaranteed container that fits on one node:", fitting, *remarks]
 
@@ -133,12 +133,9 @@ def _first_refusal(pods: list[dict[str, Any]]) -> list[Block]:
     return []
 
 
-def _largest_row(before: dict[str, Any], after: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(before["id"]),
-        *(
-            text
-            for one in (before["largest"], after["largest"])
-            for text in (amount_to_type(one["memoryBytes"]), str(one["cpus"]))
-        ),
-    )
+def _largest(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Table:
+    """What fits on each node, now and then; all amounts in one unit, which can be typed."""
+    pairs = [(now["largest"], then["largest"]) for now, then in zip(before, after, strict=True)]
+    sizes = iter(amounts_to_type([one["memoryBytes"] for pair in pairs for one in pair]))
+    cells = [[text for one in pair for text in (next(sizes), str(one["cpus"]))] for pair in pairs]
+    return Table(_LARGEST, tuple((str(node["id"]), *row) for node, row in zip(before, cells, strict=True)))

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from bayplan.config.values import InvalidValueError, invalid, show
 from bayplan.errors import Problem, excerpt
+from bayplan.quantity import counted
 
 KUBELETS_KIND: Final = "KubeletConfiguration"
 KUBELETS_API: Final = "kubelet.config.k8s.io/v1beta1"
@@ -86,7 +87,9 @@ def kubelet_configuration(documents: Sequence[object]) -> Configuration | None:
     ]
     if len(found) > 1:
         places = ", ".join(one.where for one in found)
-        raise invalid("the file", f"{len(found)} documents of kind {KUBELETS_KIND}: {excerpt(places)}", "one")
+        raise invalid(
+            "the file", f"{counted(len(found), 'document')} of kind {KUBELETS_KIND}: {excerpt(places)}", "one"
+        )
     return found[0] if found else None
 
 
@@ -101,7 +104,7 @@ def refuse_foreign(documents: Sequence[object]) -> None:
     made = f"; kubelet's is made from it, on the node: {file}" if file else ""
     if len(documents) > 1:
         kinds = f" ({excerpt(', '.join(names))})" if names else ""
-        raise invalid("the file", f"{len(documents)} documents{kinds}", f"one; {_EXPECTED}{made}")
+        raise invalid("the file", f"{counted(len(documents), 'document')}{kinds}", f"one; {_EXPECTED}{made}")
     if names:
         raise invalid("the file", excerpt(names[0]), f"{_EXPECTED}{made}")
 

@@ -33,7 +33,7 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import CpuAlignment, CpuPool, MemoryQos, PlacementPolicy
 from bayplan.model.wishes import wrong_pool, wrong_rule
 from bayplan.placement.measured_reservation import Learned, within_promises
-from bayplan.quantity import format_bytes, parse_page_size
+from bayplan.quantity import counted, format_bytes, parse_page_size
 from bayplan.sets import CpuSet
 
 _PAGE_BYTES: Final = 4096
@@ -143,7 +143,7 @@ def _wrong_uses_of_cpus(settings: Settings, machine: Machine, unread: Collection
     if "reservedSystemCPUs" not in unread:
         yield from _wrong_cpus(settings.reserved_cpus, machine)
     if (settings.shared_cpus_minimum or 0) > len(machine.cpus):
-        has = f"at most the {len(machine.cpus)} CPUs of this machine"
+        has = f"at most the {counted(len(machine.cpus), 'CPU')} of this machine"
         yield Problem("sharedCPUsMinimum", str(settings.shared_cpus_minimum), has)
     for place, rule in enumerate(settings.cpu_rules):
         problem = wrong_rule(rule, machine)
@@ -267,8 +267,8 @@ def _too_much(settings: Settings, machine: Machine) -> Iterator[Problem]:
         if amount_bytes > have_bytes:
             yield Problem(
                 f"kubeReserved + systemReserved + evictionHard, {resource}",
-                f"{format_bytes(amount_bytes)} ({amount_bytes} bytes)",
-                f"at most what all nodes have, {format_bytes(have_bytes)} ({have_bytes} bytes)",
+                f"{format_bytes(amount_bytes)} ({counted(amount_bytes, 'byte')})",
+                f"at most what all nodes have, {format_bytes(have_bytes)} ({counted(have_bytes, 'byte')})",
             )
 
 

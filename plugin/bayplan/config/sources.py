@@ -21,6 +21,7 @@ from bayplan.config.values import InvalidValueError, invalid, items, show
 from bayplan.errors import Problem, excerpt
 from bayplan.files import MIB, read_text, unreadable
 from bayplan.placement.foreign_cpusets import PinningManager
+from bayplan.quantity import counted
 
 MAX_CONFIG_BYTES: Final = MIB
 
@@ -177,7 +178,7 @@ def _of_repeated(repeated: Sequence[str]) -> tuple[str, ...]:
 def _remarks(count: int, theirs: Configuration) -> tuple[str, ...]:
     found = []
     if count > 1:
-        found.append(f"of its {count} documents only that of kind {KUBELETS_KIND} is read")
+        found.append(f"of its {counted(count, 'document')} only that of kind {KUBELETS_KIND} is read")
     if theirs.whole_file:
         found.append(f"a part of kubelet's file only; the whole is on the node, in {theirs.whole_file}")
     return tuple(found)

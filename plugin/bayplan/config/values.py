@@ -14,6 +14,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from bayplan.admin_protocol import MAX_SOCKET_PATH_BYTES
 from bayplan.errors import ParseError, Problem, excerpt
+from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet
 
 T = TypeVar("T")
@@ -120,7 +121,7 @@ def unknown_keys(path: str, keys: Iterable[str], known: Collection[str], advice:
         else:
             others.append(join(path, key))
     if others:
-        found = "an unknown key" if len(others) == 1 else f"{len(others)} unknown keys"
+        found = "an unknown key" if len(others) == 1 else counted(len(others), "unknown key")
         expected = f"one of {', '.join(sorted(known))}{advice}"
         guessed.append(Problem(excerpt(", ".join(others)), found, expected))
     return guessed

@@ -12,6 +12,7 @@ import yaml
 
 from bayplan.config.values import invalid
 from bayplan.errors import excerpt
+from bayplan.quantity import counted
 
 _EXPECTED_BUT_FOUND: Final = re.compile(r"(?:did not find |expected )(.*), but found (.*)")
 """How PyYAML says most of what is wrong."""
@@ -28,7 +29,7 @@ def parse_yaml(content: str) -> object:
     """
     documents = parse_documents(content)
     if len(documents) > 1:
-        raise invalid("the file", f"{len(documents)} documents", "one")
+        raise invalid("the file", counted(len(documents), "document"), "one")
     return documents[0] if documents else {}
 
 

@@ -22,6 +22,7 @@ from bayplan.host.kubelet_program import LIMIT_S
 from bayplan.model.memory_kinds import with_owners
 from bayplan.printable import printable_lines
 from bayplan.quantity import format_bytes
+from bayplan.sets import nodes_text
 from bayplan.standard_streams import make_writable, write_answer, write_error
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,9 @@ def check(settings: Settings, root: Path = Path("/")) -> str:
     lines = [f"The configuration is good. Read: {', '.join(settings.sources) or 'no files'}."]
     remarks = (*settings.remarks, *remarks_here(settings, machine))
     lines += [f"Note: {remark}." for remark in remarks]
-    lines += [f"Engine {settings.engine}, policy {policy.topology.value} on NUMA nodes {machine.node_ids}."]
+    lines += [
+        f"Engine {settings.engine}, policy {policy.topology.value} on NUMA {nodes_text(machine.node_ids)}."
+    ]
     if settings.kubelet_known_by:
         lines.append(f"Rules of kubelet {settings.kubelet_rules}, by {settings.kubelet_known_by}.")
     for node, resources in sorted(policy.reserved_bytes.items()):

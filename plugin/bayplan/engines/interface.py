@@ -15,7 +15,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import tier_nodes, usable_nodes
 from bayplan.quantity import counted
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 EXACT: Final = "exact"
 KUBELET: Final = "kubelet"
@@ -144,5 +144,5 @@ def also_pinned(ledger: Ledger, cpus: CpuSet) -> Iterator[Reason]:
         request = ledger.entries[container_id].decision.request
         pinned = request.pinned_cpus or CpuSet()
         if not pinned.isdisjoint(cpus):
-            text = f"{request.name} may run on CPUs {pinned & cpus} too: somebody chose CPUs {pinned} for it"
+            text = f"{request.name} may run on {cpus_text(pinned & cpus)} too: somebody chose {cpus_text(pinned)} for it"
             yield Reason("not-alone", text)

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from bayplan.errors import HostError, ParseError, excerpt
 from bayplan.files import read_small_file
 from bayplan.host import shadow_mode
+from bayplan.quantity import counted
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ def write_text(path: str | bytes, text: str, *, dir_fd: int | None = None, below
     except OSError as error:
         raise refusal(_name(path, below), f"cannot take {text!r}", error) from error
     if written != len(value):
-        problem = f"took {written} of the {len(value)} bytes of {text!r}"
+        problem = f"took {written} of the {counted(len(value), 'byte')} of {text!r}"
         raise RefusedError(_name(path, below), problem, errno.EIO)
 
 

@@ -28,7 +28,7 @@ from bayplan.host.topology_files import HYBRID, TopologyTree
 from bayplan.model.machine import LOCAL_DISTANCE, Cpu, Machine, Node, in_first_nodes, kinds_of
 from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import KIB
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, cpus_text
 
 UNKNOWN_SOCKET: Final = -1
 """The kernel's own physical_package_id where firmware gives none; here only of offline CPUs, which have no
@@ -219,7 +219,7 @@ def _distances(tree: TopologyTree, directory: str, online_nodes: NodeSet) -> Map
     def parse(text: str) -> list[int]:
         columns = text.split()
         if len(columns) != len(online_nodes):
-            raise ParseError("distances", text, f"one distance for each of the online nodes {online_nodes}")
+            raise ParseError("distances", text, f"one distance for each online node: {online_nodes}")
         row = [parse_number(column) for column in columns]
         if min(row) < LOCAL_DISTANCE:
             raise ParseError("distances", text, f"no distance below {LOCAL_DISTANCE}")
@@ -248,7 +248,7 @@ def _cpus(tree: TopologyTree, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> t
     base = f"{tree.system}/cpu"
     present = CpuSet(numbered_entries(base, _CPU))
     if not online_cpus <= present:
-        raise HostError(base, f"no directory for the online CPUs {online_cpus - present}")
+        raise HostError(base, f"no directory for {cpus_text(online_cpus - present)}, online")
     node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
     # A group is read through its first CPU only: with 1024 CPUs there are some 12000 cache files.
     l3_of: dict[int, int | None] = {}

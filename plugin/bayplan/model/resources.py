@@ -252,7 +252,7 @@ def limiting_nothing(resources: Resources, machine: Machine) -> Iterator[str]:
             yield f"its {name} of {format_bytes(was)} limits nothing: the machine has {has}"
     if resources.quota_milli is not None and kept.quota_milli is None:
         cpus, asked = len(machine.online_cpus), resources.quota_milli / MILLI_PER_CPU
-        yield f"its CPU quota of {asked:g} CPUs limits nothing: the machine has {cpus}"
+        yield f"its CPU quota of {asked:g} limits nothing: the machine has {cpus}"
     for size in resources.hugepage_limits_bytes.keys() - kept.hugepage_limits_bytes.keys():
         amount, pages = format_bytes(resources.hugepage_limits_bytes[size]), hugepages(size)
         pool = format_bytes(_hugepages_of(machine, size))

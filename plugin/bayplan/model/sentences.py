@@ -4,7 +4,7 @@ simulator and refusals say the same of the same decision.
 The reasons, and the sentence of a shortage, are part of the decision itself; here is what stands around them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 
 from bayplan.errors import PlacementError
 from bayplan.model.decision import (
@@ -311,9 +311,9 @@ def _some(numbers: Sequence[int]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def verb_after(nodes: NodeSet, verb: str) -> str:
-    """*verb*, given as a singular, as it stands after `nodes_text`."""
-    return verb if len(nodes) == 1 else _PLURALS[verb]
+def verb_after(ids: Sized, verb: str) -> str:
+    """*verb*, given as a singular, as it stands after `nodes_text` or `cpus_text`."""
+    return verb if len(ids) == 1 else _PLURALS[verb]
 
 
 def _anywhere(nodes: NodeSet | None) -> str:

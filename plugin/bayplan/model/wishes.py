@@ -31,7 +31,7 @@ from bayplan.model.machine import CORE_KINDS, Machine, hugepages
 from bayplan.model.memory_kinds import tier_rank
 from bayplan.model.policy import CpuPool, CpuRule, PlacementStrategy
 from bayplan.model.workload import Pod
-from bayplan.quantity import MILLI_PER_CPU, parse_bytes, whole_number
+from bayplan.quantity import MILLI_PER_CPU, counted, parse_bytes, whole_number
 from bayplan.sets import NodeSet
 
 PREFIX: Final = "bayplan.dev"
@@ -469,7 +469,7 @@ def _lacking(machine: Machine, path: str, text: str, wish: object) -> list[Probl
         return [Problem(path, repr(excerpt(text)), f"nodes of this machine: {machine.node_ids}")]
     count = len(machine.memory_nodes)
     if isinstance(wish, EvenHugepagesWish) and wish.node_count > count:
-        return [Problem(path, repr(excerpt(text)), f"no more than the {count} nodes with memory")]
+        return [Problem(path, repr(excerpt(text)), f"no more than the {counted(count, 'node')} with memory")]
     nodes = wish.nodes if isinstance(wish, NodeWish | MemoryPolicyWish) else None
     if nodes is None or nodes <= machine.memory_nodes:
         return []
@@ -483,7 +483,11 @@ def _undivided(limits_bytes: Mapping[int, int], path: str, text: str, wish: obje
         return []
     pages = {size_bytes: amount // size_bytes for size_bytes, amount in limits_bytes.items()}
     return [
-        Problem(path, repr(excerpt(text)), f"a number that divides the {count} pages of {hugepages(size)}")
+        Problem(
+            path,
+            repr(excerpt(text)),
+            f"a number that divides the {counted(count, 'page')} of {hugepages(size)}",
+        )
         for size, count in sorted(pages.items())
         if count % wish.node_count
     ]

@@ -3,6 +3,7 @@
 from bayplan.oci.documents import check_id, parse_state
 from bayplan.oci.errors import OciError
 from bayplan.oci.protocol import Verb
+from bayplan.quantity import counted
 
 
 def texts(body: bytes, number: int, expected: str) -> list[str]:
@@ -13,7 +14,7 @@ def texts(body: bytes, number: int, expected: str) -> list[str]:
     """
     parts = body.split(b"\0")
     if len(parts) != number:
-        raise OciError("request", f"has {len(parts)} parts, expected {number}: {expected}")
+        raise OciError("request", f"has {counted(len(parts), 'part')}, expected {number}: {expected}")
     try:
         return [part.decode() for part in parts]
     except UnicodeDecodeError as error:

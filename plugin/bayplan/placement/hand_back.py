@@ -135,7 +135,7 @@ def _short(booked: Ledger) -> Iterator[Problem]:
         request, total = entry.decision.request, sum_of(entry.decision.placement.booked_bytes.values())
         for resource, need_bytes in sorted(memory_need(request).items()):
             if entry.decision.placement.mems is not None and total.get(resource, 0) != need_bytes:
-                found = f"{total.get(resource, 0)} bytes of {resource} promised"
+                found = f"{counted(total.get(resource, 0), 'byte')} of {resource} promised"
                 yield Problem(
                     request.name, found, f"{need_bytes}, within what kubelet's reservedMemory leaves"
                 )

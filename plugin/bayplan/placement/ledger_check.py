@@ -31,6 +31,7 @@ from bayplan.model.ledger_totals import is_short
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
 from bayplan.placement.shortfall import lost_cpus, overclaims
+from bayplan.quantity import counted
 from bayplan.sets import CpuSet, cpus_text
 
 WRONG_ID: Final = "wrong-id"
@@ -235,5 +236,6 @@ def _exceeded_pods(ledger: Ledger) -> Iterator[Fault]:
         for resource, amount in sum_of(each).items():
             if amount > asked[pod_id].get(resource, 0):
                 most_bytes = asked[pod_id].get(resource, 0)
-                text = f"pod {pod_id} was promised {amount} bytes of {resource} and asks for {most_bytes}"
+                promised = f"pod {pod_id} was promised {counted(amount, 'byte')} of {resource}"
+                text = f"{promised} and asks for {most_bytes}"
                 yield Fault(POD_EXCEEDED, text)

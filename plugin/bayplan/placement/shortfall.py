@@ -82,7 +82,8 @@ class CrowdedPool(Struct, frozen=True):
 
     def __str__(self) -> str:
         who = counted(self.count, "container there requests", "containers there request")
-        asked = f"{self.milli / MILLI_PER_CPU:g} CPUs in all"
+        cpus = "CPU" if self.milli == MILLI_PER_CPU else "CPUs"
+        asked = f"{self.milli / MILLI_PER_CPU:g} {cpus} in all"
         return f"the shared pool has {cpus_text(self.cpus)} only; {who} {asked}"
 
 

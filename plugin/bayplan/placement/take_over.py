@@ -20,6 +20,7 @@ from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Decision, Outcome, QosSource, Reason
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 TAKEN_OVER: Final = "taken-over"
@@ -164,7 +165,9 @@ def _promised(entry: Entry) -> dict[str, int]:
 
 
 def _amounts(bytes_by_resource: Mapping[str, int]) -> str:
-    listed = [f"{amount} bytes of {resource}" for resource, amount in sorted(bytes_by_resource.items())]
+    listed = [
+        f"{counted(amount, 'byte')} of {resource}" for resource, amount in sorted(bytes_by_resource.items())
+    ]
     return ", ".join(listed) or "no memory"
 
 

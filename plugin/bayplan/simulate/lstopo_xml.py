@@ -24,7 +24,7 @@ from bayplan.model.machine import (
     kinds_of,
 )
 from bayplan.quantity import KIB
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, cpus_text
 from bayplan.simulate.tool_outputs import (
     ASSUMED_BYTES_PER_CPU,
     Imported,
@@ -109,7 +109,7 @@ class _Document:
             for cpu in present
         ]
         if present - online:
-            self.assumed.append(f"CPUs {present - online} to be offline, as lstopo does not show them")
+            self.assumed.append(f"{cpus_text(present - online)} to be offline, as lstopo does not show them")
         return Imported(Machine(nodes, tuple(cpus)), tuple(self.assumed))
 
     def _cpus(self) -> tuple[CpuSet, CpuSet]:
@@ -127,7 +127,7 @@ class _Document:
                 raise invalid("Machine", "no object of that type", "one, or objects of the type NUMANode")
         ids = [_index(one) if one.get("type") == "NUMANode" else 0 for one in found]
         if len(set(ids)) != len(ids):
-            raise invalid("NUMANode", f"nodes {sorted(ids)}", "each os_index once")
+            raise invalid("NUMANode", f"nodes with the ids {sorted(ids)}", "each os_index once")
         near = {
             node: (_cpus(one) if one.get("type") == "NUMANode" else online) & online
             for node, one in zip(ids, found, strict=True)

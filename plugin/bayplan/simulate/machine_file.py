@@ -36,8 +36,8 @@ from bayplan.model.machine import (
     Node,
     union,
 )
-from bayplan.quantity import parse_bytes, parse_page_size, whole_number
-from bayplan.sets import CpuSet
+from bayplan.quantity import counted, parse_bytes, parse_page_size, whole_number
+from bayplan.sets import CpuSet, cpus_text
 
 _LAYOUT: Final = (
     "threadsPerCore",
@@ -289,12 +289,16 @@ def _numbered(entries: list[_Entry]) -> tuple[list[Node], dict[int, _Layout]]:
             cores, left = divmod(amount, layouts[node].threads)
             if left:
                 threads = layouts[node].threads
-                raise invalid("nodes", f"node {node} with {amount} CPUs", f"a multiple of {threads} threads")
+                raise invalid(
+                    "nodes",
+                    f"node {node} with {counted(amount, 'CPU')}",
+                    f"a multiple of {counted(threads, 'thread')}",
+                )
             if thread < layouts[node].threads:
                 numbers[node] += range(next_cpu, next_cpu + cores)
                 next_cpu += cores
     if next_cpu > _MAX_CPUS:
-        raise invalid("nodes", f"{next_cpu} CPUs", f"at most {_MAX_CPUS}")
+        raise invalid("nodes", counted(next_cpu, "CPU"), f"at most {_MAX_CPUS}")
     return [
         replace(node, cpus=CpuSet(numbers[node.id])) if node.id in apart else node for node in nodes
     ], layouts
@@ -318,8 +322,8 @@ def _kinds(value: object, layout: _Layout, everybody: CpuSet) -> dict[str, tuple
     if kinds and not (seen == everybody and {CORE_KINDS[0], CORE_KINDS[-1]} <= kinds.keys()):
         raise invalid(
             "kinds",
-            f"{', '.join(kinds)} of CPUs {seen}",
-            f"{CORE_KINDS[0]} and {CORE_KINDS[-1]}, perhaps {CORE_KINDS[1]}, of all CPUs {everybody}",
+            f"{', '.join(kinds)} of {cpus_text(seen)}",
+            f"{CORE_KINDS[0]} and {CORE_KINDS[-1]}, perhaps {CORE_KINDS[1]}, of {cpus_text(everybody)}",
         )
     return kinds
 
@@ -385,7 +389,11 @@ def _laid_out(path: str, cpus: CpuSet, layout: _Layout) -> dict[int, _Place]:
     own, threads = list(cpus), layout.threads
     if layout.apart:
         if len(own) % threads:
-            raise invalid(path, f"{len(own)} CPUs", f"a multiple of {threads} threads, as siblings are apart")
+            raise invalid(
+                path,
+                counted(len(own), "CPU"),
+                f"a multiple of {counted(threads, 'thread')}, as siblings are apart",
+            )
         amount = len(own) // threads
         cores = [own[number::amount] for number in range(amount)]
     else:
@@ -395,7 +403,9 @@ def _laid_out(path: str, cpus: CpuSet, layout: _Layout) -> dict[int, _Place]:
         if not size:
             return None
         if len(cores) % size:
-            raise invalid(join(path, key), f"{size} of {len(cores)} cores", "a divisor of the cores")
+            raise invalid(
+                join(path, key), f"{size} of {counted(len(cores), 'core')}", "a divisor of the cores"
+            )
         return min(cores[number // size * size])
 
     places: dict[int, _Place] = {}
@@ -494,7 +504,9 @@ def _distances(
 
 def _rows(value: list[Any], ids: list[int]) -> dict[int, dict[int, int]]:
     if len(value) != len(ids):
-        raise invalid("distances", f"{len(value)} rows", f"one for each of the {len(ids)} nodes")
+        raise invalid(
+            "distances", counted(len(value), "row"), f"one for each of the {counted(len(ids), 'node')}"
+        )
     return {
         node: _row(f"distances[{position}]", row, node, ids)
         for position, (node, row) in enumerate(zip(ids, value, strict=True))
@@ -517,7 +529,7 @@ def _of_entry(entry: _Entry, node: int, ids: list[int]) -> dict[int, int]:
         if entry.count > 1:
             raise invalid(
                 path,
-                f"one row for {entry.count} nodes",
+                f"one row for {counted(entry.count, 'node')}",
                 "distances of all nodes at the top of the file: rows, or socket and remote",
             )
         return _row(path, entry.distances, node, ids)
@@ -534,9 +546,11 @@ def _of_entry(entry: _Entry, node: int, ids: list[int]) -> dict[int, int]:
 
 def _row(path: str, value: object, node: int, ids: list[int]) -> dict[int, int]:
     if not isinstance(value, list):
-        raise invalid(path, show(value), f"a list of {len(ids)} distances")
+        raise invalid(path, show(value), f"a list of {counted(len(ids), 'distance')}")
     if len(value) != len(ids):
-        raise invalid(path, f"{len(value)} distances", f"one for each of the {len(ids)} nodes")
+        raise invalid(
+            path, counted(len(value), "distance"), f"one for each of the {counted(len(ids), 'node')}"
+        )
     return {
         other: _distance(f"{path}[{position}]", distance, local=other == node)
         for position, (other, distance) in enumerate(zip(ids, value, strict=True))

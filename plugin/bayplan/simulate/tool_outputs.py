@@ -26,8 +26,8 @@ from bayplan.model.machine import (
     in_first_nodes,
 )
 from bayplan.model.sentences import shared_cpus
-from bayplan.quantity import GIB, KIB, MIB, format_bytes
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.quantity import GIB, KIB, MIB, counted, format_bytes
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 S = TypeVar("S", CpuSet, NodeSet)
 
@@ -243,8 +243,8 @@ def _check(numactl: _Numactl, listed: list[_Lscpu]) -> None:
     known = NodeSet(numactl.cpus)
     announced = numactl.announced or known
     if not announced <= known:
-        expected = f"all of the nodes {announced} that are available"
-        collector.problems.append(Problem("node cpus", f"nodes {known}", expected))
+        expected = f"all that are available: {announced}"
+        collector.problems.append(Problem("node cpus", nodes_text(known), expected))
     collector.problems += [
         Problem(f"node {node} size", "nothing", "an amount in MB")
         for node in known
@@ -263,12 +263,14 @@ def _check(numactl: _Numactl, listed: list[_Lscpu]) -> None:
 def _wrong_distances(numactl: _Numactl, known: NodeSet) -> Iterator[Problem]:
     ids = numactl.columns or sorted(numactl.rows)
     if NodeSet(ids) != known or set(numactl.rows) != set(ids):
-        found = f"rows of nodes {NodeSet(numactl.rows)} and columns of nodes {NodeSet(ids)}"
-        yield Problem("node distances", found, f"those of the nodes {known}")
+        found = f"rows of {nodes_text(NodeSet(numactl.rows))} and columns of {nodes_text(NodeSet(ids))}"
+        yield Problem("node distances", found, f"those of {nodes_text(known)}")
     for node, row in numactl.rows.items():
         if len(row) != len(ids) or not all(LOCAL_DISTANCE <= one <= MAX_DISTANCE for one in row):
             found = " ".join(map(str, row))
-            yield Problem(f"node distances of node {node}", found, f"{len(ids)} distances of 10 to 255")
+            yield Problem(
+                f"node distances of node {node}", found, f"{counted(len(ids), 'distance')} of 10 to 255"
+            )
 
 
 def _contradictions(node_of: Mapping[int, int], listed: list[_Lscpu]) -> Iterator[Problem]:
@@ -401,7 +403,7 @@ def _apart(rows: list[_Lscpu], threads: int, assumed: list[str]) -> list[_Lscpu]
     )
     if not several:
         return rows
-    assumed.append(f"a core for each of the CPUs {several}, as they share nothing but the number of a core")
+    assumed.append(f"a core for each of {cpus_text(several)}, as they share nothing but the number of a core")
     return [
         one._replace(row={**one.row, "core": str(CpuSet.max_id + 1 + one.cpu)}) if one.cpu in several else one
         for one in rows
@@ -451,7 +453,9 @@ def _row(columns: list[str], cells: list[str], line: str) -> _Lscpu:
         last = len(columns) - first - len(caches)
         columns, cells = without, [*cells[:first], *cells[len(cells) - last :]]
     if len(cells) < len(columns):
-        raise invalid("lscpu", repr(line.strip()), f"{len(columns)} columns: {' '.join(columns).upper()}")
+        raise invalid(
+            "lscpu", repr(line.strip()), f"{counted(len(columns), 'column')}: {' '.join(columns).upper()}"
+        )
     return _Lscpu(int(cells[0]), {name: cell for name, cell in zip(columns, cells, strict=False) if name})
 
 
@@ -509,7 +513,9 @@ def _of_sums(fields: Mapping[str, str], assumed: list[str]) -> Iterator[_Lscpu]:
     lists = _node_lists(fields)
     announced = _number(fields, "NUMA node(s)", len(lists))
     if announced > len(lists) > 0:
-        raise invalid("lscpu", f"{len(lists)} lists NUMA nodeN CPU(s)", f"{announced}, one for each node")
+        raise invalid(
+            "lscpu", f"{counted(len(lists), 'list')} NUMA nodeN CPU(s)", f"{announced}, one for each node"
+        )
     listed = {cpu: "" for cpus in lists.values() for cpu in cpus}
     own = list(
         _ids(CpuSet, _ONLINE, _STRIDE.sub(r"\1:1/\2", fields[_ONLINE]))
@@ -547,9 +553,8 @@ def _cores_of_sums(
     more = len(own) - cores
     if threads > 1 and 0 < more < cores * (threads - 1) and more % (threads - 1) == 0:
         wide = more // (threads - 1) * threads
-        assumed.append(
-            f"{threads} threads in each core of the first {wide} CPUs, as {cores} cores have {len(own)}"
-        )
+        have = f"{counted(cores, 'core')} have {counted(len(own), 'CPU')}"
+        assumed.append(f"several threads in each core of the first {counted(wide, 'CPU')}, as {have}")
         return {cpu: position // threads if position < wide else position for position, cpu in enumerate(own)}
     cores = max(1, len(own) // threads)
     by_core = {cpu: position % cores for position, cpu in enumerate(own)}

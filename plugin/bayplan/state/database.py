@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from bayplan.errors import ParseError
 from bayplan.model.ledger import Entry
+from bayplan.quantity import counted
 from bayplan.state.aside import COMPANIONS
 from bayplan.state.codec import decode_entry
 from bayplan.state.rows import Rows
@@ -224,7 +225,9 @@ def _check_files(path: Path) -> None:
             raise UnreadableDatabaseError("corrupt", f"cannot be opened ({file.name} is not a regular file)")
     present = path.exists()
     if present and path.stat().st_size < _HEADER_BYTES:
-        raise UnreadableDatabaseError("corrupt", f"is too short for a database ({path.stat().st_size} bytes)")
+        raise UnreadableDatabaseError(
+            "corrupt", f"is too short for a database ({counted(path.stat().st_size, 'byte')})"
+        )
     if not present and files[1].exists() and files[1].stat().st_size > 0:
         raise UnreadableDatabaseError("corrupt", "is missing, although its log is there")
 

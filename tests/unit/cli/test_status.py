@@ -89,7 +89,7 @@ def test_attention_comes_first_then_the_pods_by_namespace(daemon: "Daemon", caps
         "OUTCOME": "placed",
         "NODES": "0",
         "CPUS": "2-3 alone",
-        "MEMORY": "1Gi, 4Mi hugepages-2Mi",
+        "MEMORY": "1.00Gi, 4Mi hugepages-2Mi",
         "QOS": "Guaranteed",
     }
     assert (rows(below)[0]["NODES"], rows(below)[0]["CPUS"]) == ("any", "shared")

@@ -10,6 +10,7 @@ from typing import Final
 
 from bayplan.agent.http.exchange import PageRequest, Response, text
 from bayplan.errors import ConfigError, Problem
+from bayplan.quantity import counted
 
 MAX_TOKEN_BYTES: Final = 4096
 _SCHEME: Final = "bearer "
@@ -47,7 +48,7 @@ class BearerToken:
         except OSError as error:
             raise _wrong(self._path, error.strerror or str(error), "a file with a bearer token") from error
         if not 0 < len(token) <= MAX_TOKEN_BYTES:
-            raise _wrong(self._path, f"{len(token)} bytes", f"a token of 1 to {MAX_TOKEN_BYTES} bytes")
+            raise _wrong(self._path, counted(len(token), "byte"), f"a token of 1 to {MAX_TOKEN_BYTES} bytes")
         self._token, self._seen = token, (status.st_mtime_ns, status.st_ino)
 
 

@@ -216,7 +216,7 @@ def _what_and_where(attempt: Attempt) -> str:
 
 def node_count_text(count: int) -> str:
     """``one node``, ``3 nodes``."""
-    return "one node" if count == 1 else f"{count} nodes"
+    return "one node" if count == 1 else counted(count, "node")
 
 
 def chosen(nodes: NodeSet) -> Reason:
@@ -227,19 +227,21 @@ def chosen(nodes: NodeSet) -> Reason:
 def overlap(nodes: NodeSet, count: int) -> Reason:
     """That *nodes* cross sets with other promises."""
     verb = verb_after(nodes, "crosses")
-    text = f"{nodes_text(nodes)} {verb} {count} other sets with promises, as nothing else fits"
+    text = f"{nodes_text(nodes)} {verb} {counted(count, 'other set')} with promises, as nothing else fits"
     return Reason("overlap", text)
 
 
 def unproven_best(budget: StepBudget) -> Reason:
     """That the search was given up before all other sets were ruled out."""
-    text = f"the search ended after {budget.spent} steps: a narrower, nearer or less crossing set may exist"
+    after = f"the search ended after {counted(budget.spent, 'step')}"
+    text = f"{after}: a narrower, nearer or less crossing set may exist"
     return Reason(SEARCH_ENDED, text)
 
 
 def unproven_refusal(budget: StepBudget) -> Reason:
     """That the search was given up before every set was ruled out."""
-    text = f"the search ended after {budget.spent} steps: a set with room that was not looked at may exist"
+    after = f"the search ended after {counted(budget.spent, 'step')}"
+    text = f"{after}: a set with room that was not looked at may exist"
     return Reason(SEARCH_ENDED, text)
 
 
@@ -259,7 +261,7 @@ def _too_large(question: Question, area: Area) -> str:
     allowed, flows = NodeSet.of_mask(area.allowed), question.counted.flows
     width = min(area.widest, len(allowed))
     if width < area.narrowest:
-        return f"its huge pages are to lie on {area.narrowest} nodes, and it may have {width}"
+        return f"its huge pages are to lie on {counted(area.narrowest, 'node')}, and it may have {width}"
     for resource, amount_bytes in question.even.items():
         each_bytes, capacity = amount_bytes // area.narrowest, flows.capacity.get(resource, {})
         able = NodeSet.of_mask(
@@ -267,7 +269,8 @@ def _too_large(question: Question, area: Area) -> str:
         )
         if len(able) < area.narrowest:
             who = f"only {nodes_text(able)} {verb_after(able, 'holds')}" if able else "no node holds"
-            each = f"each of {area.narrowest} nodes is to hold {format_bytes(each_bytes)} of {resource}"
+            many = counted(area.narrowest, "node")
+            each = f"each of {many} is to hold {format_bytes(each_bytes)} of {resource}"
             return f"{each}, and {who} as much"
     for resource, amount_bytes in question.amounts.items():
         held_bytes, nodes = most_on_empty(flows.capacity.get(resource, {}), allowed, area.widest)
@@ -280,7 +283,7 @@ def _too_large(question: Question, area: Area) -> str:
     if question.cpus:
         count, nodes = most_on_empty(question.cpus_on_empty, allowed, area.widest)
         if count < question.cpus:
-            return _most_of_all("has", nodes, f"{count} CPUs for containers of their own", allowed)
+            return _most_of_all("has", nodes, f"{counted(count, 'CPU')} for containers of their own", allowed)
     return ""
 
 
@@ -288,7 +291,7 @@ def _most_of_all(verb: str, nodes: NodeSet, held: str, allowed: NodeSet) -> str:
     names, verb = nodes_text(nodes), verb_after(nodes, verb)
     if nodes == allowed:
         return f"{names} {verb} {held} in all"
-    largest = "no node is" if len(nodes) == 1 else f"no {len(nodes)} nodes are"
+    largest = "no node is" if len(nodes) == 1 else f"no {counted(len(nodes), 'node')} are"
     return f"{largest} that large: {names} {verb} the most, {held}"
 
 

@@ -60,9 +60,9 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes, open_mems
 from bayplan.model.policy import Defragment, PlacementStrategy, TopologyPolicy, TopologyScope
-from bayplan.model.sentences import relocation_plan
+from bayplan.model.sentences import relocation_plan, verb_after
 from bayplan.quantity import MILLI_PER_CPU
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 PLAN_ENDED: Final = "plan-ended"
 """Code of the reason that no plan of moves was found before the search for one was given up."""
@@ -179,8 +179,10 @@ class Confinement:
             # The policy none refuses nothing for CPUs: they are elsewhere, and the decision says so.
             decision = self._with_moves(attempt)
             if decision is None:
-                cpus, where = amounts_text({}, self.cpus), nodes_text(candidates.nodes)
-                self.notes.append(Reason("apart", f"no {cpus} are free on {where}: they are elsewhere"))
+                where, has = nodes_text(candidates.nodes), verb_after(candidates.nodes, "has")
+                lacking = f"{where} {has} not {amounts_text({}, self.cpus)} free"
+                are = "CPU is" if self.cpus == 1 else "CPUs are"
+                self.notes.append(Reason("apart", f"its {are} elsewhere: {lacking}"))
                 attempt = self._attempt(candidates, Asked(self.amounts, 0))
                 decision = self._best_set(attempt)
         return attempt, decision
@@ -216,11 +218,9 @@ class Confinement:
             text = f"stays where it is, on {nodes_text(nodes)}, as it asks for no more than before"
             notes = [Reason("kept", text), overcommitted(short)]
         if cpus_elsewhere:
-            notes.append(
-                Reason(
-                    "apart", f"its CPUs {cpus} are not on {nodes_text(nodes)}, and no others are free there"
-                )
-            )
+            are = f"{cpus_text(cpus)} {verb_after(cpus, 'is')}"
+            text = f"its {are} not on {nodes_text(nodes)}, and no others are free there"
+            notes.append(Reason("apart", text))
         if lacking is not None:
             notes.append(lacking)
         wished = wished_nodes(self.machine, self.request)

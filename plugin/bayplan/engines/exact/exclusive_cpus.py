@@ -20,8 +20,9 @@ from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import proportional
 from bayplan.model.decision import DeviceHint, Placement, QosSource, Reason, Request
 from bayplan.model.policy import CpuAlignment, PlacementPolicy
+from bayplan.model.sentences import verb_after
 from bayplan.quantity import counted
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, cpus_text
 
 SHARED_CPUS_MINIMUM: Final = "shared-cpus-minimum"
 """Code of the reason that CPUs stay in the shared pool which a container asks for as its own."""
@@ -215,9 +216,9 @@ class ExclusiveCpus:
         asked = f"{counted(self.count, 'exclusive CPU')} asked for"
         text = f"{asked}, {left}{what} left; runs on the shared CPUs"
         if self._basis.policy.isolated_cpus and not self._isolated:
-            text += (
-                f"; CPUs {self._basis.policy.isolated_cpus} are isolated, for containers that ask for such"
-            )
+            isolated = self._basis.policy.isolated_cpus
+            are = f"{cpus_text(isolated)} {verb_after(isolated, 'is')}"
+            text += f"; {are} isolated, for containers that ask for such"
         return Reason(NO_EXCLUSIVE_CPUS, text)
 
     def _wanted(self, nodes: NodeSet) -> tuple[Wanted, int]:

@@ -15,7 +15,8 @@ from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import OVERCOMMITTED, Claim, Holder, Placement, Reason, Shortage
 from bayplan.model.ledger import Entry, Ledger, holds_alone
 from bayplan.model.machine import MEMORY
-from bayplan.sets import NodeSet
+from bayplan.quantity import counted
+from bayplan.sets import NodeSet, nodes_text
 
 NAMED_HOLDERS: Final = 5
 """How many containers a shortage names; a decision is a row on the disk, within a budget of 1 ms."""
@@ -167,7 +168,9 @@ class ResourceFlows:
                 left = flow.capacity_of(watched) - flow.claimed_within(watched)
                 if amount_bytes > left:
                     nodes = NodeSet.of_mask(watched)
-                    raise OvercommitError(f"{resource} on nodes {nodes}: {amount_bytes} of {left} bytes left")
+                    raise OvercommitError(
+                        f"{resource} on {nodes_text(nodes)}: {amount_bytes} of {counted(left, 'byte')} left"
+                    )
 
 
 def capacity_by_resource(allocatable: Allocatable) -> dict[str, dict[int, int]]:

@@ -17,7 +17,7 @@ from bayplan.engines.exact.claiming import fewest
 from bayplan.engines.exact.flow import bits, crosses
 from bayplan.engines.exact.question import Question, criteria_of, values
 from bayplan.model.decision import Advantage, Candidate
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 from bayplan.sets import NodeSet
 
 KEPT: Final = 3
@@ -285,7 +285,7 @@ def _found(question: Question, fitting: Sequence[_Key], obstacles: Sequence[int]
 def _obstacle(question: Question, nodes: int) -> str:
     """Why *nodes* cannot be taken."""
     if question.cpus and question.cpus_on(nodes) < question.cpus:
-        return f"{question.cpus_on(nodes)} of {question.cpus} CPUs"
+        return f"{question.cpus_on(nodes)} of {counted(question.cpus, 'CPU')}"
     room = question.counted.flows.room(nodes, question.amounts)
     for resource, amount_bytes in question.amounts.items():
         left = room.get(resource, 0)

@@ -42,8 +42,9 @@ from bayplan.model.pod_as_a_whole import (
     whole_affinity,
     whole_cpus,
 )
-from bayplan.quantity import MILLI_PER_CPU
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.model.sentences import verb_after
+from bayplan.quantity import MILLI_PER_CPU, counted
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 Decide = Callable[[Request, Placement | None], Decision]
 """The decision about a request as if it were an ordinary container's."""
@@ -84,7 +85,7 @@ def decide_in_pod(
 
 
 def _place_text(nodes: NodeSet, cpus: CpuSet) -> str:
-    return f"{nodes_text(nodes)}{f', CPUs {cpus}' if cpus else ''}"
+    return f"{nodes_text(nodes)}{f', {cpus_text(cpus)}' if cpus else ''}"
 
 
 def _asking_for_all(request: Request, others: Mapping[str, Decision]) -> Request:
@@ -131,7 +132,8 @@ class _Joining:
         cpus, own, few = self._cpus(CpuSet() if current is None else current.exclusive_cpus)
         away = (own & self.topology.machine.online_cpus) - self.topology.cpus_near(self.nodes)
         if few is None and away and not self.topology.machine.ordinary_nodes <= self.nodes:
-            few = Reason("apart", f"CPUs {away} are not on {nodes_text(self.nodes)}, where its pod is")
+            where = f"{cpus_text(away)} {verb_after(away, 'is')} not on {nodes_text(self.nodes)}"
+            few = Reason("apart", f"{where}, where its pod is")
         if self.strict and current is not None and (lacking is not None or few is not None):
             why = [one for one in (few, lacking and Reason("shortage", lacking.sentence())) if one]
             unchanged = Reason("unchanged", "it keeps what it has")
@@ -194,7 +196,9 @@ class _Joining:
             spare = max(0, wanted - len(parts))
             cpus = parts | best_cpus(topology, policy, cpus - parts, spare, self.nodes)
         if len(cpus) < wanted and few is None:
-            text = f"its pod asks for {wanted} CPUs to itself and has {len(cpus)}; no others are free"
+            text = (
+                f"its pod asks for {counted(wanted, 'CPU')} to itself and has {len(cpus)}; no others are free"
+            )
             few = Reason("no-exclusive-cpus", text)
         pool = self._pool = cpus - parts
         if shares_cpus(request):
@@ -203,6 +207,6 @@ class _Joining:
         own = kept if len(kept) <= request.exclusive_cpus else CpuSet()
         own |= best_cpus(topology, policy, pool - own, request.exclusive_cpus - len(own), self.nodes)
         if len(own) < request.exclusive_cpus:
-            text = f"its pod has {len(own)} CPUs left for the {request.exclusive_cpus} of its own"
+            text = f"its pod has {counted(len(own), 'CPU')} left for the {request.exclusive_cpus} of its own"
             return cpus, CpuSet(), few or Reason("no-exclusive-cpus", text)
         return cpus, own, few

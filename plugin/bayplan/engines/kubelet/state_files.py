@@ -22,7 +22,7 @@ from bayplan.errors import ParseError, Problem, excerpt
 from bayplan.kubelet.manager_options import STATIC, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import MEMORY, Machine, hugepages
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 from bayplan.sets import CpuSet, cpus_text
 
 CPU_FILE: Final = cpu_file.FILE_NAME
@@ -139,8 +139,10 @@ def _changed_nodes(state: MemoryState, machine: Machine) -> Iterator[Problem]:
             for resource in sorted(there.keys() | here[node].keys()):
                 one, other = there.get(resource, 0), here[node].get(resource, 0)
                 if one != other:
-                    found = f"{format_bytes(one)} ({one} bytes) of {resource} on {where}"
-                    yield _other_machine(MEMORY_FILE, found, f"{format_bytes(other)} ({other} bytes)")
+                    found = f"{format_bytes(one)} ({counted(one, 'byte')}) of {resource} on {where}"
+                    yield _other_machine(
+                        MEMORY_FILE, found, f"{format_bytes(other)} ({counted(other, 'byte')})"
+                    )
 
 
 def _other_machine(file: str, found: str, expected: str) -> Problem:
