@@ -157,7 +157,7 @@ NO_NUMBERS = {
     "request.qos.value": "a class",
     "', '.join(kept)": "amounts",
     "', '.join(kinds)": "names",
-    "NodeSet(numactl.rows)": "ids",
+    "nodes_text(NodeSet(numactl.rows))": "ids",
     "node.cpus & seen_cpus": "ids",
     "all_of_them": "a command",
     "are": "counted before",
@@ -174,12 +174,12 @@ NO_IDS = {"request.cpus.use.value": "a word", "' or '.join(map(str, alike[:_SETS
 
 def test_ids_have_a_name_that_fits_how_many_there_are() -> None:
     """`nodes_text` and `cpus_text` do; `verb_after` has the verb."""
-    unnamed = []
-    for module, literal in literals():
-        for before, ids in zip(literal.values, literal.values[1:], strict=False):
-            if isinstance(ids, ast.FormattedValue) and isinstance(before, ast.Constant):
-                if IDS_BEHIND_A_PLURAL.search(str(before.value)) and ast.unparse(ids.value) not in NO_IDS:
-                    unnamed.append(f"{module}:{literal.lineno}: {before.value}{{{ast.unparse(ids.value)}}}")
+    unnamed = [
+        f"{module}:{literal.lineno}: {words}{{{ids}}}"
+        for module, literal in literals()
+        for words, ids in pairs(literal, fields_first=False)
+        if IDS_BEHIND_A_PLURAL.search(words) and ids not in NO_IDS
+    ]
     assert not unnamed
 
 
@@ -200,15 +200,24 @@ def literals() -> Iterator[tuple[Path, ast.JoinedStr]]:
                     yield module.relative_to(PACKAGE), node
 
 
+def pairs(literal: ast.JoinedStr, *, fields_first: bool) -> Iterator[tuple[str, str]]:
+    """What stands beside each other: a field and the words behind it, or words and the field behind them."""
+    kinds = (ast.FormattedValue, ast.Constant) if fields_first else (ast.Constant, ast.FormattedValue)
+    for first, second in zip(literal.values, literal.values[1:], strict=False):
+        if isinstance(first, kinds[0]) and isinstance(second, kinds[1]):
+            yield text_of(first), text_of(second)
+
+
+def text_of(part: ast.expr) -> str:
+    if isinstance(part, ast.FormattedValue):
+        return ast.unparse(part.value)
+    assert isinstance(part, ast.Constant)
+    return str(part.value)
+
+
 def numbers_before_plurals(literal: ast.JoinedStr) -> Iterator[tuple[str, str]]:
-    for value, after in zip(literal.values, literal.values[1:], strict=False):
-        if not isinstance(value, ast.FormattedValue) or not isinstance(after, ast.Constant):
-            continue
-        number, words = ast.unparse(value.value), str(after.value)
-        known = (
-            number.startswith(("counted(", "format_bytes("))
-            or number.isupper()
-            or number in NEVER_ONE | NO_NUMBERS
-        )
-        if BEFORE_A_PLURAL.match(words) and not known and not ABOVE_A_LIMIT.search(number):
+    for number, words in pairs(literal, fields_first=True):
+        known = number.startswith(("counted(", "format_bytes(")) or number.isupper()
+        known = known or number in NEVER_ONE | NO_NUMBERS or ABOVE_A_LIMIT.search(number) is not None
+        if BEFORE_A_PLURAL.match(words) and not known:
             yield number, words

@@ -144,5 +144,5 @@ def also_pinned(ledger: Ledger, cpus: CpuSet) -> Iterator[Reason]:
         request = ledger.entries[container_id].decision.request
         pinned = request.pinned_cpus or CpuSet()
         if not pinned.isdisjoint(cpus):
-            text = f"{request.name} may run on {cpus_text(pinned & cpus)} too: somebody chose {cpus_text(pinned)} for it"
-            yield Reason("not-alone", text)
+            too = f"{request.name} may run on {cpus_text(pinned & cpus)} too"
+            yield Reason("not-alone", f"{too}: somebody chose {cpus_text(pinned)} for it")

@@ -218,7 +218,10 @@ def _obstacle(
     if wish.mode is MemoryPolicyMode.WEIGHTED_INTERLEAVE and not ability.weighted:
         return Reason("memory-policy-unsupported", f"{asked}: the kernel has it from 6.9 on")
     if wish.mode is not MemoryPolicyMode.LOCAL and not setting.nodes:
-        return Reason("memory-policy-elsewhere", f"{asked}: the container is not on {nodes_text(wish.nodes)}")
+        return Reason(
+            "memory-policy-elsewhere",
+            f"{asked}: the container is not on {nodes_text(wish.nodes or NodeSet())}",
+        )
     return None
 
 

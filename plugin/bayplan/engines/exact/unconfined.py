@@ -27,7 +27,8 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import open_mems
 from bayplan.model.policy import TopologyPolicy
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
+from bayplan.model.sentences import verb_after
 
 
 def place_unconfined(flows: ResourceFlows, ledger: Ledger, asking: Asking) -> Decision:
@@ -162,9 +163,8 @@ def beside_pinned_cpus(topology: NodeTopology, decision: Decision) -> Decision:
     near = CpuSet() if claim is None else topology.cpus_near(claim.nodes)
     if claim is not None and near and near.isdisjoint(pinned):
         where = topology.nodes_near(pinned)
-        text = (
-            f"its memory is on {nodes_text(claim.nodes)}, and the CPUs {pinned} that somebody else chose "
-            f"{'are on ' + nodes_text(where) if where else 'are on none of its nodes'}"
-        )
+        theirs = f"{cpus_text(pinned)}, which somebody else chose, {verb_after(pinned, 'is')} on"
+        on = nodes_text(where) if where else "none of its nodes"
+        text = f"its memory is on {nodes_text(claim.nodes)}, and {theirs} {on}"
         reasons, outcome = (*reasons, Reason("apart", text)), Outcome.DEGRADED
     return replace(decision, outcome=outcome, reasons=reasons)
