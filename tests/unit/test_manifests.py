@@ -186,6 +186,22 @@ def accepted(name: str, values: list[Any]) -> bool:
     return True
 
 
+def test_the_step_before_the_daemon_sees_of_the_node_what_it_reads_and_changes_nothing() -> None:
+    init = container(DAEMON, "initContainers")
+    sources = {one["name"]: one["hostPath"]["path"] for one in DAEMON["volumes"] if "hostPath" in one}
+    mounted = {one["mountPath"]: sources[one["name"]] for one in init["volumeMounts"]}
+    assert mounted == {
+        f"/host{path}": path
+        for path in ("/run/nri", "/sys/fs/cgroup", "/run/bayplan-placements", "/etc", "/usr")
+    }
+    assert all(one["readOnly"] for one in init["volumeMounts"])
+    context = init["securityContext"]
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["readOnlyRootFilesystem"]
+    assert not context["allowPrivilegeEscalation"]
+
+
 def test_the_node_can_take_what_the_schema_lets_through() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     path = schema["definitions"]["hostPath"]["pattern"]
