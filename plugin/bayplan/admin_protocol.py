@@ -32,6 +32,9 @@ REPORTED_SINCE_S: Final = 86_400
 MAX_SOCKET_PATH_BYTES: Final = 100
 """Linux allows 107 (unix(7)); the rest is for the name under which a new socket is made."""
 
+SIZES: Final = ("name", "memory", "cpus", "hugepages", "annotations")
+"""What a pod is described by in ``sizes`` of what-if, all of them texts."""
+
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 _WHOLE_TEXTS: Final = ("text", "listing", "message")

@@ -23,6 +23,7 @@ from bayplan.errors import PlacementError
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.model.decision import Outcome, Placement, QosClass, Reason
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.views.snapshot import Snapshot
@@ -80,6 +81,11 @@ def refusal(snapshot: Snapshot, reason: str, minutes_ago: int = 1) -> Refused:
         reasons=(Reason("no-room", reason),),
     )
     return Refused(9, (int(time.time()) - 60 * minutes_ago) * 1_000_000, decision)
+
+
+def evicted_on_node_0(name: str) -> EvictionRecord:
+    signal, at_us = "node0.memory.available", int(time.time()) * 1_000_000
+    return EvictionRecord(at_us, "gone", name, signal, QosClass.BURSTABLE, 9, 5, 7, 0, 0, "It was short.")
 
 
 async def texts(page: Page, selector: str) -> list[str]:
@@ -249,6 +255,7 @@ async def test_containers_are_found_explained_and_tried_and_what_happened_is_see
             await one.controller.create_container(owner, made)
         with pytest.raises(PlacementError):
             await one.controller.create_container(owner, container("large", owner, memory_bytes=900 << 30))
+        await one.controller.recorder.evicted([evicted_on_node_0("g/db")])
         link = DaemonLink(tmp_path / "a.sock", mirror)
         running = asyncio.create_task(link.run())
         try:
@@ -267,10 +274,22 @@ async def test_containers_are_found_explained_and_tried_and_what_happened_is_see
                     assert await page.value(seen) == 2
                     await page.value("document.querySelector('#sizes [name=memory]').value = '10Mi'")
                     await page.value("document.querySelector('#sizes [name=cpus]').value = '1'")
+                    wished = "document.querySelector('#sizes [name={}]').value = '{}'"
+                    await page.value(wished.format("annotations", "required-nodes=1"))
                     await page.value("document.getElementById('sizes').requestSubmit()")
                     await page.wait_for("document.querySelector('#tried h3') !== null")
+                    assert "node 1" in (await texts(page, "#tried p"))[0]
+                    await page.value(wished.format("hugepages", "2Mi"))
+                    await page.value("document.getElementById('sizes').requestSubmit()")
+                    await page.wait_for("document.querySelector('#tried .refused') !== null")
+                    assert "hugepages" in (await texts(page, "#tried .refused"))[0]
+                    evicted = "document.querySelectorAll('#happened td.evicted').length"
+                    await page.value(PRESSED.format("[data-node='0']"))
+                    await page.wait_for(f"{said}.includes('node 0')")
+                    assert await page.value(evicted) == 1
                     await page.value(PRESSED.format("[data-node='1']"))
                     await page.wait_for(f"{said}.includes('node 1')")
+                    assert await page.value(evicted) == 0
                     assert await page.value(OVERLAPS) == []
                     letters = "document.querySelector('#happened text').getBoundingClientRect().height"
                     assert 9 < await page.value(letters) < 20

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
-from bayplan.admin_protocol import API_VERSION, MAX_PODS
+from bayplan.admin_protocol import API_VERSION, MAX_PODS, SIZES
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
@@ -23,6 +23,7 @@ from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
+from bayplan.model.wishes import PREFIX
 from bayplan.placement.ledger_check import Fault
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable
@@ -173,19 +174,38 @@ def rehearsing(engine: Callable[[], Engine], ability: Callable[[], MemoryPolicyA
 
 
 def _of_sizes(sizes: Mapping[str, object]) -> dict[str, Any]:
-    """The manifest of a pod from texts: its name and what it asks for; what is empty is not asked for."""
-    known = {"name", "memory", "cpus"}
+    """The manifest of a pod from texts: its name and what it asks for; what is empty is not asked for. Huge
+    pages and annotations are ``KEY=VALUE``, several of them with blanks between: ``2Mi=64Mi 1Gi=2Gi``."""
     problems = [
-        Problem(
-            f"sizes.{key}", repr(value), "a text" if key in known else f"one of {', '.join(sorted(known))}"
-        )
+        Problem(f"sizes.{key}", repr(value), "a text" if key in SIZES else f"one of {', '.join(SIZES)}")
         for key, value in sizes.items()
-        if key not in known or not isinstance(value, str)
+        if key not in SIZES or not isinstance(value, str)
     ]
+    texts = {key: str(sizes.get(key) or "") for key in SIZES}
+    pages, annotations = (
+        _pairs(key, texts[key], example, problems)
+        for key, example in (("hugepages", "2Mi=64Mi"), ("annotations", "bayplan.dev/required-nodes=0-1"))
+    )
     if problems:
         raise ConfigError("what-if", tuple(problems))
-    memory, cpus = (str(sizes.get(key) or "") or None for key in ("memory", "cpus"))
-    return sizes_manifest(str(sizes.get("name") or "pod"), memory=memory, cpus=cpus)
+    return sizes_manifest(
+        texts["name"] or "pod",
+        memory=texts["memory"] or None,
+        cpus=texts["cpus"] or None,
+        hugepages=pages,
+        annotations={key if "/" in key else f"{PREFIX}/{key}": text for key, text in annotations.items()},
+    )
+
+
+def _pairs(key: str, text: str, example: str, problems: list[Problem]) -> dict[str, str]:
+    pairs = {}
+    for part in text.split():
+        name, equals, value = part.partition("=")
+        if name and equals:
+            pairs[name] = value
+        else:
+            problems.append(Problem(f"sizes.{key}", repr(part), f"KEY=VALUE, such as {example}"))
+    return pairs
 
 
 def _is_unicode(text: str) -> bool:

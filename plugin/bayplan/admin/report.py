@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from bayplan.admin.questions import MAX_RECORDED, Question, Recorded, eviction_view, since_in
 from bayplan.admin_protocol import API_VERSION, REPORTED_SINCE_S
+from bayplan.kubelet.eviction.node_signals import node_of
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.page_records import PageMoveRecord
@@ -33,6 +34,9 @@ class ReportRecords(Protocol):
     def evictions(self, limit: int, subject: str | None) -> Awaitable[Sequence[EvictionRecord]]:
         """So many of the records of evicted containers; of all without a subject."""
 
+    def history(self, limit: int, subject: str) -> Awaitable[Sequence[Recorded]]:
+        """So many of the decisions about a subject."""
+
 
 def reporting(records: ReportRecords) -> Question:
     """The question ``report``."""
@@ -50,10 +54,26 @@ def reporting(records: ReportRecords) -> Question:
             "containers": [_container(at_us, one) for at_us, one in reversed(decided)],
             "moves": [move for at_us, one in reversed(decided) for move in _moves(at_us, one)],
             "pageMoves": [_page_move(one) for one in reversed(moved)],
-            "evictions": [eviction_view(one) for one in reversed(evicted)],
+            "evictions": [
+                eviction_view(one) | {"mems": await _mems_of(one, records)} for one in reversed(evicted)
+            ],
         }
 
     return answer
+
+
+async def _mems_of(evicted: EvictionRecord, records: ReportRecords) -> str | None:
+    """The node that ran short; else those that the container was bound to, None if to none."""
+    node = node_of(evicted.signal)
+    if node is not None:
+        return str(node)
+    bound = (
+        decision.placement.mems
+        for at_us, decision in await records.history(MAX_RECORDED, evicted.container_id)
+        if at_us <= evicted.at_us and decision.outcome is not Outcome.REFUSED
+    )
+    mems = next(bound, None)
+    return None if mems is None else str(mems)
 
 
 def _counted(decided: Sequence[Recorded]) -> dict[str, int]:

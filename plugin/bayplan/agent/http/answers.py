@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol
 
+from bayplan.admin_protocol import SIZES
 from bayplan.agent.http.exchange import PageRequest, Response
 from bayplan.agent.http.fragments import page_width, table
 from bayplan.drawing.svg import plain
@@ -35,7 +36,7 @@ class Asking(Protocol):
 
 
 class Answers:
-    """Answers for ``/explain?subject=``, ``/timeline?node=`` and ``/what-if?name=&memory=&cpus=``."""
+    """Answers for ``/explain?subject=``, ``/timeline?node=`` and ``/what-if?name=&memory=&cpus=...``."""
 
     def __init__(self, ask: Asking) -> None:
         self._ask = ask
@@ -61,7 +62,7 @@ class Answers:
 
     async def what_if(self, request: PageRequest) -> Response:
         """What would become of a pod of these sizes now."""
-        sizes = {key: _field(request, key) for key in ("name", "memory", "cpus")}
+        sizes = {key: _field(request, key) for key in SIZES}
         try:
             view = await self._ask("what-if", sizes=sizes)
         except BayplanError as error:
@@ -108,11 +109,11 @@ def explained(view: View) -> str:
 
 def events_of(report: View) -> list[tuple[Event, NodeSet]]:
     """What the answer to ``report`` says happened, in order, each with the nodes that it concerns. A refusal
-    concerns all: none of them had room."""
+    concerns all: none of them had room; so does what is bound to none."""
     everywhere = NodeSet(range(NodeSet.max_id + 1))
     found: list[tuple[Event, NodeSet]] = []
     for one in report["containers"]:
-        nodes = NodeSet.parse(one["mems"]) if one["mems"] else everywhere
+        nodes = _nodes(one["mems"]) or everywhere
         found.append((_event(one, one["outcome"], f"{one['name']}: {why(one['reasons'])}"), nodes))
     for one in report["moves"]:
         words = f"{one['name']} from {one['before']} to {one['after']} for {one['for']}"
@@ -123,9 +124,9 @@ def events_of(report: View) -> list[tuple[Event, NodeSet]]:
         what = "moved" if one["done"] else "not moved"
         words += f"; {one['obstacle']}" if one["obstacle"] else ""
         found.append((_event(one, what, words), NodeSet([one["fromNode"], one["toNode"]])))
-    found += [
-        (_event(one, "evicted", f"{one['name']}: {one['text']}"), everywhere) for one in report["evictions"]
-    ]
+    for one in report["evictions"]:
+        words = f"{one['name']}: {one['text']}"
+        found.append((_event(one, "evicted", words), _nodes(one["mems"]) or everywhere))
     return sorted(found, key=lambda pair: pair[0].at)
 
 
@@ -145,7 +146,7 @@ def _event(one: View, what: str, words: str) -> Event:
     return Event(one["at"], datetime.fromisoformat(one["at"]).timestamp(), what, words)
 
 
-def _nodes(*texts: str) -> NodeSet:
+def _nodes(*texts: str | None) -> NodeSet:
     return NodeSet(number for text in texts if text for number in NodeSet.parse(text))
 
 

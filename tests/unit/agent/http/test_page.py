@@ -126,17 +126,19 @@ def test_what_happened_on_a_node_is_what_concerns_it() -> None:
                 "obstacle": "full",
             }
         ],
-        "evictions": [{"at": at, "name": "a/b/e", "text": "evicted"}],
+        "evictions": [
+            {"at": at, "name": "a/b/e", "text": "evicted", "mems": mems} for mems in ("3", "0-1", None)
+        ],
     }
     found = events_of(report)
     on = {node: [event.what for event, nodes in found if node in nodes] for node in (0, 1, 3)}
     anywhere = ["placed", "refused", "evicted"]
-    assert on[1] == ["placed", *anywhere]
-    assert sorted(on[0]) == sorted([*anywhere, "moved", "not moved"])
-    assert sorted(on[3]) == sorted([*anywhere, "moved"])
+    assert on[1] == ["placed", "placed", "refused", "evicted", "evicted"]
+    assert sorted(on[0]) == sorted([*anywhere, "evicted", "moved", "not moved"])
+    assert sorted(on[3]) == sorted([*anywhere, "evicted", "moved"])
     now_s = found[0][0].at_s + SINCE_S / 2
     drawn = happened([event for event, _ in found], None, now_s, 340.0)
     middle = [float(x) + 3 for x in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="6"', drawn)]
-    assert len(middle) == 6
+    assert len(middle) == 8
     assert all(abs(x - (70 + (340 - 74) / 2)) < 1 for x in middle)
     assert happened([], 1, now_s, 340.0).endswith('<p class="none">Nothing.</p>')
