@@ -294,7 +294,7 @@ def test_isolated_cpus(tmp_path):
 def test_an_online_cpu_without_a_directory_cannot_be(tmp_path):
     tree = SysfsTree(SMALL)
     tree.remove(f"{SYSTEM}/cpu/cpu6/")
-    with pytest.raises(HostError, match="no directory for the online CPUs 6"):
+    with pytest.raises(HostError, match="no directory for CPU 6, online"):
         read_machine(tree.write(tmp_path))
 
 

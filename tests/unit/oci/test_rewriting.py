@@ -140,7 +140,7 @@ async def test_the_wrapper_beside_nri_adds_what_nri_has_no_field_for(tmp_path: P
     [
         ("precreate", b"{", "cannot be read"),
         ("precreate", json.dumps(spec("relative/path")).encode(), "linux.cgroupsPath: found 'relative/path'"),
-        ("create", b"/bundle", "request: has 1 parts"),
+        ("create", b"/bundle", "request: has 1 part,"),
         ("create", b"/\xff\0x\0\0", "is not UTF-8"),
         ("create", create_body(Path("/nowhere")), "/nowhere: "),
         ("create", create_body(Path("/nowhere"), "../x"), "container id"),

@@ -89,7 +89,7 @@ def test_a_policy_is_cut_to_the_placement(wish: MemoryPolicyWish, setting: Memor
             "unsupported",
             "from 6.9 on",
         ),
-        (ABLE, MemoryPolicyWish(MemoryPolicyMode.BIND, NodeSet([3])), "elsewhere", "none of nodes 3"),
+        (ABLE, MemoryPolicyWish(MemoryPolicyMode.BIND, NodeSet([3])), "elsewhere", "not on node 3"),
     ],
 )
 def test_what_cannot_be_set_degrades_with_a_reason(

@@ -176,7 +176,7 @@ def test_engines_side_by_side(files: tuple[Path, Path], capsys: Capture) -> None
     heading, *results = table.splitlines()
     assert heading.split() == ["kubelet,", "single-numa-node"]
     assert [line.split()[-1] for line in results] == [
-        "3", "1", "0", "0", "19Gi", "1.00", "0", "20.90Gi", "14.95Gi", "0.00",
+        "3", "1", "0", "0", "19.00Gi", "1.00", "0", "20.90Gi", "14.95Gi", "0.00",
     ]  # fmt: skip
     rows = [line.split(maxsplit=3) for line in steps.splitlines()[1:]]
     assert [row[:3] for row in rows] == [
