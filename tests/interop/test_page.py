@@ -245,6 +245,27 @@ async def test_no_text_of_a_picture_is_written_over_another(tmp_path: Path) -> N
                 assert await page.value(OUTSIDE) == [], (name, width)
 
 
+async def try_a_pod(page: Page) -> None:
+    filled = "document.querySelector('#sizes [name={}]').value = '{}'"
+    for name, text in (("memory", "10Mi"), ("cpus", "1"), ("annotations", "required-nodes=1")):
+        await page.value(filled.format(name, text))
+    await page.value("document.getElementById('sizes').requestSubmit()")
+    await page.wait_for("document.querySelector('#tried h3') !== null")
+    assert "node 1" in (await texts(page, "#tried p"))[0]
+    await page.value(filled.format("hugepages", "2Mi"))
+    await page.value("document.getElementById('sizes').requestSubmit()")
+    await page.wait_for("document.querySelector('#tried .refused') !== null")
+    assert "hugepages" in (await texts(page, "#tried .refused"))[0]
+
+
+async def see_what_happened(page: Page) -> None:
+    """The eviction is one of node 0."""
+    for node, evicted in ((0, 1), (1, 0)):
+        await page.value(PRESSED.format(f"[data-node='{node}']"))
+        await page.wait_for(f"document.querySelector('#happened small').textContent.includes('node {node}')")
+        assert await page.value("document.querySelectorAll('#happened td.evicted').length") == evicted
+
+
 async def test_containers_are_found_explained_and_tried_and_what_happened_is_seen(tmp_path: Path) -> None:
     """Beside a daemon's controller with a real store, over the agent socket."""
     owner, mirror = pod("g", QosClass.GUARANTEED), Mirror()
@@ -266,30 +287,13 @@ async def test_containers_are_found_explained_and_tried_and_what_happened_is_see
                     await page.wait_for("document.querySelectorAll('#containers td.name').length === 2")
                     await page.wait_for("document.querySelectorAll('#happened rect[class]').length > 3")
                     shown = "[...document.querySelectorAll('#containers tr:not(.head)')]"
-                    said = "document.querySelector('#happened small').textContent"
                     seen = f"{shown}.filter(row => row.offsetParent !== null).length"
                     await page.value(TYPED.format("words", "placed DB"))
                     assert await page.value(seen) == 1
                     await page.value(TYPED.format("words", ""))
                     assert await page.value(seen) == 2
-                    await page.value("document.querySelector('#sizes [name=memory]').value = '10Mi'")
-                    await page.value("document.querySelector('#sizes [name=cpus]').value = '1'")
-                    wished = "document.querySelector('#sizes [name={}]').value = '{}'"
-                    await page.value(wished.format("annotations", "required-nodes=1"))
-                    await page.value("document.getElementById('sizes').requestSubmit()")
-                    await page.wait_for("document.querySelector('#tried h3') !== null")
-                    assert "node 1" in (await texts(page, "#tried p"))[0]
-                    await page.value(wished.format("hugepages", "2Mi"))
-                    await page.value("document.getElementById('sizes').requestSubmit()")
-                    await page.wait_for("document.querySelector('#tried .refused') !== null")
-                    assert "hugepages" in (await texts(page, "#tried .refused"))[0]
-                    evicted = "document.querySelectorAll('#happened td.evicted').length"
-                    await page.value(PRESSED.format("[data-node='0']"))
-                    await page.wait_for(f"{said}.includes('node 0')")
-                    assert await page.value(evicted) == 1
-                    await page.value(PRESSED.format("[data-node='1']"))
-                    await page.wait_for(f"{said}.includes('node 1')")
-                    assert await page.value(evicted) == 0
+                    await try_a_pod(page)
+                    await see_what_happened(page)
                     assert await page.value(OVERLAPS) == []
                     letters = "document.querySelector('#happened text').getBoundingClientRect().height"
                     assert 9 < await page.value(letters) < 20

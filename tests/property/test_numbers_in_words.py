@@ -218,6 +218,7 @@ def text_of(part: ast.expr) -> str:
 def numbers_before_plurals(literal: ast.JoinedStr) -> Iterator[tuple[str, str]]:
     for number, words in pairs(literal, fields_first=True):
         known = number.startswith(("counted(", "format_bytes(")) or number.isupper()
+        known = known or re.search(r"name|text|verb", number) is not None
         known = known or number in NEVER_ONE | NO_NUMBERS or ABOVE_A_LIMIT.search(number) is not None
         if BEFORE_A_PLURAL.match(words) and not known:
             yield number, words

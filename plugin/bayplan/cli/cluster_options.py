@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.errors import ConfigError, Problem
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 
 KIND: Final = "ClusterSimulation"
 
@@ -163,7 +163,8 @@ def cluster_blocks(view: dict[str, Any]) -> list[Block]:
         for run in view["runs"]
     )
     nodes, trace = sum(kind["nodes"] for kind in view["cluster"]), view["trace"]
-    return [f"{nodes} nodes; trace of {trace['pods']} pods, digest {trace['digest']}.", Table(_COLUMNS, rows)]
+    pods = f"trace of {counted(trace['pods'], 'pod')}, digest {trace['digest']}"
+    return [f"{counted(nodes, 'node')}; {pods}.", Table(_COLUMNS, rows)]
 
 
 class _Progress:

@@ -186,7 +186,7 @@ def _wrong_pools(settings: Settings, machine: Machine) -> Iterator[Problem]:
             fitting += pool.maximum
     if fitting > len(has):
         expected = f"at most {len(has)}: so many CPUs of this machine are neither reserved nor isolated"
-        yield Problem("cpuPools", f"{fitting} CPUs together", expected)
+        yield Problem("cpuPools", f"{counted(fitting, 'CPU')} together", expected)
 
 
 def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:

@@ -23,7 +23,7 @@ from msgspec import Struct
 from bayplan.errors import HostError
 from bayplan.host.changed_files import ChangedFiles, Value
 from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, read_text
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, cpus_text
 
 RECORD: Final = "cpu_partitions.json"
 """In the state directory."""
@@ -124,7 +124,7 @@ class CpuPartitions:
             state = self._state(directory)
             if state != ISOLATED:
                 path = f"{directory}{_PARTITION}"
-                raise RefusedError(path, f"{ISOLATED} for CPUs {cpus} became {state!r}", errno.EINVAL)
+                raise RefusedError(path, f"{ISOLATED} for {cpus_text(cpus)} became {state!r}", errno.EINVAL)
         except HostError:
             self.give_back(directory)
             raise

@@ -263,11 +263,11 @@ def relocation(one: Relocation) -> str:
     """Another container that would have to go elsewhere."""
     cpus = ""
     if one.cpus_before != one.cpus_after:
-        cpus = f"{one.cpus_before} to {one.cpus_after}"
+        cpus = f"{cpus_text(one.cpus_before)} to {one.cpus_after}"
     if one.before == one.after:
-        return f"{one.name} moves on {nodes_text(one.before)} from CPUs {cpus}"
+        return f"{one.name} moves on {nodes_text(one.before)} from {cpus}"
     text = f"{one.name} moves from {nodes_text(one.before)} to {nodes_text(one.after)}"
-    return f"{text} (CPUs {cpus})" if cpus else text
+    return f"{text} ({cpus})" if cpus else text
 
 
 def relocation_plan(plan: RelocationPlan, rate_bytes: int, outcome: Outcome) -> str:

@@ -37,6 +37,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import with_owners
 from bayplan.model.policy import PlacementPolicy
+from bayplan.quantity import counted
 from bayplan.sets import NodeSet
 from bayplan.simulate.comparison import settings_for
 from bayplan.simulate.kubelet_rehearsal import rehearsal_of_pods
@@ -133,7 +134,7 @@ def read_cluster(path: Path) -> list[NodeKind]:
             Problem("nodes", repr(name), "a name that no other kind has") for name in repeated
         ]
         if (count := sum(kind.count for kind in kinds)) > MAX_NODES:
-            raise invalid("nodes", f"{count} nodes", f"at most {MAX_NODES}")
+            raise invalid("nodes", counted(count, "node"), f"at most {MAX_NODES}")
     if collector.problems:
         raise ConfigError(str(path), tuple(collector.problems))
     return kinds

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bayplan.drawing.style import STYLE
 from bayplan.drawing.svg import box, element, fitting, plain, text
-from bayplan.quantity import format_bytes
+from bayplan.quantity import counted, format_bytes
 
 View = dict[str, Any]
 
@@ -49,7 +49,7 @@ def run_name(run: View) -> str:
 
 def results_page(runs: Sequence[View]) -> str:
     """The page. Runs of different clusters or traces are in sections of their own."""
-    sections: dict[tuple[object, ...], list[View]] = {}
+    sections: dict[tuple[Any, ...], list[View]] = {}
     for run in runs:
         sections.setdefault((run["nodes"], run["pods"], run["trace"], run["load"], run["seed"]), []).append(
             run
@@ -65,7 +65,7 @@ def results_page(runs: Sequence[View]) -> str:
     )
 
 
-def _section(key: tuple[object, ...], runs: Sequence[View]) -> str:
+def _section(key: tuple[Any, ...], runs: Sequence[View]) -> str:
     nodes, pods, trace, load, seed = key
     share = "as it is" if load is None else f"cut to {load} of the cluster"
     headings = "".join(element("th", plain(name)) for name in ("", *(name for name, _, _ in MEASURES)))
@@ -82,7 +82,7 @@ def _section(key: tuple[object, ...], runs: Sequence[View]) -> str:
         for name, value, show in MEASURES
     )
     return (
-        element("h2", plain(f"{nodes} nodes, {pods} pods"))
+        element("h2", plain(f"{counted(nodes, 'node')}, {counted(pods, 'pod')}"))
         + element("p", plain(f"Trace {trace}, {share}; seed {seed}; bayplan {runs[0]['version']}."))
         + element("div", element("table", element("tr", headings) + rows))
         + pictures

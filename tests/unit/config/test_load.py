@@ -350,9 +350,7 @@ def test_what_was_found_is_shown_in_part_where_it_is_long(write: Write, key: str
 
 
 def test_a_flag_with_thousands_of_digits_is_shown_in_part() -> None:
-    with pytest.raises(
-        ConfigError, match=r"--reserved-memory\[0\].numaNode: found '9+\[and 4800 more"
-    ):
+    with pytest.raises(ConfigError, match=r"--reserved-memory\[0\].numaNode: found '9+\[and 4800 more"):
         load_settings((), {"reservedMemory": [f"{'9' * 5000}:memory=1Gi"]}, Path("/nowhere"))
 
 

@@ -61,7 +61,7 @@ from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes, open_mems
 from bayplan.model.policy import Defragment, PlacementStrategy, TopologyPolicy, TopologyScope
 from bayplan.model.sentences import relocation_plan, verb_after
-from bayplan.quantity import MILLI_PER_CPU
+from bayplan.quantity import MILLI_PER_CPU, counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 PLAN_ENDED: Final = "plan-ended"
@@ -479,9 +479,8 @@ class Confinement:
             text = relocation_plan(plan, self.policy.page_move_rate_bytes, decision.outcome)
             reason = Reason("fits-after-moves", text)
         elif budget.ended:
-            reason = Reason(
-                PLAN_ENDED, f"the search for moves that make room ended after {budget.spent} steps"
-            )
+            after = counted(budget.spent, "step")
+            reason = Reason(PLAN_ENDED, f"the search for moves that make room ended after {after}")
         else:
             return decision
         return replace(decision, reasons=(*decision.reasons, reason), plan=plan)

@@ -173,7 +173,8 @@ class _Pool:
             text = f"the pool {self._name} is to have {counted(wanted, 'CPU')} and has {len(cpus)}: {why}"
             return Reason(POOL_SHORT, f"{text}{runs}")
         if request.requested_milli and milli > MILLI_PER_CPU * len(cpus):
-            text = f"the containers in the pool {self._name} request {milli / MILLI_PER_CPU:g} CPUs together"
+            together = f"{milli / MILLI_PER_CPU:g} of CPU together"
+            text = f"the containers in the pool {self._name} request {together}"
             return Reason(POOL_FULL, f"{text}, and it may have {self._pool.maximum}")
         return None
 

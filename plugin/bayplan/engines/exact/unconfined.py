@@ -27,8 +27,8 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import open_mems
 from bayplan.model.policy import TopologyPolicy
-from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 from bayplan.model.sentences import verb_after
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 
 def place_unconfined(flows: ResourceFlows, ledger: Ledger, asking: Asking) -> Decision:
