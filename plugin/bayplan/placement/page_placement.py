@@ -16,6 +16,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.engines.device_hints import names_text
 from bayplan.engines.exact.flow import Loads
 from bayplan.model.decision import Move
 from bayplan.quantity import MIB, format_bytes
@@ -102,10 +103,10 @@ class Risk(Struct, frozen=True):
     def __str__(self) -> str:
         text = f"{nodes_text(self.nodes)}: {format_bytes(self.outstanding_bytes)} of what was promised to "
         text += (
-            f"{', '.join(self.owners)} is not used yet, and only {format_bytes(self.room_bytes)} can be had"
+            f"{names_text(self.owners)} is not used yet, and only {format_bytes(self.room_bytes)} can be had"
         )
         hold = "holds" if len(self.occupants) == 1 else "hold"
-        return f"{text}; {', '.join(self.occupants)} {hold} memory there" if self.occupants else text
+        return f"{text}; {names_text(self.occupants)} {hold} memory there" if self.occupants else text
 
 
 class Plan(Struct, frozen=True):

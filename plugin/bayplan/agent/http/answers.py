@@ -16,7 +16,7 @@ from bayplan.agent.http.fragments import page_width, table
 from bayplan.drawing.svg import plain
 from bayplan.drawing.timeline import Event, timeline
 from bayplan.errors import BayplanError
-from bayplan.quantity import counted, format_bytes
+from bayplan.quantity import counted, format_bytes, format_column
 from bayplan.sets import NodeSet
 from bayplan.views.attention import why
 
@@ -68,13 +68,11 @@ class Answers:
         except BayplanError as error:
             return _problem(error)
         pieces = [explained(one) for pod in view["pods"] for one in pod["containers"]]
+        nodes = view["nodesBefore"]
+        memory = format_column(node["largest"]["memoryBytes"] for node in nodes)
         largest = [
-            (
-                ("number", str(node["id"])),
-                ("number", format_bytes(node["largest"]["memoryBytes"])),
-                ("number", str(node["largest"]["cpus"])),
-            )
-            for node in view["nodesBefore"]
+            (("number", str(node["id"])), ("number", size), ("number", str(node["largest"]["cpus"])))
+            for node, size in zip(nodes, memory, strict=True)
         ]
         if largest:
             pieces.append("<h3>The largest that fits on one node now</h3>")

@@ -11,7 +11,7 @@ from bayplan.agent.http.exchange import PageRequest
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.machine_map import WIDTH
 from bayplan.drawing.svg import plain
-from bayplan.quantity import US_PER_S, format_bytes
+from bayplan.quantity import US_PER_S, format_bytes, format_column
 from bayplan.views import attention as words
 from bayplan.views.decision_view import decision_view
 from bayplan.views.status import timestamp
@@ -105,21 +105,27 @@ def containers(status: View, nodes: Sequence[View]) -> str:
     for node in nodes:
         for one in node["containers"]:
             held[one["id"]] += one["heldBytes"] or 0
-    rows = [_row(one, held[one["id"]]) for one in all_of_them[:MOST_ROWS]]
+    shown = all_of_them[:MOST_ROWS]
+    promised = format_column(map(_promised_bytes, shown))
+    holds = format_column(held[one["id"]] or None for one in shown)
+    rows = [_row(*one) for one in zip(shown, promised, holds, strict=True)]
     names = ("container", "class", "outcome", "nodes", "CPUs", "promised", "holds", "why")
     return head + table(names, rows) + _more(all_of_them)
 
 
-def _row(one: View, held_bytes: int) -> tuple[tuple[str, str], ...]:
-    promised_bytes = sum(row.get(_MEMORY, 0) for row in one["bookedBytes"].values())
+def _promised_bytes(one: View) -> int | None:
+    return sum(row.get(_MEMORY, 0) for row in one["bookedBytes"].values()) or None
+
+
+def _row(one: View, promised: str, holds: str) -> tuple[tuple[str, str], ...]:
     return (
         ("name", one["name"]),
         ("", one["qosClass"]),
         (one["outcome"], one["outcome"]),
         ("number", words.nodes_text(one)),
         ("number", words.cpus_text(one)),
-        ("number", format_bytes(promised_bytes) if promised_bytes else "-"),
-        ("number", format_bytes(held_bytes) if held_bytes else "-"),
+        ("number", promised),
+        ("number", holds),
         ("why", words.why(one["reasons"])),
     )
 
