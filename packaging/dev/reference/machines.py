@@ -35,9 +35,11 @@ ORDER: Final = (
     "gh200",
     "gb200",
     "grace",
+    "gb10",
     "ampere",
     "power10",
     "hybrid",
+    "threadripper",
     "pi5",
 )
 _WIDTH: Final = 900.0
