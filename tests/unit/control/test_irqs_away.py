@@ -96,3 +96,16 @@ async def test_what_stays_is_told(tmp_path: Path) -> None:
     (tmp_path / RECORD).rmdir()
     await node.away.update()
     assert (node.shown(), node.away.sentences()) == (["0-1,3-7", "0-1,3-7"], [])
+
+
+async def test_an_interrupt_that_the_kernel_does_not_move_is_told_with_its_cpus(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.place("quiet", [2, 3], away=True)
+    file = tmp_path / "proc/irq/9/smp_affinity_list"
+    file.unlink()
+    file.mkdir()  # It can neither be read nor written.
+    (file.parent / "effective_affinity_list").write_text("3\n")
+    await node.away.update()
+    (sentence,) = node.away.sentences()
+    assert ("9" in sentence, "CPU 3" in sentence) == (True, True)
+    assert [(one.irq, one.cpus) for one in node.away.staying] == [(9, CpuSet([3]))]

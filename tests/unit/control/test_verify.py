@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation, Expected, expectations
 from bayplan.control.verify import Verifier
+from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.model.decision import Claim, Decision, Outcome, Placement
 from bayplan.model.ledger import Entry, Ledger
@@ -518,3 +519,35 @@ async def test_more_files_than_may_be_open_are_compared_each_time(hierarchy: Hie
     verifier = verifying(hierarchy, expected, lambda: grounds)
     for _ in range(3):
         assert await expected.compared(verifier)
+
+
+async def test_a_partition_that_somebody_ended_is_drift_and_made_again(
+    hierarchy: Hierarchy, tmp_path: Path
+) -> None:
+    directory = tmp_path / "kubepods" / "c1"
+    (tmp_path / "kubepods/cpuset.cpus.exclusive").write_text("\n")
+    for name, text in (("cpus.exclusive", ""), ("cpus.partition", "member"), ("cpus.effective", "2")):
+        (directory / f"cpuset.{name}").write_text(f"{text}\n")
+    wanted = [replace(expectation("c1", "2"), isolated=True)]
+    grounds = (object(),)
+    partitions = CpuPartitions.recorded(str(tmp_path), tmp_path, tmp_path)
+    own = {"c1": CpuSet([2])}
+    cpusets = Cpusets(hierarchy, lambda *_: wanted, here, partitions=partitions, isolated=lambda: own)
+    verifier = Verifier(hierarchy, cpusets, lambda *_: wanted, here, grounds=lambda: grounds, most_files=99)
+    state = directory / "cpuset.cpus.partition"
+    assert await verifier.verify(at_once=True) == ()
+    assert state.read_text().strip() == "isolated"
+    assert await verifier.verify(at_once=False) == ()
+    # What is watched is looked at again once it shows something else.
+    state.write_text("isolated invalid (Parent is not a partition root)\n")
+    assert await verifier.verify(at_once=False) == ()
+    (drift,) = await verifier.verify(at_once=False)
+    assert set(drift.differences) == {"partition"}
+    assert state.read_text().strip() == "isolated"
+    # What is refused is told with the file.
+    (directory / "cpuset.cpus.exclusive").unlink()
+    state.write_text("member\n")
+    for _ in "ab":
+        await verifier.verify(at_once=False)
+    (unrepaired,) = verifier.unrepaired.values()
+    assert "cpuset.cpus.exclusive" in unrepaired.problem
