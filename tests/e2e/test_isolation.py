@@ -1,9 +1,13 @@
 """Isolated partitions and interrupts in a real kernel: made before the first instruction, kept through
 changes of siblings and kills, given back."""
 
+import os
+
 import pytest
 from testbed.channel import LIMIT_S
+from testbed.containerd import Handler
 from testbed.crictl import Running
+from testbed.forms import WRAPPER
 from testbed.kernel import parse_ids
 from testbed.node import Node
 from testbed.pods import Pod, best_effort, guaranteed
@@ -18,6 +22,7 @@ CPUSET_FILES = ("cpuset.cpus.exclusive", "cpuset.cpus.partition")
 SHOWN = {**dict.fromkeys(CPUSET_FILES, ""), "cpuset.cpus.partition": "member"}
 """What they show where nobody has set them."""
 ALL = frozenset(range(4))
+EXECS = int(os.environ.get("EXECS", "20"))
 
 
 def quiet(name: str, cpus: int = 1) -> Pod:
@@ -149,3 +154,27 @@ def test_cpus_are_isolated_for_as_long_as_a_container_has_them(node: Node) -> No
 @on_systemd(TWO_NODES, "2.4")
 def test_cpus_are_isolated_beside_systemd(node: Node) -> None:
     follows(node)
+
+
+@pytest.mark.matrix
+@on_systemd(TWO_NODES, "2.4")
+def test_processes_that_enter_a_container_of_crun_begin_beside_its_own_cpus(node: Node) -> None:
+    """NRI decides, and the wrapper adds what it has no field for."""
+    node.forms.install()
+    node.forms.wrap("crun")
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    since = node.bayplan.log_position()
+    node.containerd.end()
+    node.containerd.start(handlers=[Handler("wrapped", binary=WRAPPER)])
+    node.bayplan.await_synchronized(since=since)
+    asked = {"bayplan.dev/cpus": "exclusive=1", "bayplan.dev/exec-cpus": "shared"}
+    running = node.launch(guaranteed("app", 1.5, "100Mi", annotations=asked), handler="wrapped")
+    allowed = node.view(running).cpus_allowed
+    own = allowed - parse_ids(node.bayplan.status()["sharedCpus"])
+    assert len(own) == 1
+    await_(node, f"[ -e /run/bayplan/oci.sock.execs/{running.container_id} ]")
+    for _ in range(EXECS):
+        words = ("/bin/busybox", "grep", "Cpus_allowed_list", "/proc/self/status")
+        begins = parse_ids(node.crictl.execute(running.container_id, *words).stdout.split()[1])
+        assert begins == allowed - own
