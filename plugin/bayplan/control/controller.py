@@ -127,6 +127,7 @@ class Controller:
         self._cpusets = cpusets
         self._verify_soon = verify_soon
         self._has_process = has_process
+        self._has_partitions = cgroup_v2
         self._doubtful: dict[str, tuple[Report, Pod, Container]] = {}
         """What was missed of containers that had ended as far as is known, by id."""
         self._devices = devices
@@ -228,14 +229,22 @@ class Controller:
             else [known.containers[key] for key in container_ids if key in known.containers]
         )
         withheld, starting = basis.policy.withheld_cpus, self.placements.lives.starting
-        return expectations(basis.machine, withheld, basis.ledger, known.pods, containers, starting)
+        return expectations(
+            basis.machine,
+            withheld,
+            basis.ledger,
+            known.pods,
+            containers,
+            starting,
+            partitions=self._has_partitions,
+        )
 
     def isolated_cpus(self) -> dict[str, CpuSet]:
         """The CPUs that are to be partitions, by container. Any thread."""
         machine, ledger = self.basis.machine, self.basis.ledger
         return {
             key: cpus
-            for key in ledger.followed_ids
+            for key in (ledger.followed_ids if self._has_partitions else ())
             if (cpus := isolated_cpus(ledger.entries[key].decision) & machine.online_cpus)
         }
 

@@ -131,12 +131,14 @@ def expectations(
     pods: Mapping[str, Pod],
     containers: Iterable[Container],
     starting: Collection[str] = (),
+    *,
+    partitions: bool = True,
 ) -> list[Expectation]:
     """What the kernel should show for *containers*, as far as the ledger has something to say; where somebody
     else chose the CPUs, that is to be looked at, and nothing of it checked. *withheld* are
     the CPUs on which no container runs. Of CPUs and nodes that are gone the kernel shows nothing. Who lost
     all its exclusive CPUs runs on the shared ones; the kernel would let it run on those of others. *starting*
-    are the ids of those that do not run yet."""
+    are the ids of those that do not run yet. *partitions*: the host has them."""
     shared = ledger.shared_cpus(machine, withheld)
     wanted = []
     for container in containers:
@@ -151,7 +153,8 @@ def expectations(
         if chosen or cpus is not None or mems is not None or entry.origin is not None or entry.oom_group:
             name, parent = decision.request.name, pod.cgroup_parent
             soon = container.id in starting
-            isolated = cpus is not None and cpus == isolated_cpus(decision) & machine.online_cpus
+            own = isolated_cpus(decision) if partitions else CpuSet()
+            isolated = cpus is not None and cpus == own & machine.online_cpus
             one = Expectation(
                 container, parent, name, cpus, mems, entry.origin, entry.oom_group, soon, isolated
             )

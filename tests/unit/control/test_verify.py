@@ -551,3 +551,19 @@ async def test_a_partition_that_somebody_ended_is_drift_and_made_again(
         await verifier.verify(at_once=False)
     (unrepaired,) = verifier.unrepaired.values()
     assert "cpuset.cpus.exclusive" in unrepaired.problem
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+@pytest.mark.parametrize("partitions", [False, True], ids=["v1", "v2"])
+def test_a_partition_is_expected_of_who_asks_for_it_where_there_are_some(
+    *, beside: bool, partitions: bool
+) -> None:
+    owner = pod("g")
+    one = container("c1", owner)
+    request = replace(derive_request(owner, one, machine(2)), partition=True)
+    others = CpuSet([4, 5]) if beside else CpuSet()
+    placement = Placement(NodeSet([0]), CpuSet([1, 2]), beside_cpus=others)
+    ledger = Ledger().with_entry(Entry(Decision(request, Outcome.PLACED, placement)))
+    pods = {owner.id: owner}
+    (found,) = expectations(machine(2), CpuSet(), ledger, pods, [one], partitions=partitions)
+    assert found.isolated == (partitions and not beside)
