@@ -134,7 +134,8 @@ def test_what_a_choice_costs_is_known_without_it(puzzle: Puzzle) -> None:
     found = fit(layout, plain.available, plain.count, plain.rules)
     assert (found.broken, found.split) == (broken, split)
     assert found.caches <= len(caches)
-    assert found.begun <= found.caches
+    assert found.opened <= 1
+    assert found.opened <= found.caches
 
 
 @given(puzzles(), st.integers(0, 40))

@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.exact.question import BEGUN_CACHES, CPUS_LEFT
+from bayplan.engines.exact.question import OPENED_CACHES
 from bayplan.model.basis import Basis
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN, Decision, Placement, Request
 from bayplan.model.policy import PlacementStrategy
 from support.exact_oracle import Trial
 
 STEPS = 40
-OF_ONE_STRATEGY = {ROOM_TAKEN, SHARE_TAKEN, BEGUN_CACHES, CPUS_LEFT}
+OF_ONE_STRATEGY = {ROOM_TAKEN, SHARE_TAKEN, OPENED_CACHES, "L3 caches", "scarce resources"}
 
 
 class BothStrategies(ExactEngine):
@@ -73,14 +73,14 @@ def seen(decision: Decision) -> object:
 @given(st.integers(0, 2**32), st.integers(2, 8))
 def test_what_is_placed_under_one_is_placed_under_the_other_and_kept(seed: int, nodes: int) -> None:
     draw = random.Random(seed)
-    trial = Trial(draw, nodes, engine=BothStrategies(random.Random(seed)))
+    trial = Trial(draw, nodes, engine=BothStrategies(random.Random(seed)), whole_caches=False)
     for _ in range(STEPS):
         trial.step()
 
 
 def test_they_do_differ() -> None:
     engine = BothStrategies(random.Random(0))
-    trial = Trial(random.Random(0), 6, engine=engine)
+    trial = Trial(random.Random(0), 6, engine=engine, whole_caches=False)
     for _ in range(10 * STEPS):
         trial.step()
     assert engine.differing

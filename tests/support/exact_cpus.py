@@ -22,6 +22,16 @@ SAYING: Final = NO_CPUS | {"apart"}
 """Codes of the reasons which say that CPUs are not on the container's nodes, or that it has none."""
 
 
+def _not_filled(sizes: Collection[int], count: int) -> int:
+    """How many of caches of these *sizes* are not filled by *count* CPUs, of which each has some."""
+    left = count
+    for filled, size in enumerate(sorted(sizes)):
+        if size > left:
+            return len(sizes) - filled
+        left -= size
+    return 0
+
+
 class Cpus:
     """The CPUs of *machine*, the lowest of which is reserved."""
 
@@ -50,11 +60,13 @@ class Cpus:
         taken = {self._reserved, *_taken(ledger)}
         return [cpu for cpu, node in self._node_of.items() if mask >> node & 1 and cpu not in taken]
 
-    def fit(self, mask: int, count: int, ledger: Ledger) -> tuple[int, int, int]:
+    def fit(self, mask: int, count: int, ledger: Ledger) -> tuple[int, int, int, int]:
         """How many whole cores *count* CPUs near the nodes of *mask* break at least, of these choices how
-        many cores they split, and of those at how many caches they are; all 0 where no core has threads."""
+        many cores they split, and of those at how many caches they are, and how many of these caches were
+        all free and are not any more, without being filled; that comes before the number of caches. All 0
+        where no core has threads."""
         if max(self._machine.core_sizes.values()) == 1 or not count:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         free = set(self.near(self._all_nodes, ledger))
         here = [self._machine.cpu_by_id[cpu] for cpu in self.near(mask, ledger)]
         # By the caches in use and the number of CPUs: broken and split cores.
@@ -68,8 +80,23 @@ class Cpus:
                     part = more < len(members)
                     state, cost = (caches | {cache}, taken + more), (broken + (part and whole), split + part)
                     best[state] = min(cost, best.get(state, cost))
-        fitting = [(*cost, len(caches)) for (caches, taken), cost in best.items() if taken == count]
-        return min(fitting, default=(count, count, count))
+        fitting = [(*cost, len(caches), caches) for (caches, taken), cost in best.items() if taken == count]
+        least = min([one[:3] for one in fitting], default=(count, count, count))
+        in_cache = {
+            cache: {cpu.id for cpu in self._machine.cpus if cpu.online and cpu.l3_cache_id == cache}
+            for cache in {cpu.l3_cache_id for cpu in here}
+        }
+        near = {cpu.id for cpu in here}
+        idle = {cache for cache, cpus in in_cache.items() if cpus <= near & free}
+        opened = min(
+            [
+                _not_filled([len(in_cache[one]) for one in caches & idle], count)
+                for *cost, caches in fitting
+                if tuple(cost) == least
+            ],
+            default=0,
+        )
+        return *least[:2], opened, least[2]
 
     def count_on(self, nodes: Collection[int]) -> int:
         """How many CPUs *nodes* can give on an empty machine."""

@@ -45,7 +45,7 @@ class Trial:
     """A random machine under a policy (a random one if none is given), and what happened on it so far. The
     witness is looked at after every *witness_every* operations; one request of *pages_one_in* is for huge
     pages; *every_criterion*: the engine looks at every set of nodes; with *whole_pods* some pods have
-    resources as a whole."""
+    resources as a whole; *whole_caches*: the strategy is `pack`, for which opened caches count."""
 
     random: random.Random
     most_nodes: int = 10
@@ -55,6 +55,7 @@ class Trial:
     pages_one_in: int = USUAL_PAGES
     every_criterion: bool = True
     whole_pods: bool = True
+    whole_caches: bool = True
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -446,6 +447,8 @@ class Trial:
         without_cpus = sum(1 for node in nodes if not self.machine.node_by_id[node].cpus)
         elsewhere = sum(1 for hint in request.hints if not hint.nodes.mask & mask)
         fit = self.cpus.fit(mask, cpus, self.ledger)
+        if not self.whole_caches:
+            return *rank, without_cpus, elsewhere, *fit[:2]
         return *rank, without_cpus, elsewhere, *fit, self._scarce(request, nodes)
 
     def _scarce(self, request: Request, nodes: NodeSet) -> int:

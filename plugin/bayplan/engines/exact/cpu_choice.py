@@ -77,14 +77,13 @@ class Choice(Struct, frozen=True):
 
 class Fit(Struct, frozen=True):
     """What a choice costs at best: the whole cores that it breaks, the cores that it splits, and at how many
-    L3 caches it has CPUs at least. ``begun``: how many of these caches have nobody's CPUs yet at best, and
-    ``left``: how many CPUs more could be taken at all of them."""
+    L3 caches it has CPUs at least. ``opened``: how many of these caches have nobody's CPUs yet, and will have
+    some that are free."""
 
     broken: int
     split: int
     caches: int
-    begun: int = 0
-    left: int = 0
+    opened: int = 0
 
 
 class _Group(Struct, frozen=True):
@@ -365,10 +364,8 @@ def _fit(layout: CpuLayout, wanted: Wanted) -> Fit:
         others = used[len(used) - caches + begun :]
         if largest + sum(others) < wanted.count:
             continue
-        left = largest + sum(others) - wanted.count
-        if caches == 1 and others:
-            left = next(room for room in used if room >= wanted.count) - wanted.count
-        return Fit(broken, split, caches, begun, left)
+        filled = min(begun, wanted.count // idle[-1]) if begun else 0
+        return Fit(broken, split, caches, begun - filled)
     return Fit(broken, split, caches)
 
 

@@ -284,8 +284,7 @@ def _share(one: TakenOf, nodes: int) -> int:
 
 # ---- The criteria, in their order; smaller is better -------------------------------------------------
 
-BEGUN_CACHES: Final = "begun caches"
-CPUS_LEFT: Final = "CPUs left"
+OPENED_CACHES: Final = "opened caches"
 """What decides last with the strategy `pack` only."""
 
 _PLACE: Final = (
@@ -299,8 +298,11 @@ _PLACE: Final = (
 _CPUS: Final = (
     "broken cores",  # whole ones of which the container's CPUs are a part
     "split cores",  # those that it shares with others
-    "L3 caches",  # over how many its CPUs lie at least
 )
+# How many have nobody's CPUs yet, and will have some of the container's and some that are free. So whole
+# caches stay for those who need one.
+_WHOLE_CACHES: Final = (OPENED_CACHES,)
+_CACHES: Final = ("L3 caches",)  # over how many its CPUs lie at least
 # What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
 _SCARCE: Final = ("scarce resources",)
 # Bytes that are not promised to containers of single nodes: the less, the more stays in one piece elsewhere
@@ -309,15 +311,11 @@ _PACK: Final = (ROOM_TAKEN,)
 # How much is taken by others, in thousandths: of memory, of what is asked for beside it, or of CPUs that can
 # be exclusive, whichever is the most.
 _SPREAD: Final = (SHARE_TAKEN,)
-_WHOLE_CACHES: Final = (
-    BEGUN_CACHES,  # how many have nobody's CPUs yet, and will have some of the container's
-    CPUS_LEFT,  # how many CPUs more could be taken at the caches that its CPUs lie at
-)
 _ALL: Final[Mapping[tuple[bool, bool], Sequence[str]]] = {
     (False, False): (*_PLACE, *_SCARCE, *_PACK),
     (False, True): (*_PLACE, *_SCARCE, *_SPREAD),
-    (True, False): (*_PLACE, *_CPUS, *_SCARCE, *_PACK, *_WHOLE_CACHES),
-    (True, True): (*_PLACE, *_CPUS, *_SCARCE, *_SPREAD),
+    (True, False): (*_PLACE, *_CPUS, *_WHOLE_CACHES, *_CACHES, *_SCARCE, *_PACK),
+    (True, True): (*_PLACE, *_CPUS, *_CACHES, *_SCARCE, *_SPREAD),
 }
 """By whether it matters which CPUs of a node are taken, and whether the strategy is `spread`; after these the
 lowest ids decide."""
@@ -408,15 +406,13 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
     crossed = counted.crossed(nodes) if width > 1 else 0
     found = [crossed, width, distance, remote, sum([not hint & nodes for hint in question.hints])]
     if fit is not None:
-        found += fit.broken, fit.split, fit.caches
+        found += (fit.broken, fit.split, *(() if question.shares is not None else (fit.opened,)), fit.caches)
     scarce = question.scarce
     found.append(sum([more for node, more in scarce.items() if node & nodes]))
     if question.shares is not None:
         found.append(question.shares.of_set(nodes))
         return tuple(found)
     found.append(_room_taken(counted.flows.largest_node_bytes, counted.memory, nodes))
-    if fit is not None:
-        found += fit.begun, fit.left
     return tuple(found)
 
 
