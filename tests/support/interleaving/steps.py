@@ -77,6 +77,7 @@ class DiskStore(Store):
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+        self.problem = None
 
     @property
     def times_emptied(self) -> int:  # type: ignore[override]  # of the disk, not of the daemon's run
