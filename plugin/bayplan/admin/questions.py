@@ -31,7 +31,7 @@ from bayplan.quantity import US_PER_S
 from bayplan.simulate.manifest import GeneratedNames, describes_pods, plan_manifest, sizes_manifest
 from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.views.decision_view import View, decision_view
-from bayplan.views.node_room import node_rooms
+from bayplan.views.node_room import l3_caches, node_rooms
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import cpu_holders, timestamp
 
@@ -318,6 +318,7 @@ def what_if_view(
         "pods": pods,
         "nodesBefore": node_rooms(snapshot.basis),
         "nodes": node_rooms(snapshot.basis.with_ledger(rehearsal.ledger)),
+        "l3Caches": l3_caches(snapshot.basis.with_ledger(rehearsal.ledger)),
     }
 
 

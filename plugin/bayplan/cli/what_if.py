@@ -98,7 +98,20 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         ]
     fitting = _largest(view["nodesBefore"], view["nodes"])
     remarks = [f"{remark}." for remark in view.get("remarks", ())]
-    return [*shown, "The largest Guaranteed container that fits on one node:", fitting, *remarks]
+    caches = _l3_caches(view.get("l3Caches"))
+    return [*shown, "The largest Guaranteed container that fits on one node:", fitting, *caches, *remarks]
+
+
+def _l3_caches(caches: dict[str, Any] | None) -> list[Block]:
+    """Which L3 caches are free as a whole then, or what would have to go so that one is."""
+    if not caches or not (caches["free"] or caches["nearest"]):
+        return []
+    if caches["free"]:
+        count = counted(len(caches["free"]), "whole L3 cache")
+        return [f"Then {count} would be nobody's: CPUs {' '.join(caches['free'])}."]
+    nearest = caches["nearest"]
+    names = ", ".join(nearest["containers"])
+    return [f"Then no whole L3 cache would be free; CPUs {nearest['cpus']} would be one without {names}."]
 
 
 def _pod_row(pod: dict[str, Any]) -> tuple[str, ...]:

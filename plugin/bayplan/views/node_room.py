@@ -5,13 +5,18 @@ For both engines by the promises alone: a claim on several nodes counts on a nod
 on the others. Pure.
 """
 
+from collections.abc import Iterator
+
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.model.basis import Basis
+from bayplan.model.basis import Basis, kept_by_pin
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Request
+from bayplan.model.ledger import holds_alone
 from bayplan.model.machine import MEMORY, union
+from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.quantity import MIB
+from bayplan.sets import CpuSet
 from bayplan.views.decision_view import View
 
 
@@ -33,6 +38,44 @@ def free_cpus_by_node(basis: Basis) -> dict[int, int]:
     candidates = basis.exclusive_candidates()
     room = max(0, basis.exclusive_room())
     return {node.id: min(room, len(node.cpus & candidates)) for node in machine.nodes}
+
+
+def l3_caches(basis: Basis) -> View:
+    """The L3 caches of which a container could have all CPUs to itself: which are ``free``, and of the others
+    the one that is the ``nearest`` to it: without the fewest containers, and of these with the fewest CPUs of
+    theirs. Those with reserved or isolated CPUs, or some that are offline, are none of them. Null where there
+    is none.
+
+    By what containers have to themselves alone: what the shared pool is to keep is another question.
+    """
+    caches: dict[int, CpuSet] = {}
+    for cpu in basis.machine.cpus:
+        if cpu.l3_cache_id is not None:
+            caches[cpu.l3_cache_id] = caches.get(cpu.l3_cache_id, CpuSet()) | CpuSet([cpu.id])
+    possible = [cpus for _, cpus in sorted(caches.items()) if cpus <= basis.allocatable.exclusive_cpus]
+    holders = dict(_holders(basis))
+    free, taken = list[CpuSet](), list[tuple[int, int, CpuSet, list[str]]]()
+    for cpus in possible:
+        there = {name: len(held & cpus) for name, held in holders.items() if not held.isdisjoint(cpus)}
+        if there:
+            taken.append((len(there), sum(there.values()), cpus, sorted(there)))
+        else:
+            free.append(cpus)
+    nearest = min(taken, key=lambda one: (one[0], one[1], min(one[2])), default=None)
+    return {
+        "free": [str(cpus) for cpus in free],
+        "nearest": nearest and {"cpus": str(nearest[2]), "containers": nearest[3]},
+    }
+
+
+def _holders(basis: Basis) -> Iterator[tuple[str, CpuSet]]:
+    """Who keeps CPUs from others: containers by their names, pods and resource claims that have none."""
+    ledger = basis.ledger
+    for entry in (*ledger.entries.values(), *filter(holds_alone, ledger.retained.values())):
+        request = entry.decision.request
+        pinned = kept_by_pin(request, basis.machine.online_cpus)
+        if held := held_cpus(entry.decision.placement) | entry.decision.placement.apart_cpus | pinned:
+            yield request.name, held
 
 
 def claimable_by_node(basis: Basis) -> dict[int, dict[str, int]]:

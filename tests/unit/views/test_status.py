@@ -6,15 +6,18 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan import __version__
+from bayplan.model.basis import Basis
 from bayplan.model.decision import CpuUse, CpuWish
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine, Node, Performance
-from bayplan.model.policy import CpuPool
+from bayplan.model.policy import CpuPool, PlacementPolicy
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.metrics.text import metrics_view
+from bayplan.views.node_room import l3_caches
 from bayplan.views.snapshot import MemoryReservation, Snapshot
 from bayplan.views.status import nodes_view, ping_view, status_view
+from support.layouts import Layout
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -299,3 +302,24 @@ def test_named_pools_and_their_members(snapshot: Snapshot) -> None:
     shown = {one["id"]: (one["cpus"], one["cpuPool"], one["cpusExclusive"]) for one in status["containers"]}
     assert shown["bbb"] == ("1,4", "db", False)
     assert {one["id"] for node in nodes["nodes"] for one in node["containers"]} >= {"bbb"}
+
+
+def test_which_caches_are_free_and_who_would_have_to_go(snapshot: Snapshot) -> None:
+    """Of four caches of two cores one has the reserved CPU, and the others are taken one after the other."""
+    hardware = Layout(caches=4, cores=2, threads=1).machine()
+    basis = Basis(hardware, PlacementPolicy(), Ledger())
+    assert l3_caches(basis)["free"] == ["2-3", "4-5", "6-7"]
+    entry = snapshot.ledger.entries["aaa"]
+
+    def held(name: str, *cpus: int) -> Entry:
+        request = replace(entry.decision.request, container_id=name, pod_id=name, name=f"ns/{name}/main")
+        placement = replace(entry.decision.placement, exclusive_cpus=CpuSet(cpus))
+        return replace(entry, decision=replace(entry.decision, request=request, placement=placement))
+
+    few = l3_caches(basis.with_ledger(Ledger.of([held("a", 2, 3), held("b", 4)])))
+    assert few == {"free": ["6-7"], "nearest": {"cpus": "4-5", "containers": ["ns/b/main"]}}
+    full = Ledger.of([held("a", 2, 3), held("b", 4), held("c", 5), held("d", 6, 7)])
+    assert l3_caches(basis.with_ledger(full)) == {
+        "free": [],
+        "nearest": {"cpus": "2-3", "containers": ["ns/a/main"]},
+    }
