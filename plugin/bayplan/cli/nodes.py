@@ -40,7 +40,12 @@ _CPU_COLUMNS: Final = (
 )
 _AS_A_MATRIX: Final = 8
 _DISTANCE_COLUMNS: Final = (_NODE, Column("DISTANCES TO NODES"))
-_CPU_KIND_COLUMNS: Final = (_NODE, Column("ISOLATED CPUS"), Column("KINDS OF CORES"))
+_CPU_KIND_COLUMNS: Final = (
+    _NODE,
+    Column("ISOLATED CPUS"),
+    Column("NOHZ_FULL", rank=1),
+    Column("KINDS OF CORES"),
+)
 _KIND_COLUMNS: Final = (
     _NODE,
     Column("TIER", number=True),
@@ -68,7 +73,7 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
     with_cpus = [node for node in nodes if node["cpus"]["all"]]
     shown.append(Table(_CPU_COLUMNS, tuple(_cpu_row(node) for node in with_cpus)))
     shown += _nothing(nodes)
-    if any(node["cpus"]["isolated"] or node["cpus"]["kinds"] for node in with_cpus):
+    if any(node["cpus"][key] for node in with_cpus for key in ("isolated", "kinds", "nohzFull")):
         shown.append(Table(_CPU_KIND_COLUMNS, tuple(_cpu_kind_row(node) for node in with_cpus)))
     if len(nodes) > 1:
         shown.append(_distances([node for node in nodes if _has_memory(node) or node["cpus"]["all"]]))
@@ -185,7 +190,7 @@ def _distances(nodes: list[dict[str, Any]]) -> Table:
 def _cpu_kind_row(node: dict[str, Any]) -> tuple[str, ...]:
     cpus = node["cpus"]
     kinds = ", ".join(f"{ids} {kind}" for kind, ids in cpus["kinds"].items())
-    return str(node["id"]), cpus["isolated"] or "-", kinds or "-"
+    return str(node["id"]), cpus["isolated"] or "-", cpus["nohzFull"] or "-", kinds or "-"
 
 
 def _apart(cpus: str, contested: str) -> tuple[str, str]:

@@ -109,7 +109,14 @@ def _read_once(tree: TopologyTree) -> Machine:
         )
     cpus = _cpus(tree, online_cpus, nodes)
     isolated = tree.optional(f"{tree.system}/cpu/isolated", CpuSet.parse, CpuSet()) & online_cpus
-    return Machine(nodes, cpus, _machine_memory_bytes(tree), isolated, (*remarks, *tree.remarks()))
+    nohz_full = tree.optional(f"{tree.system}/cpu/nohz_full", _cpus_or_null, CpuSet()) & online_cpus
+    memory_bytes, remarks = _machine_memory_bytes(tree), (*remarks, *tree.remarks())
+    return Machine(nodes, cpus, memory_bytes, isolated, remarks, nohz_full)
+
+
+def _cpus_or_null(text: str) -> CpuSet:
+    """A list of CPUs; the kernel writes ``(null)`` for a mask that it was not started with."""
+    return CpuSet() if text.strip() == "(null)" else CpuSet.parse(text)
 
 
 def _online_cpus(tree: TopologyTree) -> CpuSet:

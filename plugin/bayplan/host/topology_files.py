@@ -77,6 +77,7 @@ FILES: Final = (
     _orders(f"{SYSTEM}/cpu/possible", "2.6.26", _NOTHING),
     _orders(f"{SYSTEM}/cpu/present", "2.6.26", _NOTHING),
     _decides(f"{SYSTEM}/cpu/isolated", "4.2", "no CPU is isolated"),
+    _orders(f"{SYSTEM}/cpu/nohz_full", "4.2", "no CPU is without a tick"),
     _decides(f"{_CPU}/online", "2.6", "it is online"),
     _decides(f"{_CPU}/node[0-9]*", "2.6.33", "an offline CPU has no node"),
     _decides(f"{_CPU}/topology/core_cpus_list", "5.3", "thread_siblings_list"),

@@ -35,6 +35,8 @@ def files_of(machine: Machine) -> dict[str, str]:
     }
     if machine.isolated:
         files[f"{SYSTEM}/cpu/isolated"] = _ids(machine.isolated)
+    if machine.nohz_full:
+        files[f"{SYSTEM}/cpu/nohz_full"] = _ids(machine.nohz_full)
     for node in machine.nodes:
         files |= _node(machine, node) | _devices(node)
     files |= _owners(machine) | _tiers(machine)

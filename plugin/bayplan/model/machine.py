@@ -96,7 +96,8 @@ class Machine(Struct, frozen=True, dict=True):
     ``memory_bytes`` is the MemTotal of /proc/meminfo, which kubelet's formulas call the memory capacity.
     Where it is not given it is the sum over the nodes; memory hot-plugged into a virtual machine can be
     missing there. ``isolated`` are the online CPUs on which the kernel balances no load (isolcpus).
-    ``remarks`` say, each in a sentence, what of the kernel's description was odd and left out.
+    ``remarks`` say, each in a sentence, what of the kernel's description was odd and left out. ``nohz_full``
+    are the online CPUs whose timer tick stops while one thread alone runs there.
     """
 
     nodes: tuple[Node, ...]
@@ -104,6 +105,7 @@ class Machine(Struct, frozen=True, dict=True):
     memory_bytes: int = 0
     isolated: CpuSet = CpuSet()
     remarks: tuple[str, ...] = ()
+    nohz_full: CpuSet = CpuSet()
 
     def __post_init__(self) -> None:
         force_setattr(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.id)))

@@ -282,6 +282,7 @@ def _node(
             "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
             "reserved": str(node.cpus & Allocatable(machine, snapshot.policy).reserved_cpus),
             "isolated": str(node.cpus & machine.isolated),
+            "nohzFull": str(node.cpus & machine.nohz_full),
             "pools": {
                 name: str(node.cpus & cpus)
                 for name, cpus in ledger.cpus_of_pools.items()

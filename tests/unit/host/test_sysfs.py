@@ -291,6 +291,13 @@ def test_isolated_cpus(tmp_path):
     assert read_machine(tree.write(tmp_path)).isolated == CpuSet([2, 3])
 
 
+@pytest.mark.parametrize(("text", "found"), [("2-3,90\n", [2, 3]), ("(null)\n", []), ("\n", [])])
+def test_cpus_without_a_timer_tick(tmp_path, text, found):
+    tree = SysfsTree(SMALL)
+    tree.files[f"{SYSTEM}/cpu/nohz_full"] = text
+    assert read_machine(tree.write(tmp_path)).nohz_full == CpuSet(found)
+
+
 def test_an_online_cpu_without_a_directory_cannot_be(tmp_path):
     tree = SysfsTree(SMALL)
     tree.remove(f"{SYSTEM}/cpu/cpu6/")

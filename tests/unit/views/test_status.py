@@ -188,6 +188,7 @@ def test_nodes(snapshot: Snapshot) -> None:
         "shared": "0-1",
         "reserved": "0",
         "isolated": "",
+        "nohzFull": "",
         "kinds": {},
         "pools": {},
     }

@@ -42,6 +42,9 @@ CORE_KINDS_MIXED: Final = "core-kinds-mixed"
 ISOLATED_CPUS: Final = "isolated-cpus"
 """What the kernel does not do on the CPUs that it gets."""
 
+NOHZ_FULL: Final = "nohz-full"
+"""On which of its CPUs the timer tick stops."""
+
 _ISOLATED: Final = Reason(
     ISOLATED_CPUS,
     "its CPUs are isolated: the kernel balances no load on them, each thread stays where it starts "
@@ -202,6 +205,12 @@ class ExclusiveCpus:
         cpus = CpuSet.of_mask(choice.cpus | offline)
         if self._isolated:
             remarks.append(_ISOLATED)
+        if without_tick := cpus & self._basis.machine.nohz_full:
+            text = (
+                f"CPUs {without_tick} of its own have no timer tick while one thread alone runs there "
+                "(nohz_full)"
+            )
+            remarks.append(Reason(NOHZ_FULL, text))
         of_kinds = {kind: cpus & one for kind, one in self._basis.machine.cpus_by_kind.items() if cpus & one}
         if len(of_kinds) > 1:
             which = " and ".join(f"{one} {kind}" for kind, one in of_kinds.items())

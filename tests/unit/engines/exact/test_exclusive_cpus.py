@@ -10,6 +10,7 @@ from bayplan.engines.exact.exclusive_cpus import (
     CORE_KINDS_MIXED,
     ISOLATED_CPUS,
     NO_EXCLUSIVE_CPUS,
+    NOHZ_FULL,
     SMT_ALIGNMENT,
 )
 from bayplan.model.basis import Basis
@@ -301,3 +302,12 @@ def test_cpus_are_of_one_kind_until_none_has_enough() -> None:
     wide = arrivals(HYBRID, [20])[-1]
     assert len(wide.placement.exclusive_cpus) == 20
     assert CORE_KINDS_MIXED in codes(wide)
+
+
+def test_cpus_without_a_timer_tick_are_told() -> None:
+    machine = replace(Layout(cores=4, threads=1).machine(), nohz_full=CpuSet([2, 3]))
+    told, other = arrivals(machine, [2, 1])
+    assert told.placement.exclusive_cpus == CpuSet([1, 2])
+    assert NOHZ_FULL in codes(told)
+    assert NOHZ_FULL in codes(other)
+    assert NOHZ_FULL not in codes(arrivals(replace(machine, nohz_full=CpuSet([3])), [2])[0])
