@@ -38,6 +38,8 @@ _MEMPARSE: Final = re.compile(
     r"(?:0[xX]([0-9a-fA-F]{1,40})|(0[0-7]{0,40}|[1-9][0-9]{0,40}))([kKmMgGtTpPeE]?)"
 )
 _INT64_DIGITS: Final = 19
+_SHORT: Final = 10 * 1024
+"""9999Mi still reads well."""
 
 
 def parse_quantity(text: str) -> Decimal:
@@ -124,7 +126,7 @@ def format_bytes(amount_bytes: int) -> str:
     exact = rest
     while exact and exact % 1024 == 0 and unit < len(_BINARY_UNITS) - 1:
         exact, unit = exact // 1024, unit + 1
-    if exact < 10 * 1024 and (unit or exact < 1024):  # noqa: PLR2004 - 9999Mi still reads well
+    if exact < _SHORT and (unit or exact < 1024):  # noqa: PLR2004 - bytes are not written without a unit
         return f"{sign}{exact}{_BINARY_UNITS[unit]}"
     value, unit = float(rest), 0
     while value >= 1024 and unit < len(_BINARY_UNITS) - 1:  # noqa: PLR2004 - the step between binary units
@@ -133,19 +135,25 @@ def format_bytes(amount_bytes: int) -> str:
 
 
 def format_column(amounts_bytes: Iterable[int | None]) -> list[str]:
-    """Amounts as one column, all in the largest unit in which the largest is at least 1, so that they can be
-    compared at a glance: exact where all are, else with two decimals. What is not known is a dash.
+    """Amounts as one column, all in one unit, so that they can be compared at a glance: in the largest in
+    which all are exact, where that is short, else in the largest in which the largest is at least 1, with two
+    decimals. What is not known is a dash.
 
-    >>> format_column([8 << 30, 240 << 20, None, 0])
-    ['8.00Gi', '0.23Gi', '-', '0']
-    >>> format_column([8 << 30, 3 << 30]), format_column([1 << 40, 4096])
-    (['8Gi', '3Gi'], ['1.00Ti', '<0.01Ti'])
+    >>> format_column([8 << 30, 240 << 20, None, 0]), format_column([8 << 30, 3 << 30])
+    (['8192Mi', '240Mi', '-', '0'], ['8Gi', '3Gi'])
+    >>> format_column([240 << 30, 240 << 20]), format_column([1 << 40, 4096])
+    (['240.00Gi', '0.23Gi'], ['1.00Ti', '<0.01Ti'])
     """
     amounts = list(amounts_bytes)
     known = [amount for amount in amounts if amount is not None]
     largest = max(map(abs, known), default=0)
     unit = min((max(1, largest).bit_length() - 1) // 10, len(_BINARY_UNITS) - 1)
-    divisor, exact = 1 << 10 * unit, all(amount % (1 << 10 * unit) == 0 for amount in known)
+    below = max(0, unit - 1)
+    exact = all(amount % (1 << 10 * unit) == 0 for amount in known)
+    if not exact and largest < _SHORT << 10 * below:
+        exact = all(amount % (1 << 10 * below) == 0 for amount in known)
+        unit = below if exact else unit
+    divisor = 1 << 10 * unit
 
     def shown(amount: int | None) -> str:
         if not amount:
@@ -162,7 +170,7 @@ def amounts_column(rows: Iterable[Mapping[str, int]]) -> list[str]:
     """As `amounts`, the memory of all *rows* in one unit.
 
     >>> amounts_column([{"memory": 1 << 30}, {"memory": 512 << 20, "hugepages-2Mi": 4 << 20}, {}])
-    ['1.00Gi', '0.50Gi, 4Mi hugepages-2Mi', '-']
+    ['1024Mi', '512Mi, 4Mi hugepages-2Mi', '-']
     """
     listed = list(rows)
     memory = format_column(row.get("memory") or None for row in listed)

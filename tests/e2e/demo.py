@@ -4,6 +4,7 @@ python tests/e2e/demo.py [--containerd VERSION] [--shell]
 """
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from testbed.pods import MIB, Container, Pod, best_effort, burstable, guaranteed
 from testbed.topology import FOUR_NODES
 
 WIDTH = 150
+MEASURED_LIMIT_S = 60
 NEXT = """
 What to try next:
   make run ARGS=--shell              the same machine, then commands of yours in it
@@ -112,7 +114,8 @@ def boot(console: Console, version: str) -> Node:
             console.print(f"containerd 2.1 is not to be had ({str(error).splitlines()[0]}); using 1.7")
             version = "1.7"
             node = Node(FOUR_NODES, version)
-    node.bayplan.start()
+    # As for who installs it: what is held on the nodes is measured, too.
+    node.bayplan.start("--memory-pressure", "relieve")
     node.bayplan.await_synchronized()
     console.print(node.guest.run("/opt/bayplan/bin/baypland", "--version").stdout.strip())
     return node
@@ -126,12 +129,23 @@ def show(node: Node, console: Console) -> None:
         running.append(node.launch(one.pod))
         if "touch" in one.pod.containers[0].command:
             node.crictl.await_log(running[-1], "touched")
+    await_measured(node)
     console.print("\n[bold]$ bayplan nodes[/bold]")
     console.print(node.bayplan.command("nodes").stdout, markup=False)
     console.print("[bold]$ bayplan status[/bold]")
     console.print(node.bayplan.command("status").stdout, markup=False)
     console.print("[bold]What was decided, and what the kernel says[/bold]")
     console.print(comparison(node, shown, running))
+
+
+def await_measured(node: Node) -> None:
+    """Wait until all that containers hold was counted, so that nothing is shown as unknown."""
+    deadline = time.monotonic() + MEASURED_LIMIT_S
+    while time.monotonic() < deadline:
+        nodes = json.loads(node.bayplan.command("nodes", "--json").stdout)["nodes"]
+        if all(one["heldBytes"] is not None for each in nodes for one in each["containers"]):
+            return
+        time.sleep(1)
 
 
 def comparison(node: Node, shown: list[Shown], running: list[Running]) -> Table:

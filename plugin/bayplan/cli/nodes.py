@@ -291,11 +291,13 @@ def _containers(nodes: list[dict[str, Any]]) -> list[Block]:
     if not there and not without:
         return ["No container is bound to a node."]
     without -= {one["id"] for _, one in there}
+    # Nothing is, where memoryPressure is off.
+    measured = any(one["heldBytes"] is not None for _, one in there)
     columns = (
         _NODE,
         Column("CONTAINER", least=24),
         Column("PROMISED HERE"),
-        Column("USED HERE", number=True),
+        *((Column("USED HERE", number=True),) if measured else ()),
         Column("EXCLUSIVE CPUS HERE", rank=1),
         Column("DEVICES HERE", rank=2),
     )
@@ -306,7 +308,7 @@ def _containers(nodes: list[dict[str, Any]]) -> list[Block]:
             str(node["id"]),
             one["name"],
             promised_here,
-            used_here,
+            *((used_here,) if measured else ()),
             _own(*_apart(one["exclusiveCpus"], node["cpus"]["contested"])),
             ", ".join(one["devices"]) or "-",
         )

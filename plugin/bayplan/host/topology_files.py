@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from bayplan.errors import HostError
+from bayplan.errors import HostError, ParseError
 from bayplan.host.kernelfs import (
     garbage,
     parse_file,
@@ -134,11 +134,22 @@ def recorded_patterns(root: Path) -> tuple[str, ...]:
 
 
 def is_superseded(path: Path) -> bool:
-    """Whether *path* is a mask beside a list of the same, or an ``online`` of one CPU beside that of all."""
+    """Whether *path* is a mask beside a list that says the same, or an ``online`` of one CPU beside that of
+    all. A mask beside a list that cannot be is what the machine is read by."""
     if path.parent.name != "cpu" and path.match("cpu/cpu*/online"):
         return (path.parent.parent / "online").exists()
     names = _LISTS.get(path.name, ())
-    return any((path.parent / name).exists() for name in names)
+    return any(_says_the_same(path.parent / name, path) for name in names)
+
+
+def _says_the_same(named: Path, mask: Path) -> bool:
+    ids, bits = read_optional(str(named)), read_optional(str(mask))
+    if ids is None or bits is None:
+        return ids is not None
+    try:
+        return CpuSet.parse(ids.partition("\0")[0]) == CpuSet.parse_mask(bits.partition("\0")[0])
+    except ParseError:
+        return False
 
 
 class TopologyTree:

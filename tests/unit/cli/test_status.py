@@ -89,7 +89,7 @@ def test_attention_comes_first_then_the_pods_by_namespace(daemon: "Daemon", caps
         "OUTCOME": "placed",
         "NODES": "0",
         "CPUS": "2-3 alone",
-        "MEMORY": "1.00Gi, 4Mi hugepages-2Mi",
+        "MEMORY": "1024Mi, 4Mi hugepages-2Mi",
         "QOS": "Guaranteed",
     }
     assert (rows(below)[0]["NODES"], rows(below)[0]["CPUS"]) == ("any", "shared")
@@ -271,8 +271,8 @@ def test_columns_are_left_out_before_a_word_is_broken(daemon: "Daemon", capsys: 
 def test_nodes_show_what_is_promised_beside_what_is_used(daemon: "Daemon", capsys: Capture) -> None:
     memory, cpus, distances, residents = tables(nodes.blocks(asked(daemon, capsys, "nodes")))
     assert [(row["NODE"], row["RESOURCE"], row["PROMISED"], row["STILL FITS"]) for row in rows(memory)] == [
-        ("0", "memory", "1.00Gi", "1984Mi"),
-        ("", "hugepages-2Mi", "<0.01Gi", "60Mi"),
+        ("0", "memory", "1024Mi", "1984Mi"),
+        ("", "hugepages-2Mi", "4Mi", "60Mi"),
         ("1", "memory", "0", "4096Mi"),
     ]
     assert rows(cpus)[0] == {

@@ -10,7 +10,7 @@ from bayplan.host.record import main, record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.quantity import GIB, MIB
 from support.machines import machine
-from support.sysfs import SysfsTree
+from support.sysfs import SYSTEM, SysfsTree
 
 WANTED = machine(2, 12, GIB, cpu_less={8: GIB}, threads_per_core=2, hugepages_bytes={2 * MIB: 4 * MIB})
 
@@ -20,6 +20,24 @@ def test_a_recording_is_the_same_machine_again(tmp_path):
     unpack(record(original), tmp_path / "again")
     assert read_machine(tmp_path / "again") == WANTED
     assert record(tmp_path / "again") == record(original)
+
+
+def test_a_mask_is_recorded_beside_a_list_that_cannot_be(tmp_path):
+    tree = SysfsTree(machine(1, 4))
+    for cpu, text in ((0, ""), (1, "0-3"), (2, "0,x")):
+        cache = f"{SYSTEM}/cpu/cpu{cpu}/cache/index3"
+        tree.files[f"{cache}/shared_cpu_list"] = text
+        tree.files[f"{cache}/shared_cpu_map"] = "f\n"
+    root = tree.write(tmp_path / "root")
+    listing = record(root)
+    assert [f"cpu{cpu}/cache/index3/shared_cpu_map" in listing for cpu in range(4)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    unpack(listing, tmp_path / "again")
+    assert read_machine(tmp_path / "again") == read_machine(root)
 
 
 def test_a_path_with_colons_comes_back(tmp_path):
