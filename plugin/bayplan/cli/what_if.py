@@ -15,6 +15,7 @@ from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amounts_to_type
 from bayplan.errors import ConfigError, Problem
 from bayplan.quantity import counted
+from bayplan.sets import CpuSet, cpus_text
 from bayplan.views.attention import why
 
 VERB: Final = "what-if"
@@ -108,10 +109,11 @@ def _l3_caches(caches: dict[str, Any] | None) -> list[Block]:
         return []
     if caches["free"]:
         count = counted(len(caches["free"]), "whole L3 cache")
-        return [f"Then {count} would be nobody's: CPUs {' '.join(caches['free'])}."]
+        which = "; ".join(cpus_text(CpuSet.parse(one)) for one in caches["free"])
+        return [f"Then {count} would be nobody's: {which}."]
     nearest = caches["nearest"]
-    names = ", ".join(nearest["containers"])
-    return [f"Then no whole L3 cache would be free; CPUs {nearest['cpus']} would be one without {names}."]
+    names, cpus = ", ".join(nearest["containers"]), cpus_text(CpuSet.parse(nearest["cpus"]))
+    return [f"Then no whole L3 cache would be free; {cpus} would be one without {names}."]
 
 
 def _pod_row(pod: dict[str, Any]) -> tuple[str, ...]:
