@@ -206,10 +206,8 @@ class ExclusiveCpus:
         if self._isolated:
             remarks.append(_ISOLATED)
         if without_tick := cpus & self._basis.machine.nohz_full:
-            text = (
-                f"CPUs {without_tick} of its own have no timer tick while one thread alone runs there "
-                "(nohz_full)"
-            )
+            have = f"{cpus_text(without_tick)} of its own {verb_after(without_tick, 'has')}"
+            text = f"{have} no timer tick while one thread alone runs there (nohz_full)"
             remarks.append(Reason(NOHZ_FULL, text))
         of_kinds = {kind: cpus & one for kind, one in self._basis.machine.cpus_by_kind.items() if cpus & one}
         if len(of_kinds) > 1:
