@@ -147,9 +147,10 @@ def _wrong_uses_of_cpus(settings: Settings, machine: Machine, unread: Collection
         yield Problem("sharedCPUsMinimum", str(settings.shared_cpus_minimum), has)
     for place, rule in enumerate(settings.cpu_rules):
         problem = wrong_rule(rule, machine)
+        pool = rule.cpus.removeprefix("pool=") if rule.cpus.startswith("pool=") else ""
         if problem is not None:
             yield Problem(f"cpuRules[{place}].{problem.path}", problem.found, problem.expected)
-        elif rule.cpus.startswith("pool=") and (expected := wrong_pool(rule.cpus[5:], settings.cpu_pools)):
+        elif pool and "cpuPools" not in unread and (expected := wrong_pool(pool, settings.cpu_pools)):
             yield Problem(f"cpuRules[{place}].cpus", repr(rule.cpus), expected)
     if settings.engine != KUBELET and "reservedSystemCPUs" not in unread:
         yield from _wrong_pools(settings, machine)
