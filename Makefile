@@ -119,7 +119,7 @@ crio: setup-e2e ## CRI-O itself: NRI, hook and wrapper, in a virtual machine
 	$(PYTEST_E2E) -k crio tests/e2e/test_short_lives.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 cluster: setup-cluster ## Kubernetes' control plane itself (built here, an hour): the agent, the chart, and a node that joins it
-	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/e2e/test_cluster.py tests/e2e/test_cluster_scheduling.py tests/e2e/test_chart_in_cluster.py
+	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/interop/test_kube_scheduler.py tests/e2e/test_cluster.py tests/e2e/test_cluster_scheduling.py tests/e2e/test_chart_in_cluster.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(RUN) ruff format --check .

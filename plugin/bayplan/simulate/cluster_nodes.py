@@ -159,8 +159,13 @@ def software_of(kind: NodeKind, configs: Sequence[Path], flags: Mapping[str, Seq
     )  # fmt: skip
 
 
+MISSING_MILLI, MISSING_BYTES = 100, 200 * MIB
+"""What a scheduler's scores count for a pod that requests nothing (pkg/scheduler/util/pod_resources.go)."""
+
+
 class ClusterNode:
-    """One node. ``free_*`` is the scheduler's side; ``generation`` counts what changed in the ledger."""
+    """One node. ``free_*`` and ``scored_*``, what its pods count in scores, are the scheduler's side;
+    ``generation`` counts what changed in the ledger."""
 
     __slots__ = (
         "_decisions",
@@ -176,12 +181,15 @@ class ClusterNode:
         "index",
         "kind",
         "pods",
+        "scored_bytes",
+        "scored_milli",
         "software",
     )
 
     def __init__(self, index: int, kind: NodeKind, software: NodeSoftware) -> None:
         self.index, self.kind, self.software = index, kind, software
         self.free_milli, self.free_bytes = software.milli_cpus, software.memory_bytes
+        self.scored_milli = self.scored_bytes = 0
         self.free_pods, self.free_resources = kind.max_pods, dict(kind.resources)
         self.groups: Counter[str] = Counter()
         self.pods: dict[str, TimedPod] = {}
@@ -271,6 +279,8 @@ class ClusterNode:
         self._refused.clear()
 
     def _count(self, pod: TimedPod, sign: int) -> None:
+        self.scored_milli += sign * (pod.milli_cpus or MISSING_MILLI)
+        self.scored_bytes += sign * (pod.memory_bytes or MISSING_BYTES)
         self.free_milli -= sign * pod.milli_cpus
         self.free_bytes -= sign * pod.memory_bytes
         self.free_pods -= sign

@@ -28,15 +28,19 @@ from typing import Final
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine
 from bayplan.model.policy import TopologyPolicy
-from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
-from bayplan.simulate.cluster_nodes import Answer, ClusterNode, NumaRoom, memory_nodes
+from bayplan.simulate.cluster_nodes import (
+    MISSING_BYTES,
+    MISSING_MILLI,
+    Answer,
+    ClusterNode,
+    NumaRoom,
+    memory_nodes,
+)
 from bayplan.simulate.pod_trace import TimedPod
 
 MAX_SCORE: Final = 100
 _LEAST_FEASIBLE, _LEAST_PERCENTAGE = 100, 5
-_MISSING_MILLI, _MISSING_BYTES = 100, 200 * MIB
-"""What the scheduler's scores count for a pod that requests nothing (pkg/scheduler/util/pod_resources.go)."""
 NRT_DELAY_S: Final = 1.0
 """An agent writes its object at most once a second."""
 _ASKED: Final = 32
@@ -77,17 +81,21 @@ class Scheduler:
         software = node.software
         cpus, size_bytes = software.milli_cpus, software.memory_bytes
         used_milli, used_bytes = cpus - node.free_milli, size_bytes - node.free_bytes
-        want_milli, want_bytes = pod.milli_cpus or _MISSING_MILLI, pod.memory_bytes or _MISSING_BYTES
-        after = (
-            (min(used_milli + want_milli, cpus), cpus),
-            (min(used_bytes + want_bytes, size_bytes), size_bytes),
-        )
-        fit = sum((has - used if self._least else used) * MAX_SCORE // has for used, has in after) // 2
+        scored_milli = node.scored_milli + (pod.milli_cpus or MISSING_MILLI)
+        scored_bytes = node.scored_bytes + (pod.memory_bytes or MISSING_BYTES)
+        after = ((scored_milli, cpus), (scored_bytes, size_bytes))
+        fit = sum(self._share(used, has) for used, has in after) // 2
         if not pod.milli_cpus and not pod.memory_bytes:
             return fit
         before = _balance(used_milli / cpus, used_bytes / size_bytes)
         balance = _balance((used_milli + pod.milli_cpus) / cpus, (used_bytes + pod.memory_bytes) / size_bytes)
         return fit + MAX_SCORE // 2 + (MAX_SCORE // 2 + balance - before) // 2
+
+    def _share(self, used: int, has: int) -> int:
+        """What is left or used of a resource, in hundredths; more than all is scored as nothing left, or as
+        all used."""
+        used = min(used, has)
+        return (has - used if self._least else used) * MAX_SCORE // has
 
     def select(self, feasible: Sequence[ClusterNode], pod: TimedPod, now_s: float) -> ClusterNode | None:
         """One of the best at random."""
