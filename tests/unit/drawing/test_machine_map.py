@@ -13,6 +13,7 @@ from bayplan.drawing.socket_layout import Socket, rows_of
 from bayplan.drawing.style import COLORS, NAMED, colors_of
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
+from bayplan.model.decision import CpuUse, CpuWish
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Node
 from bayplan.sets import CpuSet, NodeSet
@@ -166,3 +167,16 @@ def test_nodes_that_have_nothing_are_named_in_a_line() -> None:
 def test_every_distance_is_there_as_a_number(nodes: int, width: float) -> None:
     picture = drawn(crowded(nodes, 1), width)
     assert {"10", "32"} <= set(words(picture)) or nodes == 2
+
+
+def test_the_cpus_of_a_named_pool_are_told() -> None:
+    snapshot = make_snapshot()
+    shared = snapshot.ledger.entries["bbb"]
+    request = replace(shared.decision.request, cpus=CpuWish(CpuUse.POOL, pool="db"))
+    placement = replace(shared.decision.placement, pool_cpus=CpuSet([1, 4]))
+    decision = replace(shared.decision, request=request, placement=placement)
+    ledger = snapshot.ledger.with_entry(replace(shared, decision=decision))
+    found = [tip for tip in tips(drawn(replace(snapshot, ledger=ledger))) if tip.startswith("CPU ")]
+    assert found[1] == "CPU 1: the pool db"
+    assert found[4] == "CPU 4: the pool db"
+    assert found[5] == "CPU 5: shared"
