@@ -109,8 +109,7 @@ def _l3_caches(caches: dict[str, Any] | None) -> list[Block]:
         return []
     if caches["free"]:
         count = counted(len(caches["free"]), "whole L3 cache")
-        which = "; ".join(cpus_text(CpuSet.parse(one)) for one in caches["free"])
-        return [f"Then {count} would be nobody's: {which}."]
+        return [f"Then {count} would be nobody's, by their CPUs: {'; '.join(caches['free'])}."]
     nearest = caches["nearest"]
     names, cpus = ", ".join(nearest["containers"]), cpus_text(CpuSet.parse(nearest["cpus"]))
     return [f"Then no whole L3 cache would be free; {cpus} would be one without {names}."]
