@@ -243,7 +243,13 @@ PLACEMENT: Final = (
         "defragment", "defragment", "defragment", "MODE",
         off_or_one_of({mode.value: mode for mode in Defragment}), syntax.text, "plan",
         "what to do for a container that does not fit as asked and would if others went to other nodes, with "
-        "the engine exact: off is nothing, plan says which ones in refusal, explain and what-if",
+        "the engine exact: off is nothing, plan says which ones in refusal, explain and what-if, move moves them "
+        "rather than that it is refused",
+    ),
+    Key(
+        "relocationsPerHour", "relocations_per_hour", "relocations-per-hour", "NUMBER",
+        whole_number_or("unlimited", 10_000), syntax.whole_number, "6",
+        "how many containers go to other nodes in an hour at most with defragment: move, or unlimited",
     ),
     Key(
         "percpuPagelistHighFraction", "list_fraction", "percpu-pagelist-high-fraction", "N",

@@ -136,6 +136,7 @@ class Settings(Struct, frozen=True):
     memory_pressure: MemoryPressure = MemoryPressure.RELIEVE
     page_move_rate_bytes: int = GIB
     defragment: Defragment = Defragment.PLAN
+    relocations_per_hour: int | None = 6
     list_fraction: int = 0
     log_level: str = "info"
     log_format: str = "auto"

@@ -92,6 +92,10 @@ class Notifications:
         self._updating[container_id] = own.cpuset_cpus
         return own
 
+    def is_updating(self, container_id: str) -> bool:
+        """Whether the runtime is carrying out an update of a container."""
+        return container_id in self._updating
+
     def update_completed(self, container_id: str) -> tuple[bool, CpuSet | None]:
         """Whether it is known which answer the runtime carried out, and the CPUs in it, None if it had none.
         It is not known if an earlier daemon gave the answer, or none was given in time."""

@@ -7,9 +7,9 @@ that fails or is cancelled before its commit leaves the ledger as it was.
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from msgspec.structs import replace
 
@@ -34,6 +34,7 @@ from bayplan.model.life import Phase, Report, Step
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Form, Origin
 from bayplan.model.pod_as_a_whole import held_cpus
+from bayplan.model.policy import Defragment
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.resources import Resources
 from bayplan.model.sentences import refusal
@@ -58,6 +59,8 @@ from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.placement_file import as_far_as_possible, without_file
 from bayplan.sets import CpuSet
 from bayplan.state import annotations_of, entries_in
+
+HOUR_S: Final = 3600
 
 
 class Placements:
@@ -98,6 +101,9 @@ class Placements:
         self._capacity_freed = capacity_freed
         self._sync_cpusets_soon = sync_cpusets_soon
         self._engine_thread = EngineThread(decide_in_thread, self.latency.decision)
+        self.relocations_per_hour: int | None = None
+        """How many containers go to other nodes for others in an hour at most; None for any number."""
+        self._relocated_s: list[float] = []
         self.by_live_memory: Callable[[Decision, MemoryPolicyAbility], Decision] = lambda one, _: one
         """Completes a decision about a new container by the memory that is free at the moment."""
         self.prepare_file: Callable[[Machine, CpuSet, Entry], Awaitable[str]] = _no_file
@@ -125,7 +131,6 @@ class Placements:
         exact = partial(self.kubelet_pods.for_creation, pod, container.name, machine.memory_bytes)
         decide = partial(
             decide_creation,
-            basis.with_ledger(base),
             pod=pod,
             container=container,
             annotated=annotated,
@@ -133,7 +138,11 @@ class Placements:
             findings=findings,
             exact=exact,
         )
-        decision = await self._engine_thread.run(engine, machine, decide)
+        beside = basis.with_ledger(base)
+        decision = await self._engine_thread.run(engine, machine, partial(decide, beside))
+        if not self._may_relocate(decision.moves):
+            beside = replace(beside, policy=replace(policy, defragment=Defragment.PLAN))
+            decision = await self._engine_thread.run(engine, machine, partial(decide, beside))
         decision = self.admitted(pod, decision)
         self.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
@@ -145,7 +154,8 @@ class Placements:
         decision = as_far_as_possible(machine, decision, container, form)
         notes = exec_notes(decision, form) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
         decision = replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
-        shared = _left_shared(transaction.basis, base, decision)
+        moved = base.moved(decision.moves)
+        shared = _left_shared(transaction.basis, moved, decision)
         decision, source = await self._with_file(machine, shared, decision)
         settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
         adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
@@ -157,7 +167,7 @@ class Placements:
             origin=None if origin is None else replace(origin, applied=adjustment),
             oom_group=over_nri and OOM_GROUP in adjustment.unified,
         )
-        after = base.moved(decision.moves).with_entry(entry)
+        after = moved.with_entry(entry)
         annotations: Mapping[str, str] = {}
         if over_nri and not decision.request.opted_out:
             annotations = annotations_of(entry, time.time_ns() // 1000)
@@ -367,6 +377,20 @@ class Placements:
             return NOTHING_FOUND
         return await self._devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
 
+    def _may_relocate(self, moves: Iterable[Move]) -> bool:
+        """Whether those of *moves* that relocate a container may be made now: all of them run, nobody is being
+        changed, and no more go in an hour than may."""
+        ids = [one.container_id for one in moves if one.relocates]
+        if not ids:
+            return True
+        recent = [one for one in self._relocated_s if time.monotonic() - one < HOUR_S]
+        self._relocated_s = recent
+        settled = all(
+            self.lives.phase(key) is Phase.RUNNING and not self.notifications.is_updating(key) for key in ids
+        )
+        most = self.relocations_per_hour
+        return settled and (most is None or len(recent) + len(ids) <= most)
+
     def refuse(self, decision: Decision) -> NoReturn:
         """Record a refusal, and raise it as a PlacementError."""
         self._recorder.record_refusal(decision)
@@ -404,7 +428,13 @@ class Placements:
         self.notifications.sent(None if most_running is None else updates, nodes_due)
         for one in moves:
             self.decision_log.moved(one)
-        if shared != shared_before or ledger.cpus_of_pools != pools_before:
+        relocated = [one for one in moves if one.relocates]
+        if relocated:
+            self._relocated_s += [time.monotonic()] * len(relocated)
+            self.counters["relocated"] += len(relocated)
+            # Their pages are to follow.
+            self._capacity_freed()
+        if shared != shared_before or relocated or ledger.cpus_of_pools != pools_before:
             self._sync_cpusets_soon()
         return updates
 

@@ -236,6 +236,7 @@ class Daemon:
             self._verify_now.set,
             _return_bounds(self.settings),
         )
+        self.controller.placements.relocations_per_hour = self.settings.relocations_per_hour
         self.exact_requests = ExactRequests(self.controller)
 
     async def _make_pressure(self) -> None:
@@ -389,6 +390,7 @@ class Daemon:
         self.promised_nodes.bounds = _return_bounds(settings)
         self.pressure.mode = settings.memory_pressure
         self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
+        self.controller.placements.relocations_per_hour = settings.relocations_per_hour
         self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
         await self._limit_cpu_lists()
         logs.set_level(settings.log_level)

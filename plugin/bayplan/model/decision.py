@@ -361,7 +361,9 @@ class Placement(Struct, frozen=True):
     since; ``previous_mems`` (recorded as ``left``) is the cpuset.mems before the last move. ``beside_cpus``
     are those of which it uses the shared ones beside its own; empty for none. ``claimed_cpus`` belong to a
     resource claim of its pod: it runs on them, alone or with others that have that claim. ``pool_cpus`` are
-    those of the named pool that it is in, the same for all members.
+    those of the named pool that it is in, the same for all members. ``leaving`` are nodes of ``mems`` on
+    which nothing is promised any more: it leaves them with its pages. ``relocated``: it went to other nodes
+    once, so that another container fits.
     """
 
     mems: NodeSet | None = None
@@ -376,6 +378,8 @@ class Placement(Struct, frozen=True):
     beside_cpus: CpuSet = CpuSet()
     claimed_cpus: CpuSet | None = None
     pool_cpus: CpuSet = CpuSet()
+    leaving: NodeSet | None = None
+    relocated: bool = False
 
     @property
     def own_cpus(self) -> CpuSet:
@@ -402,7 +406,8 @@ class Placement(Struct, frozen=True):
 class Move(Struct, frozen=True):
     """Another container whose claim gets other nodes so that a request fits, or gets them back.
 
-    ``moved_bytes`` is what its witness has on other nodes than before.
+    ``moved_bytes`` is what its witness has on other nodes than before. ``relocates``: it goes there for good,
+    with these ``cpus`` of its own, and leaves the nodes before with its pages.
     """
 
     container_id: str
@@ -410,6 +415,8 @@ class Move(Struct, frozen=True):
     before: NodeSet
     after: NodeSet
     moved_bytes: int = 0
+    relocates: bool = False
+    cpus: CpuSet = CpuSet()
 
 
 class Relocation(Struct, frozen=True):
@@ -532,7 +539,10 @@ STAYS_WIDE: Final = "stays-wide"
 MEMORY_TAKEN: Final = "memory-taken"
 """Code of the reason that somebody outside of containers holds what a container was promised."""
 
-LATER_CODES: Final = frozenset({MOVED_OVER, STAYS_WIDE, MEMORY_TAKEN})
+RELOCATED: Final = "relocated"
+"""Code of the reason that a container went to other nodes so that another one fits."""
+
+LATER_CODES: Final = frozenset({MOVED_OVER, STAYS_WIDE, MEMORY_TAKEN, RELOCATED})
 """Codes of what happened to a container since it was decided about."""
 
 

@@ -17,6 +17,7 @@ from bayplan.model.decision import (
     MEMORY_TAKEN,
     MOVED_OVER,
     OVERCOMMITTED,
+    RELOCATED,
     Claim,
     Decision,
     Move,
@@ -216,12 +217,25 @@ class Ledger(Struct, frozen=True):
         """The ledger after *moves*.
 
         A container that is moved off the nodes it was placed on remembers these as its original nodes until
-        it is back. One that may use every node may still do so.
+        it is back. One that may use every node may still do so. One that relocates is promised all of it on
+        its new nodes at once, and may use those before until its pages have left.
         """
-        ledger = self
+        ledger, relocated = self, list[Entry]()
         for move in moves:
+            if move.relocates:
+                relocated.append(_relocated(self.entries[move.container_id], move))
+                # Two of them may change CPUs with each other.
+                ledger = ledger.without(move.container_id)
+        for entry in relocated:
+            ledger = ledger.with_entry(entry)
+        for move in moves:
+            if move.relocates:
+                continue
             nodes, entry = move.after, ledger.entries[move.container_id]
             placement, claim = entry.decision.placement, entry.decision.placement.claim
+            if claim is not None and claim.nodes == nodes and placement.leaving is not None:
+                ledger = ledger.with_entry(_left(entry, placement.leaving))
+                continue
             if claim is None or claim.nodes == nodes:
                 continue
             if placement.mems is None:
@@ -365,6 +379,37 @@ def with_pool_cpus(entry: Entry, cpus: CpuSet) -> Entry:
     if placement.pool_cpus == cpus:
         return entry
     return replace(entry, decision=replace(entry.decision, placement=replace(placement, pool_cpus=cpus)))
+
+
+def _relocated(entry: Entry, move: Move) -> Entry:
+    """*entry* with its promise on the nodes where *move* has it go."""
+    placement, claim = entry.decision.placement, entry.decision.placement.claim
+    assert claim is not None
+    text = f"makes room for another container: its CPUs are {move.cpus} now"
+    if claim.nodes != move.after and placement.mems is not None:
+        affinity = placement.affinity
+        text = f"moves from {nodes_text(claim.nodes)} to {nodes_text(move.after)}, so that another one fits"
+        placement = replace(
+            placement,
+            mems=placement.mems | move.after,
+            claim=replace(claim, nodes=move.after),
+            booked_bytes={},
+            affinity=None if affinity is None else replace(affinity, nodes=move.after),
+            leaving=claim.nodes - move.after,
+            previous_mems=placement.mems,
+        )
+    placement = replace(placement, exclusive_cpus=move.cpus, relocated=True)
+    reasons = (*entry.decision.reasons, Reason(RELOCATED, text))
+    return replace(entry, decision=replace(entry.decision, placement=placement, reasons=reasons))
+
+
+def _left(entry: Entry, nodes: NodeSet) -> Entry:
+    """*entry* once its pages have left *nodes*. The runtime may have the cpuset.mems of before both steps, or
+    of the first."""
+    placement = entry.decision.placement
+    mems = None if placement.mems is None else placement.mems - nodes
+    placement = replace(placement, mems=mems, leaving=None)
+    return replace(entry, decision=replace(entry.decision, placement=placement))
 
 
 def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:

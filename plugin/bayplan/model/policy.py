@@ -46,10 +46,11 @@ class PlacementStrategy(enum.Enum):
 
 class Defragment(enum.Enum):
     """What is done for a request that does not fit as asked, and would if containers went to other nodes.
-    OFF: nothing. PLAN: the decision says which ones."""
+    OFF: nothing. PLAN: the decision says which ones. MOVE: they are moved, rather than that it is refused."""
 
     OFF = "off"
     PLAN = "plan"
+    MOVE = "move"
 
 
 class OutsideRequests(enum.Enum):

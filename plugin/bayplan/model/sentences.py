@@ -213,6 +213,8 @@ def placed(decision: Decision, also_of: Sequence[str] = ()) -> list[str]:
         lines[-1] += "; shared in part with other sets of nodes"
     if placement.original_nodes is not None:
         lines.append(f"placed on {nodes_text(placement.original_nodes)} at first, on others since")
+    if placement.leaving is not None:
+        lines.append(f"leaves {nodes_text(placement.leaving)} as soon as its pages have")
     claim = placement.claim
     beside_place = claim is not None and (
         claim.flexible or claim.even_hugepages or claim.nodes != placement.mems
@@ -256,6 +258,7 @@ def criterion(name: str, value: int) -> str:
 def move(one: Move) -> str:
     """Another container that had to move over."""
     moved = f", at most {format_bytes(one.moved_bytes)} of it moved" if one.moved_bytes else ""
+    moved += f", on CPUs {one.cpus}" if one.cpus else ""
     return f"{one.name} from {_anywhere(one.before)} to {_anywhere(one.after)}{moved}"
 
 
@@ -274,11 +277,20 @@ def relocation_plan(plan: RelocationPlan, rate_bytes: int, outcome: Outcome) -> 
     """What would have to move so that a request fits as it was asked, and how long that takes if
     *rate_bytes* are moved in a second."""
     fits = "fits" if outcome is Outcome.REFUSED else "would be as asked"
+    beside = "" if plan.proven else "; the search ended: less may do"
+    return f"{fits} if {_relocations(plan, rate_bytes)}{beside}"
+
+
+def relocated(plan: RelocationPlan, rate_bytes: int) -> str:
+    """That *plan* is carried out."""
+    return f"fits because {_relocations(plan, rate_bytes)}"
+
+
+def _relocations(plan: RelocationPlan, rate_bytes: int) -> str:
     moves = " and ".join(map(relocation, plan.relocations))
     seconds = -(-plan.moved_bytes // rate_bytes)
     cost = f"{format_bytes(plan.moved_bytes)}, some {seconds} s" if seconds else "no memory"
-    beside = "" if plan.proven else "; the search ended: less may do"
-    return f"{fits} if {moves}: {cost}{beside}"
+    return f"{moves}: {cost}"
 
 
 def slowed_down(name: str, seconds: float) -> str:

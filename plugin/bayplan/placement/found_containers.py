@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from bayplan.engines.exact.relocations import is_relocatable
 from bayplan.engines.interface import KUBELET, Engine
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
@@ -18,6 +19,7 @@ from bayplan.model.ledger import Entry
 from bayplan.model.life import Report
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus, whole_cpus
+from bayplan.model.policy import Defragment
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources
 from bayplan.model.wishes import readable_wishes, ruled_wishes, without_cpu_wishes
@@ -77,7 +79,8 @@ def updated_from_container(
         entry = replace(entry, notified_cpus=resources.cpuset_cpus)
         placement = replace(placement, exclusive_cpus=own)
     if resources.cpuset_mems is not None:
-        placement = _moved_since(machine, placement, resources.cpuset_mems, resized=resized)
+        moves = policy.defragment is Defragment.MOVE and is_relocatable(request)
+        placement = _moved_since(machine, placement, resources.cpuset_mems, ours=resized or moves)
     if resized:
         amounts, claim = engine.adopt(basis, request, placement.mems), placement.claim
         placement = replace(placement, booked_bytes=amounts.booked_bytes)
@@ -103,13 +106,14 @@ def _exclusive_cpus_now(
     return own if wanted else CpuSet()
 
 
-def _moved_since(machine: Machine, placement: Placement, mems: NodeSet, *, resized: bool) -> Placement:
-    """*placement* with the nodes *mems* that the container has now, if we can have moved it there."""
+def _moved_since(machine: Machine, placement: Placement, mems: NodeSet, *, ours: bool) -> Placement:
+    """*placement* with the nodes *mems* that the container has now, if we can have moved it there: *ours*, or
+    because it is flexible."""
     claim = placement.claim
     if claim is None or placement.mems in (None, mems):
         return placement
     nodes = mems - (placement.mems - claim.nodes)
-    if not nodes or not (claim.flexible or resized):
+    if not nodes or not (claim.flexible or ours):
         return placement
     original = placement.original_nodes or claim.nodes
     # As for a resize: no container goes back to nodes that its CPUs are not on.

@@ -77,7 +77,8 @@ def allowed_nodes(machine: Machine, decision: Decision) -> NodeSet:
     """Where the memory of the container may lie."""
     request, placement = decision.request, decision.placement
     if placement.claim is not None:
-        return placement.claim.nodes
+        # What is to leave nodes may lie there until it has.
+        return placement.claim.nodes | (placement.leaving or NodeSet())
     return request.pinned_mems or placement.mems or open_mems(machine, request) or machine.memory_nodes
 
 

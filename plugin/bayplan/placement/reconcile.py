@@ -311,7 +311,9 @@ def _as_observed(
     cpus, mems = pinned(container.resources, machine)
     repair = None
     if placement.mems is not None and mems != placement.mems:
-        if mems in (None, placement.previous_mems):
+        before = placement.previous_mems
+        # Between the two steps of a relocation it has the nodes of before and those of after.
+        if mems in (None, before) or (before is not None and mems == before | placement.mems):
             repair = Update(container.id, cpuset_mems=placement.mems)
         else:
             request = replace(request, pinned_mems=mems)

@@ -99,6 +99,7 @@ def _placement(decision: Decision, also_of: Sequence[str]) -> View:
             "evenHugepages": claim.even_hugepages,
         },
         "home": _nodes(placement.original_nodes),
+        "leaving": _nodes(placement.leaving),
         "overlapping": placement.overlapping,
         "memoryPolicy": None if policy is None else sentences.policy_text(policy),
         "lines": sentences.placed(decision, also_of),

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from bayplan.agent_protocol import Evicted
 from bayplan.model.container_names import parts_in_pod
-from bayplan.model.decision import MOVED_OVER, Decision, Outcome
+from bayplan.model.decision import MOVED_OVER, RELOCATED, Decision, Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.sentences import summary
 
@@ -69,7 +69,7 @@ def between(before: Ledger, after: Ledger) -> Iterator[Happening]:
 
 
 def _moved(decision: Decision) -> str:
-    return next((reason.text for reason in decision.reasons if reason.code == MOVED_OVER), "")
+    return next((reason.text for reason in decision.reasons if reason.code in (MOVED_OVER, RELOCATED)), "")
 
 
 def _of(decision: Decision, reason: str, sentence: str) -> Iterator[Happening]:

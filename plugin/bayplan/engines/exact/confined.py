@@ -38,7 +38,7 @@ from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
 from bayplan.engines.exact.flow import crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
 from bayplan.engines.exact.question import SHARE_OF_MOVES, CountedFlows, Question, Shares, StepBudget
-from bayplan.engines.exact.relocations import PLAN_STEPS, RelocationSearch
+from bayplan.engines.exact.relocations import PLAN_STEPS, RelocationSearch, moves_of
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.search import Found, search
 from bayplan.engines.exact.topology import DEVICES, NodeTopology
@@ -55,12 +55,13 @@ from bayplan.model.decision import (
     Outcome,
     Placement,
     Reason,
+    RelocationPlan,
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes, open_mems
 from bayplan.model.policy import Defragment, PlacementStrategy, TopologyPolicy, TopologyScope
-from bayplan.model.sentences import relocation_plan, verb_after
+from bayplan.model.sentences import relocated, relocation_plan, verb_after
 from bayplan.quantity import MILLI_PER_CPU, counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
@@ -475,6 +476,10 @@ class Confinement:
         plan = RelocationSearch(
             self.topology, self.flows, self.ledger, self.request, self.exclusive, budget
         ).plan(missed)
+        refused = decision.outcome is Outcome.REFUSED
+        carried_out = self.policy.defragment is Defragment.MOVE and refused and self.current is None
+        if plan is not None and carried_out:
+            return self._after_relocations(missed, plan)
         if plan is not None:
             text = relocation_plan(plan, self.policy.page_move_rate_bytes, decision.outcome)
             reason = Reason("fits-after-moves", text)
@@ -484,6 +489,27 @@ class Confinement:
         else:
             return decision
         return replace(decision, reasons=(*decision.reasons, reason), plan=plan)
+
+    def _after_relocations(self, missed: Attempt, plan: RelocationPlan) -> Decision:
+        """The decision with *plan* carried out."""
+        moves = moves_of(plan, self.ledger)
+        after = self.ledger.moved(moves)
+        exclusive = ExclusiveCpus(self.topology, self.flows.basis.with_ledger(after), self.request, None)
+        cpus, _, remarks = exclusive.take(plan.nodes if self.cpus else NodeSet())
+        mask = plan.nodes.mask
+        crossed = sum(crosses(mask, other.mask) for other in after.claimed_bytes)
+        placement = self._with_witness(self._placement(plan.nodes, cpus, bool(crossed)), after)
+        notes = [
+            Reason("moved-others", relocated(plan, self.policy.page_move_rate_bytes)),
+            chosen(plan.nodes),
+        ]
+        if missed.candidates.why:
+            notes.append(Reason(AS_WISHED, missed.candidates.why))
+        if crossed:
+            notes.append(overlap(plan.nodes, crossed))
+        reasons = (*self.notes, *notes, *remarks)
+        outcome = Outcome.DEGRADED if self.notes else Outcome.PLACED
+        return Decision(self.request, outcome, placement, reasons, moves=moves, plan=plan)
 
     def _with_cpus_only(self, decision: Decision) -> Decision:
         """The decision about a container whose memory is not confined, with its exclusive CPUs."""

@@ -125,7 +125,8 @@ class ExactEngine:
     def moves_back(self, basis: Basis, staying: Collection[str] = ()) -> tuple[Move, ...]:
         """See `Engine.moves_back`."""
         entries = basis.ledger.entries.values()
-        if not any(entry.decision.placement.original_nodes for entry in entries):
+        placements = [entry.decision.placement for entry in entries]
+        if not any(one.original_nodes or one.leaving for one in placements):
             return ()
         return moves_back(self._followed(basis), basis.ledger, staying)
 

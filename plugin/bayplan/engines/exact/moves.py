@@ -205,11 +205,15 @@ def measured(moves: Iterable[Move], after: Ledger, flows: ResourceFlows) -> tupl
 
 def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
     """The first few of the containers that became wider and for which there is room again where they were
-    placed, without those *staying*. A container that lacks a part of its promise
-    stays wide: on more nodes it is more likely to get it."""
+    placed, and of those that are to leave nodes with their pages, without those *staying*. A container that
+    lacks a part of its promise stays wide: on more nodes it is more likely to get it."""
     trial, found = None, []
     for container_id, entry in sorted(ledger.entries.items()):
         placement, claim = entry.decision.placement, claim_of(entry)
+        if placement.leaving is not None and claim is not None and container_id not in staying:
+            # What it is promised is elsewhere already.
+            before = claim.nodes | placement.leaving
+            found.append(Move(container_id, entry.decision.request.name, before, claim.nodes))
         if placement.original_nodes is None or claim is None or claim.short_bytes or container_id in staying:
             continue
         if not is_confined(entry.decision.request):
@@ -222,7 +226,7 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
             moved_bytes = _outside_bytes(flows, ledger, container_id, back.nodes)
             name = entry.decision.request.name
             found.append(Move(container_id, name, claim.nodes, back.nodes, moved_bytes))
-            if len(found) == MAX_RETURNS:
+            if len(found) >= MAX_RETURNS:
                 break
         else:
             trial.change(claim)

@@ -32,6 +32,7 @@ from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import (
     Claim,
     Decision,
+    Move,
     Outcome,
     Placement,
     Relocation,
@@ -96,25 +97,43 @@ class Movable(Struct, frozen=True):
         return _demand(nodes, self.amounts, self.pool, self.cpus)
 
 
+def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
+    """*plan* as moves out of *ledger*. Who has memory on any node moves its CPUs alone."""
+    found = []
+    for one in plan.relocations:
+        placement = ledger.entries[one.container_id].decision.placement
+        before, after = one.before, one.after
+        if placement.mems is None and placement.claim is not None:
+            before = after = placement.claim.nodes
+        found.append(
+            Move(
+                one.container_id,
+                one.name,
+                before,
+                after,
+                one.moved_bytes,
+                relocates=True,
+                cpus=one.cpus_after,
+            )
+        )
+    return tuple(found)
+
+
 def may_relocate(entry: Entry, ledger: Ledger) -> bool:
     """Whether the container may go to other nodes for the sake of others: nobody else chose its place, it
-    wishes none, its pages are not bound by a memory policy, and nothing is under way with it. Where its pod
-    is aligned as a whole it has to be the only one there."""
-    request, placement = entry.decision.request, entry.decision.placement
+    wishes none, its pages are not bound by a memory policy, and nothing is under way with it. Nobody goes
+    twice, so that nothing goes back and forth. Where its pod is aligned as a whole it has to be the only one
+    there."""
+    placement = entry.decision.placement
     claim = placement.claim
     settled = (
-        request.may_move
-        and not request.pool
-        and not request.opted_out
-        and not request.keeps_pages
-        and not is_member(request)
-        and request.pinned_cpus is None
-        and request.pinned_mems is None
-        and request.memory_policy is None
-        and request.given_policy is None
-        and not request.wishes_nodes
+        is_relocatable(entry.decision.request)
         and entry.decision.outcome is not Outcome.ADOPTED
         and placement.original_nodes is None
+        and placement.memory_policy is None
+        and not placement.beside_cpus
+        and placement.claimed_cpus is None
+        and not placement.relocated
         and not entry.ended
         and claim is not None
         and not claim.short_bytes
@@ -125,7 +144,23 @@ def may_relocate(entry: Entry, ledger: Ledger) -> bool:
     affinity = placement.affinity
     if affinity is None:
         return True
-    return not affinity.whole and sum(1 for _ in ledger.of_pod(request.pod_id)) == 1
+    return not affinity.whole and sum(1 for _ in ledger.of_pod(entry.decision.request.pod_id)) == 1
+
+
+def is_relocatable(request: Request) -> bool:
+    """Whether the container may go to other nodes by what it asks for."""
+    return (
+        request.may_move
+        and not request.pool
+        and not request.opted_out
+        and not request.keeps_pages
+        and not is_member(request)
+        and request.pinned_cpus is None
+        and request.pinned_mems is None
+        and request.memory_policy is None
+        and request.given_policy is None
+        and not request.wishes_nodes
+    )
 
 
 class Rooms:
