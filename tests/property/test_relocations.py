@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.confined import PLAN_ENDED
 from bayplan.engines.exact.engine import ExactEngine
+from bayplan.engines.exact.relocations import may_relocate
 from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Claim,
@@ -28,6 +29,8 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
+from bayplan.placement.after_removal import after_removal
+from bayplan.placement.ledger_check import check
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
@@ -294,3 +297,48 @@ def test_nothing_is_said_where_it_is_switched_off() -> None:
     assert decided(off).reasons == tuple(
         reason for reason in decided(found).reasons if reason.code != "fits-after-moves"
     )
+
+
+@given(st.integers(0, 1 << 32))
+def test_carried_out_every_promise_holds_at_every_step(seed: int) -> None:
+    """With `move` the request is placed where the plan says; those who move are promised all of it on their
+    new nodes at once, may use the old ones until they have left, and nobody else is touched."""
+    one = scene(seed)
+    planned = decided(one)
+    moving = replace(one, policy=replace(one.policy, defragment=Defragment.MOVE))
+    decision = decided(moving)
+    assert decision.plan == planned.plan
+    if planned.plan is None or planned.outcome is not Outcome.REFUSED:
+        assert (decision.outcome, decision.moves) == (planned.outcome, ())
+        return
+    assert decision.outcome is Outcome.PLACED
+    assert decision.placement.mems == planned.plan.nodes
+    assert len(decision.placement.exclusive_cpus) == one.request.exclusive_cpus
+    assert decision.placement.exclusive_cpus <= one.machine.cpus_of(planned.plan.nodes)
+    after = one.ledger.moved(decision.moves).with_entry(Entry(decision))
+    assert check(Basis(one.machine, one.policy, after)) == ()
+    assert kept(one.machine, after)
+    moved = {move.container_id: move for move in planned.plan.relocations}
+    for key, entry in one.ledger.entries.items():
+        placement = after.entries[key].decision.placement
+        if key not in moved:
+            assert after.entries[key] == entry
+            continue
+        move = moved[key]
+        assert placement.relocated
+        assert placement.claim is not None
+        assert (placement.claim.nodes, placement.exclusive_cpus) == (move.after, move.cpus_after)
+        assert placement.mems == move.before | move.after
+        assert placement.leaving == (move.before - move.after or None)
+        assert not may_relocate(after.entries[key], after)
+    # Their pages follow, and then they have their new nodes alone.
+    basis = Basis(one.machine, one.policy, after)
+    left, returned, _ = after_removal(basis, ExactEngine())
+    assert {move.container_id for move in returned} == {
+        move.container_id for move in planned.plan.relocations if move.before != move.after
+    }
+    assert check(basis.with_ledger(left)) == ()
+    for key, move in moved.items():
+        placement = left.entries[key].decision.placement
+        assert (placement.mems, placement.leaving) == (move.after, None)
+    assert claimed_bytes(left) == claimed_bytes(after)

@@ -4,7 +4,7 @@ full, and kills, in any order and with any steps in between: the promises hold. 
 
 import pytest
 
-from support.interleaving.schedule import play
+from support.interleaving.schedule import MovingSchedule, play
 
 BATCH = 20
 
@@ -13,3 +13,9 @@ BATCH = 20
 def test_random_schedules(first: int) -> None:
     for seed in range(first, first + BATCH):
         assert play(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 100, BATCH))
+def test_random_schedules_in_which_containers_go_to_other_nodes_for_others(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        assert play(seed, kind=MovingSchedule)

@@ -243,8 +243,8 @@ PLACEMENT: Final = (
         "defragment", "defragment", "defragment", "MODE",
         off_or_one_of({mode.value: mode for mode in Defragment}), syntax.text, "plan",
         "what to do for a container that does not fit as asked and would if others went to other nodes, with "
-        "the engine exact: off is nothing, plan says which ones in refusal, explain and what-if, move moves them "
-        "rather than that it is refused",
+        "the engine exact: off is nothing, plan says which ones in refusal, explain and what-if, move moves "
+        "them rather than that it is refused",
     ),
     Key(
         "relocationsPerHour", "relocations_per_hour", "relocations-per-hour", "NUMBER",

@@ -378,8 +378,8 @@ class Placements:
         return await self._devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
 
     def _may_relocate(self, moves: Iterable[Move]) -> bool:
-        """Whether those of *moves* that relocate a container may be made now: all of them run, nobody is being
-        changed, and no more go in an hour than may."""
+        """Whether those of *moves* that relocate a container may be made now: all of them run, none of them
+        is being changed, and no more go in an hour than may."""
         ids = [one.container_id for one in moves if one.relocates]
         if not ids:
             return True

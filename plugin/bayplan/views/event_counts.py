@@ -51,6 +51,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "relief_done": "pages were moved because memory was at risk",
     "relief_failed": "pages were to be moved because memory was at risk, and could not be",
     "relieved_bytes": "bytes that were moved because memory was at risk",
+    "relocated": "a container went to other nodes so that another one fits",
     "repairs_failed": "a cgroup kept other values than decided although it was to be repaired",
     "reported_after_end": "something was reported of a container after its end, and it was not entered again",
     "requests_corrected": "a container's request became exact after its creation",

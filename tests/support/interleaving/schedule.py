@@ -13,7 +13,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import Settings
 from bayplan.engines.interface import KUBELET
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import CpuPool, TopologyPolicy
+from bayplan.model.policy import CpuPool, Defragment, TopologyPolicy
 from bayplan.nri import Event
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
@@ -29,6 +29,7 @@ LENGTH: Final = 30
 MOST_CONTAINERS: Final = 9
 SOMETIMES: Final = 0.3
 RARELY: Final = 0.15
+MOST_STEPS_OF_A_START: Final = 20
 HALF: Final = 0.5
 DOUBLED: Final = (
     Event.POST_CREATE_CONTAINER,
@@ -55,6 +56,7 @@ class Schedule:
 
     def __init__(self, seed: int, host: SimulatedHost) -> None:
         self.trace: list[str] = []
+        self._most_steps = 6
         self._choice = random.Random(seed)
         self.host = host
         self._isolated = self._choice.choice([CpuSet(), CpuSet([2, 6])])
@@ -91,6 +93,7 @@ class Schedule:
         host = self.host
         try:
             await host.begin()
+            await self.prepare()
             weights = [weight for weight, _ in self._events]
             for _ in range(length):
                 _, event = self._choice.choices(self._events, weights)[0]
@@ -107,10 +110,13 @@ class Schedule:
             await host.daemon.kill()
             host.close()
 
+    async def prepare(self) -> None:
+        """What comes before all else: nothing."""
+
     async def _go_on(self) -> None:
         """Take some of the steps that are possible."""
         await self.host.run_loop(self._choice.randrange(4))
-        for _ in range(self._choice.randrange(6)):
+        for _ in range(self._choice.randrange(self._most_steps)):
             possible = self.host.steps()
             if not possible:
                 return
@@ -277,6 +283,7 @@ class Schedule:
         topology = self._choice.choice(list(TopologyPolicy))
         exact = replace(PLAIN, topology=topology, reserved_cpus=self._choice.choice(RESERVED_CPUS))
         exact = replace(exact, cpu_pools=self._choice.choice([POOLS, POOLS, POOLS, OTHER_POOLS, {}]))
+        exact = replace(exact, defragment=self._choice.choice(list(Defragment)))
         return self._choice.choice([exact, exact, replace(exact, **KUBELETS_SUMS)])
 
     def _machine(self, *, as_it_was: bool = False) -> Machine:
@@ -294,14 +301,62 @@ class Schedule:
         return Machine(tuple(nodes), tuple(cpus), isolated=self._isolated)
 
 
-def play(seed: int, host: Callable[[Path], SimulatedHost] = SimulatedHost) -> list[str]:
-    """Play the schedule of *seed* on a *host* in a new directory; what happened.
+class MovingSchedule(Schedule):
+    """One on a node in pieces: `single-numa-node`, most containers with whole CPUs, and others go to other
+    nodes for who does not fit."""
+
+    def __init__(self, seed: int, host: SimulatedHost) -> None:
+        super().__init__(seed, host)
+        self._isolated, self._most_steps = CpuSet(), 25
+        host.machine, host.settings = self._machine(as_it_was=True), self._settings()
+        quiet = (self.change_machine, self.measure, self.hook, self.fill_disk)
+        self._events = [one for one in self._events if one[1] not in quiet] + [(16, self.create)]
+
+    async def prepare(self) -> None:
+        """Containers that run, most of them small."""
+        for _ in range(MOST_CONTAINERS - 2):
+            self.trace.append("create")
+            self.create()
+            for _ in range(MOST_STEPS_OF_A_START):
+                await self.host.run_loop(2)
+                possible = self.host.steps()
+                if possible:
+                    self.host.step(possible[0])
+
+    def create(self) -> None:
+        """A Guaranteed pod of one container over NRI."""
+        if len(self.host.runtime.containers) < MOST_CONTAINERS:
+            cpus = self._choice.choice([0, 0, 1, 1, 2])
+            self.trace[-1] += f" {cpus}"
+            self.host.create(
+                self.host.new_id()[-12:],
+                qos=GUARANTEED,
+                cpus=cpus,
+                memory_bytes=self._amount(),
+                wishes={"may-move": "false"} if self._choice.random() < RARELY else {},
+                fate=self._fate(),
+            )
+
+    def _amount(self) -> int:
+        return self._choice.choice([150, 250, 350, 450, 550]) * MIB
+
+    def _settings(self) -> Settings:
+        modes = [Defragment.MOVE, Defragment.MOVE, Defragment.MOVE, Defragment.PLAN]
+        return replace(PLAIN, topology=TopologyPolicy.SINGLE_NUMA_NODE, defragment=self._choice.choice(modes))
+
+
+def play(
+    seed: int,
+    host: Callable[[Path], SimulatedHost] = SimulatedHost,
+    kind: Callable[[int, SimulatedHost], Schedule] = Schedule,
+) -> list[str]:
+    """Play the schedule of *seed* and this *kind* on a *host* in a new directory; what happened.
 
     Raises:
         InvariantError: something does not hold.
     """
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as directory:
-        schedule = Schedule(seed, host(Path(directory) / "root"))
+        schedule = kind(seed, host(Path(directory) / "root"))
         asyncio.run(schedule.play())
         return schedule.trace

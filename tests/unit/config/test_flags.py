@@ -102,6 +102,7 @@ def test_every_flag() -> None:
         "--memory-pressure=off",
         "--page-move-rate=2Gi",
         "--defragment=off",
+        "--relocations-per-hour=unlimited",
         "--percpu-pagelist-high-fraction=64",
         "--shadow",
         "--state-dir=/var/bay",

@@ -1,0 +1,257 @@
+"""Containers that go to other nodes with their CPUs so that another one fits: in the reply, on the disk, after
+a restart, without the disk; when they may not; and their pages after it.
+
+Two nodes of 1 GiB and four CPUs. "a" and "b" are on node 0, "c" is on node 1; for "new" there is room on node
+0 once "b" is on node 1.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.control.controller import Controller
+from bayplan.control.narrowing import Narrowing
+from bayplan.errors import PlacementError, StateError
+from bayplan.host.container import ContainerCgroup
+from bayplan.host.evacuation import Bounds, Evacuation, evacuate
+from bayplan.model.decision import Placement, QosClass
+from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
+from bayplan.model.workload import Container, ContainerState, Pod, Update
+from bayplan.nri import Event
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import CpuSet, NodeSet
+from support.controllers import Controlled, begun, controlled, full_disk, here
+from support.machines import container, pod
+from support.oci_node import OciNode
+from support.pages import CgroupPages
+
+MOVING = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE, defragment=Defragment.MOVE)
+PATH = "/kubepods/podb/b"
+SIZES = {"a": (300, 0), "b": (400, 1), "c": (400, 0), "new": (700, 2)}
+PODS = {name: pod(name, QosClass.GUARANTEED) for name in SIZES}
+
+
+def sized(name: str) -> Container:
+    memory, cpus = SIZES[name]
+    milli = cpus * 1000 or 500
+    one = container(name, PODS[name], memory_bytes=memory * MIB, milli_cpus=milli)
+    return replace(one, cgroups_path=f"/kubepods/pod{name}/{name}")
+
+
+def placement(controller: Controller, name: str) -> Placement:
+    return controller.ledger.entries[name].decision.placement
+
+
+@asynccontextmanager
+async def in_pieces(directory: Path, policy: PlacementPolicy = MOVING) -> AsyncIterator[Controlled]:
+    async with controlled(directory, policy) as one:
+        await in_order(one.controller)
+        where = {name: str(placement(one.controller, name).mems) for name in "abc"}
+        assert where == {"a": "0", "b": "0", "c": "1"}
+        yield one
+
+
+async def in_order(controller: Controller, b: Pod = PODS["b"], *, started: bool = True) -> None:
+    """Create "a", "b", in this pod, and "c"; "b" is *started*."""
+    await begun(controller, PODS["a"], sized("a"))
+    await controller.create_container(b, sized("b"))
+    if started:
+        await controller.state_changed(Event.POST_START_CONTAINER, b, sized("b"))
+    await begun(controller, PODS["c"], sized("c"))
+
+
+async def all_gone(controller: Controller) -> None:
+    for name in list(controller.ledger.entries):
+        await controller.stop_container(PODS[name], sized(name))
+
+
+def listed(one: Container, cpus: str, mems: str) -> tuple[Pod, Container]:
+    spec = replace(one.resources, cpuset_cpus=CpuSet.parse(cpus), cpuset_mems=NodeSet.parse(mems))
+    return PODS[one.id], replace(one, state=ContainerState.RUNNING, resources=spec)
+
+
+async def test_cpus_and_nodes_change_in_one_step_and_in_the_reply(tmp_path: Path) -> None:
+    async with in_pieces(tmp_path) as one:
+        controller, before = one.controller, placement(one.controller, "b")
+        assert str(before.exclusive_cpus) == "1"
+        adjustment, updates = await controller.create_container(PODS["new"], sized("new"))
+        assert adjustment.cpuset_mems == NodeSet([0])
+        assert adjustment.cpuset_cpus is not None
+        assert adjustment.cpuset_cpus <= CpuSet([1, 2, 3])
+        moved = placement(controller, "b")
+        assert moved.claim is not None
+        assert (str(moved.claim.nodes), str(moved.mems), str(moved.leaving)) == ("1", "0-1", "0")
+        assert moved.exclusive_cpus <= CpuSet([4, 5, 6, 7])
+        assert list(updates) == [Update("b", moved.exclusive_cpus, NodeSet([0, 1]))]
+        assert controller.counters["relocated"] == 1
+        assert one.narrowing_due.is_set()
+        codes = [reason.code for reason in controller.ledger.entries["b"].decision.reasons]
+        assert codes == ["best-set", "relocated"]
+        # The kernel's cpusets are compared at once.
+        assert one.changes_of_all
+    async with controlled(tmp_path, MOVING) as one:
+        assert placement(one.controller, "b") == moved
+
+
+async def test_who_was_moved_is_not_moved_again(tmp_path: Path) -> None:
+    async with in_pieces(tmp_path) as one:
+        await begun(one.controller, PODS["new"], sized("new"))
+        await one.controller.stop_container(PODS["new"], sized("new"))
+        await one.controller.stop_container(PODS["c"], sized("c"))
+        again = replace(sized("new"), id="again", resources=sized("new").resources)
+        await one.controller.create_container(PODS["new"], again)
+        decision = one.controller.ledger.entries["again"].decision
+        assert decision.moves == ()
+
+
+async def test_a_reply_that_the_daemon_did_not_live_to_give_is_made_up_for(tmp_path: Path) -> None:
+    """The record has the move, and the runtime what was before it."""
+    async with in_pieces(tmp_path) as one:
+        shared = str(one.controller.basis.shared_cpus)
+        await one.controller.create_container(PODS["new"], sized("new"))
+        cpus = placement(one.controller, "b").exclusive_cpus
+    async with controlled(tmp_path, MOVING) as one:
+        seen = [
+            listed(sized("a"), shared, "0"),
+            listed(sized("b"), "1", "0"),
+            listed(sized("c"), shared, "1"),
+        ]
+        updates = await one.controller.synchronize([pod for pod, _ in seen], [found for _, found in seen])
+        by_id = {update.container_id: update for update in updates}
+        assert by_id["b"] == Update("b", cpus, NodeSet([0, 1]))
+        assert placement(one.controller, "b").exclusive_cpus == cpus
+        assert one.controller.ledger.entries["b"].decision.request.pinned_mems is None
+
+
+async def test_a_move_that_is_not_on_the_disk_does_not_count(tmp_path: Path) -> None:
+    async with in_pieces(tmp_path) as one:
+        before = placement(one.controller, "b")
+        with full_disk(one.controller.recorder), pytest.raises(StateError):
+            await one.controller.create_container(PODS["new"], sized("new"))
+        assert placement(one.controller, "b") == before
+        assert one.controller.counters["relocated"] == 0
+
+
+async def test_without_the_record_it_is_where_its_cpusets_are(tmp_path: Path) -> None:
+    """An update carries no annotations: that of "b" still says node 0."""
+    async with in_pieces(tmp_path) as one:
+        given = {}
+        for name in "abc":
+            await one.controller.stop_container(PODS[name], sized(name))
+            given[name], _ = await begun(one.controller, PODS[name], sized(name))
+        given["new"], _ = await begun(one.controller, PODS["new"], sized("new"))
+        cpus = placement(one.controller, "b").exclusive_cpus
+        own = str(placement(one.controller, "new").exclusive_cpus)
+        shared = str(one.controller.basis.shared_cpus)
+    async with controlled(tmp_path / "empty", MOVING) as one:
+        seen = []
+        for name, has, mems in (
+            ("a", shared, "0"),
+            ("b", str(cpus), "1"),
+            ("c", shared, "1"),
+            ("new", own, "0"),
+        ):
+            pod_of, found = listed(sized(name), has, mems)
+            seen.append((pod_of, replace(found, annotations=given[name].annotations)))
+        await one.controller.synchronize([pod for pod, _ in seen], [found for _, found in seen])
+        moved = placement(one.controller, "b")
+        assert moved.claim is not None
+        assert (str(moved.mems), str(moved.claim.nodes), moved.exclusive_cpus) == ("1", "1", cpus)
+
+
+@pytest.mark.parametrize("why", ["limit", "starting", "resized", "planning", "stays"])
+async def test_it_is_only_said_where_it_may_not_be_done(tmp_path: Path, why: str) -> None:
+    policy = replace(MOVING, defragment=Defragment.PLAN) if why == "planning" else MOVING
+    async with in_pieces(tmp_path, policy) as one:
+        controller = one.controller
+        if why == "limit":
+            controller.placements.relocations_per_hour = 0
+        elif why == "starting":
+            await all_gone(controller)
+            await in_order(controller, started=False)
+        elif why == "resized":
+            await controller.update_container(PODS["b"], sized("b"), sized("b").resources)
+        elif why == "stays":
+            await all_gone(controller)
+            await in_order(controller, replace(PODS["b"], annotations={"bayplan.dev/may-move": "false"}))
+        before = controller.ledger
+        with pytest.raises(PlacementError):
+            await controller.create_container(PODS["new"], sized("new"))
+        assert controller.ledger is before
+        assert controller.counters["relocated"] == 0
+
+
+async def test_so_many_in_an_hour(tmp_path: Path) -> None:
+    async with in_pieces(tmp_path) as one:
+        one.controller.placements.relocations_per_hour = 1
+        await begun(one.controller, PODS["new"], sized("new"))
+        assert one.controller.counters["relocated"] == 1
+        await all_gone(one.controller)
+        await in_order(one.controller)
+        with pytest.raises(PlacementError):
+            await one.controller.create_container(PODS["new"], sized("new"))
+
+
+async def test_its_pages_follow_and_then_it_has_its_new_nodes_alone(tmp_path: Path) -> None:
+    node = OciNode(tmp_path / "root")
+    directory = node.make_cgroup(PATH)
+    node.make_process(42, PATH)
+    (directory / "cpuset.mems").write_text("0-1\n")
+    pages = CgroupPages(directory)
+    pages.hold({"inactive_anon": {0: 300 * MIB, 1: 0}, "file": {0: 0, 1: 0}})
+
+    def moved(
+        cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
+    ) -> Evacuation:
+        return evacuate(
+            cgroup, leave, stay, bounds, huge_pages=huge_pages, migrate=pages.migrate, pause=lambda _: None
+        )
+
+    async with in_pieces(tmp_path / "state") as one:
+        controller = one.controller
+        narrowing = Narrowing(controller, node.hierarchy, here, one.verify_soon, Bounds(30.0, GIB), moved)
+        await begun(controller, PODS["new"], sized("new"))
+        # Pages that do not fit stay, and so does the container.
+        pages.room_bytes = 100 * MIB
+        await narrowing.use_freed_memory()
+        assert (str(placement(controller, "b").mems), controller.counters["returns_failed"]) == ("0-1", 1)
+        pages.room_bytes = GIB
+        await narrowing.use_freed_memory()
+        after = placement(controller, "b")
+        assert (str(after.mems), after.leaving) == ("1", None)
+        assert node.shown(PATH, "cpuset.mems")[0] == "1"
+        assert pages.held["inactive_anon"] == {0: 0, 1: 300 * MIB}
+        # The runtime hears of it with the next reply.
+        other = pod("other", QosClass.BEST_EFFORT)
+        _, updates = await controller.create_container(other, container("other", other))
+        assert Update("b", cpuset_mems=NodeSet([1])) in list(updates)
+    await asyncio.sleep(0)
+
+
+async def test_a_runtime_that_has_the_nodes_of_before_both_steps_gets_the_new_ones(tmp_path: Path) -> None:
+    """A reply of between was lost: neither the nodes of before nor both are somebody else's choice."""
+    for mems in ("0", "0-1"):
+        async with in_pieces(tmp_path / mems) as one:
+            controller = one.controller
+            await begun(controller, PODS["new"], sized("new"))
+            shared = str(controller.basis.shared_cpus)
+            moved = placement(controller, "b")
+            own = str(placement(controller, "new").exclusive_cpus)
+            basis = controller.basis
+            left = basis.ledger.moved(basis.engine.moves_back(basis))
+            one.accept(ledger=left)
+            await controller.state_changed(Event.POST_START_CONTAINER, PODS["a"], sized("a"))
+            assert str(placement(controller, "b").mems) == "1"
+            seen = [
+                listed(sized("a"), shared, "0"),
+                listed(sized("b"), str(moved.exclusive_cpus), mems),
+                listed(sized("c"), shared, "1"),
+                listed(sized("new"), own, "0"),
+            ]
+            updates = await controller.synchronize([pod for pod, _ in seen], [found for _, found in seen])
+            assert {one.container_id: one.cpuset_mems for one in updates}.get("b") == NodeSet([1])
+            assert controller.ledger.entries["b"].decision.request.pinned_mems is None
