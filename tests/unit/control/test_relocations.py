@@ -1,5 +1,5 @@
-"""Containers that go to other nodes with their CPUs so that another one fits: in the reply, on the disk, after
-a restart, without the disk; when they may not; and their pages after it.
+"""Containers that go to other nodes with their CPUs so that another fits: in the reply, on the disk, after a
+restart, without the disk; when they may not; and their pages after it.
 
 Two nodes of 1 GiB and four CPUs. "a" and "b" are on node 0, "c" is on node 1; for "new" there is room on node
 0 once "b" is on node 1.
@@ -55,13 +55,14 @@ async def in_pieces(directory: Path, policy: PlacementPolicy = MOVING) -> AsyncI
         yield one
 
 
-async def in_order(controller: Controller, b: Pod = PODS["b"], *, started: bool = True) -> None:
-    """Create "a", "b", in this pod, and "c"; "b" is *started*."""
-    await begun(controller, PODS["a"], sized("a"))
-    await controller.create_container(b, sized("b"))
-    if started:
-        await controller.state_changed(Event.POST_START_CONTAINER, b, sized("b"))
-    await begun(controller, PODS["c"], sized("c"))
+async def in_order(controller: Controller, *, started: bool = True, stay: bool = False) -> None:
+    """Create "a", "b" and "c", which may not move if they *stay*; "b" is *started*."""
+    annotations = {"bayplan.dev/may-move": "false"} if stay else {}
+    for name in "abc":
+        owner = replace(PODS[name], annotations=annotations)
+        await controller.create_container(owner, sized(name))
+        if started or name != "b":
+            await controller.state_changed(Event.POST_START_CONTAINER, owner, sized(name))
 
 
 async def all_gone(controller: Controller) -> None:
@@ -177,7 +178,7 @@ async def test_it_is_only_said_where_it_may_not_be_done(tmp_path: Path, why: str
             await controller.update_container(PODS["b"], sized("b"), sized("b").resources)
         elif why == "stays":
             await all_gone(controller)
-            await in_order(controller, replace(PODS["b"], annotations={"bayplan.dev/may-move": "false"}))
+            await in_order(controller, stay=True)
         before = controller.ledger
         with pytest.raises(PlacementError):
             await controller.create_container(PODS["new"], sized("new"))
