@@ -11,6 +11,7 @@ from bayplan.model.decision import (
     CpuUse,
     CpuWish,
     Decision,
+    DeviceHint,
     EvenHugepagesWish,
     Interval,
     MemoryPolicyMode,
@@ -27,7 +28,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import CpuAlignment, PlacementPolicy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import CpuAlignment, Defragment, PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
@@ -228,3 +229,87 @@ def test_a_wish_that_gives_way_says_what_it_would_take() -> None:
     placed = decided(machine(2), wish, entry("a", 0, 450 * MIB), policy=PlacementPolicy())
     assert (placed.outcome, str(placed.placement.mems)) == (Outcome.DEGRADED, "1")
     assert moves(placed) == [("a", "0", "1")]
+
+
+GPUS = tuple(DeviceHint(f"gpu{number}", NodeSet([1]), required=True) for number in range(4))
+RESTRICTED = replace(SINGLE, topology=TopologyPolicy.RESTRICTED)
+
+
+def paged(name: str, node: int, gib: int) -> Entry:
+    """A container with huge pages of 1 GiB."""
+    one = with_claim(entry(name, node, MIB), amounts_bytes={"memory": MIB, "hugepages-1Gi": gib * GIB})
+    return with_request(one, hugepages_bytes={"hugepages-1Gi": gib * GIB})
+
+
+@pytest.mark.parametrize(
+    ("hardware", "policy", "request_", "entries", "expected"),
+    [
+        pytest.param(
+            machine(3, 6, 4 * GIB),
+            RESTRICTED,
+            asking("new", GIB, 4),
+            (entry("a", 0, GIB, 1, 2), entry("b", 1, GIB, 6, 7, 8), entry("c", 2, GIB, 12, 13, 14)),
+            [("a", "0", "1")],
+            id="kubernetes 84597: CPUs are free on all of three nodes, and too few on each",
+        ),
+        pytest.param(
+            machine(2, 32, 125 * GIB),
+            SINGLE,
+            asking("second", 32 * GIB, 26),
+            (entry("first", 0, 32 * GIB, *range(1, 24)), entry("small", 1, GIB, *range(32, 40))),
+            [("small", "1", "0")],
+            id="kubernetes 123816: two pods of 26 CPUs on two nodes of 32, and a small one in the way",
+        ),
+        pytest.param(
+            machine(2, 16, 64 * GIB),
+            replace(SINGLE, reserved_cpus=CpuSet([0, 1, 2])),
+            asking("app", GIB, 14),
+            (entry("other", 1, GIB, 16, 17, 18),),
+            [("other", "1", "0")],
+            id="kubernetes 110306: 14 CPUs of two nodes of 16, of which 3 are reserved",
+        ),
+        pytest.param(
+            machine(2, 8, 16 * 10**9),
+            SINGLE,
+            asking("pod", 15 * 10**9, 1),
+            (entry("one", 0, 2 * 10**9, 1), entry("two", 1, 2 * 10**9, 8)),
+            [("one", "0", "1")],
+            id="kubernetes 110216: 15 GB where each of two nodes has 14 left",
+        ),
+        pytest.param(
+            machine(2, 16, 100 * GIB),
+            RESTRICTED,
+            asking("wide", 150 * GIB, 2),
+            (entry("one", 0, 10 * GIB, 1), entry("two", 1, 10 * GIB, 16)),
+            [],
+            id="KAI-Scheduler 2013: small pods on both nodes keep nobody off both together",
+        ),
+        pytest.param(
+            machine(2, 16, 100 * GIB),
+            SINGLE,
+            replace(asking("train", 60 * GIB, 12), hints=GPUS),
+            (entry("one", 0, 20 * GIB, 1, 2), entry("two", 1, 60 * GIB, *range(16, 24))),
+            [("two", "1", "0")],
+            id="KAI-Scheduler 1598: the CPUs near four GPUs are taken by who has none",
+        ),
+        pytest.param(
+            machine(2, 16, 64 * GIB, hugepages_bytes={GIB: 8 * GIB}),
+            SINGLE,
+            replace(asking("vm", MIB), hugepages_bytes={"hugepages-1Gi": 6 * GIB}),
+            (paged("one", 0, 4), paged("two", 1, 3)),
+            [("two", "1", "0")],
+            id="nova's numa-aware-live-migration: huge pages of 1 GiB, 8 on each of two nodes",
+        ),
+    ],
+)
+def test_what_others_reported(
+    hardware: Machine,
+    policy: PlacementPolicy,
+    request_: Request,
+    entries: tuple[Entry, ...],
+    expected: list[tuple[str, str, str]],
+) -> None:
+    decision = decided(hardware, request_, *entries, policy=policy)
+    assert (decision.outcome is Outcome.REFUSED, moves(decision)) == (bool(expected), expected)
+    moving = replace(policy, defragment=Defragment.MOVE)
+    assert decided(hardware, request_, *entries, policy=moving).outcome is Outcome.PLACED
