@@ -257,6 +257,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
     spelled = {
         "evictionHard": '{ "memory.available" = "100Mi" }',
         "cpuPools": "{}",
+        "relocationsPerHour": "6",
         "cpuRules": "[]",
         "featureGates": "{}",
         "memoryThrottlingFactor": "0.9",

@@ -5,7 +5,6 @@ Two nodes of 1 GiB and four CPUs. "a" and "b" are on node 0, "c" is on node 1; f
 0 once "b" is on node 1.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,10 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.control.controller import Controller
-from bayplan.control.narrowing import Narrowing
+from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.errors import PlacementError, StateError
-from bayplan.host.container import ContainerCgroup
-from bayplan.host.evacuation import Bounds, Evacuation, evacuate
 from bayplan.model.decision import Placement, QosClass
 from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, ContainerState, Pod, Update
@@ -27,7 +24,6 @@ from bayplan.sets import CpuSet, NodeSet
 from support.controllers import Controlled, begun, controlled, full_disk, here
 from support.machines import container, pod
 from support.oci_node import OciNode
-from support.pages import CgroupPages
 
 MOVING = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE, defragment=Defragment.MOVE)
 PATH = "/kubepods/podb/b"
@@ -89,7 +85,7 @@ async def test_cpus_and_nodes_change_in_one_step_and_in_the_reply(tmp_path: Path
         assert moved.exclusive_cpus <= CpuSet([4, 5, 6, 7])
         assert list(updates) == [Update("b", moved.exclusive_cpus, NodeSet([0, 1]))]
         assert controller.counters["relocated"] == 1
-        assert one.narrowing_due.is_set()
+        assert one.room_due.is_set()
         codes = [reason.code for reason in controller.ledger.entries["b"].decision.reasons]
         assert codes == ["best-set", "relocated"]
         # The kernel's cpusets are compared at once.
@@ -200,37 +196,26 @@ async def test_so_many_in_an_hour(tmp_path: Path) -> None:
 async def test_its_pages_follow_and_then_it_has_its_new_nodes_alone(tmp_path: Path) -> None:
     node = OciNode(tmp_path / "root")
     directory = node.make_cgroup(PATH)
-    node.make_process(42, PATH)
     (directory / "cpuset.mems").write_text("0-1\n")
-    pages = CgroupPages(directory)
-    pages.hold({"inactive_anon": {0: 300 * MIB, 1: 0}, "file": {0: 0, 1: 0}})
-
-    def moved(
-        cgroup: ContainerCgroup, leave: NodeSet, stay: NodeSet, bounds: Bounds, huge_pages: bool
-    ) -> Evacuation:
-        return evacuate(
-            cgroup, leave, stay, bounds, huge_pages=huge_pages, migrate=pages.migrate, pause=lambda _: None
-        )
-
     async with in_pieces(tmp_path / "state") as one:
         controller = one.controller
-        narrowing = Narrowing(controller, node.hierarchy, here, one.verify_soon, Bounds(30.0, GIB), moved)
+        promised = PromisedNodes(controller, node.hierarchy, here, one.verify_soon, Bounds(30.0, GIB))
         await begun(controller, PODS["new"], sized("new"))
-        # Pages that do not fit stay, and so does the container.
-        pages.room_bytes = 100 * MIB
-        await narrowing.use_freed_memory()
+        (move,) = promised.candidates()
+        assert (move.container_id, str(move.before), str(move.after)) == ("b", "0-1", "1")
+        # Pages that cannot be moved stay, and so does the container.
+        assert not await promised.end(move, 100 * MIB, "200Mi on node 0 could not be moved")
         assert (str(placement(controller, "b").mems), controller.counters["returns_failed"]) == ("0-1", 1)
-        pages.room_bytes = GIB
-        await narrowing.use_freed_memory()
+        assert promised.candidates() == ()
+        await promised.use_freed_memory()
+        assert await promised.end(move, 200 * MIB)
         after = placement(controller, "b")
         assert (str(after.mems), after.leaving) == ("1", None)
         assert node.shown(PATH, "cpuset.mems")[0] == "1"
-        assert pages.held["inactive_anon"] == {0: 0, 1: 300 * MIB}
         # The runtime hears of it with the next reply.
         other = pod("other", QosClass.BEST_EFFORT)
         _, updates = await controller.create_container(other, container("other", other))
-        assert Update("b", cpuset_mems=NodeSet([1])) in list(updates)
-    await asyncio.sleep(0)
+        assert [(one.container_id, one.cpuset_mems) for one in updates] == [("b", NodeSet([1]))]
 
 
 async def test_a_runtime_that_has_the_nodes_of_before_both_steps_gets_the_new_ones(tmp_path: Path) -> None:

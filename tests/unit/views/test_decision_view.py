@@ -172,7 +172,7 @@ def test_what_would_have_to_move_in_words() -> None:
     both = RelocationPlan(NodeSet([1]), (DB, WEB), proven=False)
     assert sentences.relocation_plan(both, GIB, Outcome.DEGRADED) == (
         "would be as asked if d/p/db moves from node 1 to node 2 (CPUs 4-5 to 8-9) and "
-        "d/p/web moves on nodes 0-1 from CPUs 1 to 6: 12Gi, some 12 s; the search ended: less may do"
+        "d/p/web moves on nodes 0-1 from CPU 1 to 6: 12Gi, some 12 s; the search ended: less may do"
     )
     assert sentences.relocation_plan(RelocationPlan(NodeSet([1]), (WEB,)), GIB, Outcome.REFUSED).endswith(
         ": no memory"
