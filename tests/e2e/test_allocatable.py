@@ -89,6 +89,7 @@ def test_beside_huge_pages(node: Node) -> None:
     every_node_gives_what_it_promises(node)
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.4")
 def test_on_two_nodes(node: Node) -> None:
     every_node_gives_what_it_promises(node)

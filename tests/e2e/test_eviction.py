@@ -23,6 +23,7 @@ def await_exited(node: Node, container_id: str) -> None:
         time.sleep(POLL_S)
 
 
+@pytest.mark.matrix
 @on(SPLIT_SOCKETS, "2.3")
 def test_pressure_on_one_node_of_four_ends_who_is_there(node: Node) -> None:
     node.bayplan.start("--memory-pressure", "relieve")

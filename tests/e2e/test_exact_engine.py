@@ -61,6 +61,7 @@ def test_overlapping_sets_are_promised_what_they_hold_together_and_no_more(node:
         assert here == amounts["bookedBytes"] <= amounts["allocatableBytes"]
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.3")
 def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) -> None:
     node.bayplan.start()

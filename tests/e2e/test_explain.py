@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from testbed.node import Node
 from testbed.pods import best_effort, guaranteed
 from testbed.scenario import on
@@ -10,6 +11,7 @@ from testbed.topology import TWO_NODES
 BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.4")
 def test_explain_says_what_crictl_showed_and_a_memory_policy_reaches_the_spec(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "restricted")

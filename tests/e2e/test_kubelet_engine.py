@@ -105,6 +105,7 @@ def test_huge_pages_and_memory_come_from_one_node_until_no_node_has_both(node: N
     assert node.view(node.launch(guaranteed("without", 0.5, "100Mi"))).mems_allowed == {0}
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.3")
 def test_exclusive_cpus_are_whole_cores_and_reserved_ones_are_nobodys(node: Node) -> None:
     options = "full-pcpus-only=true,strict-cpu-reservation=true"

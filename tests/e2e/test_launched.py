@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from testbed.bayplan import ADMIN_SOCKET, DAEMON
 from testbed.node import Node
 from testbed.pods import guaranteed
@@ -11,6 +12,7 @@ from testbed.topology import TWO_NODES
 PLUGIN = "/opt/nri/plugins/90-bayplan"
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.4")
 def test_containerd_launches_the_plugin_itself(node: Node) -> None:
     # containerd gives a plugin no environment but its own three variables, and no output.

@@ -200,6 +200,7 @@ def test_a_second_daemon_is_refused(node: Node) -> None:
     assert ", pid " in ended.stderr
 
 
+@pytest.mark.matrix
 @on(TWO_NODES, "2.4")
 def test_a_cgroup_changed_behind_our_back_is_repaired(node: Node) -> None:
     node.bayplan.start()

@@ -15,7 +15,8 @@ BURST = (Short.EXITS, Short.FAILS, Short.STOPPED_FIRST, Short.EXITS, Short.NOT_S
 
 
 @on(FOUR_NODES)
-@pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("rounds", [1, 4])
 def test_nothing_is_held_by_the_dead(node: Node, rounds: int) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()

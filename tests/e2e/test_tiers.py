@@ -1,5 +1,6 @@
 """Memory of several kinds, memory and CPUs that come and go, memory that others hold: in a real kernel."""
 
+import pytest
 from testbed.node import Node
 from testbed.pods import MIB, best_effort, guaranteed
 from testbed.scenario import on
@@ -18,6 +19,7 @@ def problems(node: Node) -> list[str]:
     return [str(problem) for problem in node.bayplan.status()["problems"]]
 
 
+@pytest.mark.matrix
 @on(TIERED, "2.3")
 def test_a_slower_tier_is_for_those_who_ask_for_it(node: Node) -> None:
     node.bayplan.start()
@@ -88,6 +90,7 @@ def test_cpus_and_memory_leave_and_come_back_without_a_restart(node: Node) -> No
     assert node.view(pinned).cpus_allowed == {2, 3}
 
 
+@pytest.mark.matrix
 @on(TIERED, "2.3")
 def test_what_others_hold_on_a_node_is_not_promised_there(node: Node) -> None:
     node.guest.run("sh", "-c", "mkdir -p /held && mount -t tmpfs -o size=400m,mpol=bind:1 held /held")
