@@ -179,24 +179,43 @@ def machine_of_outputs(text: str) -> Imported:
 
 
 def _numactl(lines: Sequence[str]) -> _Numactl:
-    found = _Numactl(cpus=_lists(lines))
-    in_distances = False
+    columns, rows = _distance_table(lines)
+    found = _Numactl(cpus=_lists(lines), columns=columns, rows=rows)
     for line in lines:
         if match := _AVAILABLE.match(line):
             found.announced = _ids(NodeSet, "available", match[1])
         elif match := _SIZE.match(line):
             amount = int(match[2] or 0) * _SCALES[match[3] or "M"]
             found.memory_bytes[int(match[1])] = amount
-        elif _DISTANCES.match(line):
-            in_distances = True
-        elif in_distances and (match := _HEADER.match(line)):
-            found.columns = [int(column) for column in match[1].split()]
-        elif in_distances and (match := _ROW.match(line)):
-            found.rows[int(match[1])] = [int(column) for column in match[2].split()]
-            in_distances = not found.columns or len(found.rows) < len(found.columns)
         elif _NO_NUMA.search(line):
             found.without_numa = True
     return found
+
+
+def _distance_table(lines: Iterable[str]) -> tuple[list[int], dict[int, list[int]]]:
+    """The columns, and the row of each node; both can go on on the next line, as terminals break them."""
+    columns: list[int] = []
+    rows: dict[int, list[int]] = {}
+    row: list[int] | None = None
+    begun = False
+    for line in lines:
+        more = _MORE.match(line)
+        numbers = [int(one) for one in more[1].split()] if more else []
+        if _DISTANCES.match(line):
+            begun = True
+        elif not begun:
+            continue
+        elif numbers and row is None and columns and numbers[0] > columns[-1]:
+            columns += numbers
+        elif numbers and row is not None and len(row) < len(columns):
+            row += numbers
+        elif match := _HEADER.match(line):
+            columns = [int(column) for column in match[1].split()]
+        elif match := _ROW.match(line):
+            row = rows[int(match[1])] = [int(column) for column in match[2].split()]
+        if columns and row is not None:
+            begun = len(rows) < len(columns) or len(row) < len(columns)
+    return columns, rows
 
 
 def _lists(lines: Iterable[str]) -> dict[int, CpuSet]:

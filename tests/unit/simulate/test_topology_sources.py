@@ -1,6 +1,7 @@
 """One machine in every form in which people have theirs, and texts that are cut off, quoted or mixed."""
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -448,6 +449,19 @@ def test_two_runs_of_cpus_on_every_node_are_threads(tmp_path):
     for first, second in (("0 2 4 6", "1 3 5 7"), ("0 1 2 3", "4 5 6 7"), ("0 4", "1 5")):
         text = f"node 0 cpus: {first}\nnode 0 size: 9 MB\nnode 1 cpus: {second}\nnode 1 size: 9 MB\n"
         assert len(groups_of(read(tmp_path, text), "core_id")) == len(f"{first} {second}".split())
+
+
+@pytest.mark.parametrize("width", [31, 60, 80])
+def test_lines_that_a_terminal_has_broken(width, tmp_path):
+    many = machine(
+        24, 4, distances={(a, b): 10 if a == b else 20 + abs(a - b) for a in range(24) for b in range(24)}
+    )
+    broken = []
+    for line in numactl_text(many).splitlines():
+        *heads, last = textwrap.wrap(line, width, drop_whitespace=False) if line.strip() else [line]
+        broken += [*heads, last]
+    found = read(tmp_path, "\n".join(broken) + "\n")
+    assert layout(found, caches=False) == layout(many, caches=False)
 
 
 def test_what_people_write_around_an_output(tmp_path):
