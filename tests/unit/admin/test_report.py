@@ -18,6 +18,7 @@ from bayplan.control.shadow_handler import answering
 from bayplan.errors import ConfigError, PlacementError
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
+from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Adjustment
@@ -47,12 +48,21 @@ async def told(directory: Path) -> dict[str, Any]:
             assert (adjustment == Adjustment()) == (handler is not one.controller)
         moved = PageMoveRecord(NOW_US, "other", "default/b/other", 0, 1, 8 * MIB, 4 * MIB, 5, NodeSet([0]))
         one.controller.recorder.pages_moved([moved])
+        for signal in ("node1.memory.available", "memory.available"):
+            await one.controller.recorder.evicted([evicted("own", signal), evicted("other", signal)])
         question = reporting(one.controller.recorder)
         snapshot = make_snapshot(taken_us=NOW_US)
         with pytest.raises(ConfigError, match="sinceSeconds"):
             await question(snapshot, {"sinceSeconds": 0})
         assert (await question(snapshot, {"sinceSeconds": 60}))["containers"] == []
         return await question(make_snapshot(taken_us=0), {"sinceSeconds": 60})
+
+
+def evicted(container_id: str, signal: str) -> EvictionRecord:
+    name = f"default/{container_id}"
+    return EvictionRecord(
+        NOW_US, container_id, name, signal, QosClass.BURSTABLE, 9, 5, 7, 0, 0, "It was short."
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +89,14 @@ def test_who_got_what(
     assert rows["own"]["memoryLimitBytes"] == 100 * MIB
     assert (rows["large"]["mems"], rows["large"]["memoryLimitBytes"]) == (None, None)
     assert said["outcomes"] == {"placed": 2, "degraded": 0, "refused": 1}
-    summary, containers, moves = blocks({**said, "shadow": mode is shadow_mode})
+    # Of the node that ran short, else of those that the container was bound to.
+    assert [(one["id"], one["mems"]) for one in said["evictions"]] == [
+        ("own", "1"),
+        ("other", "1"),
+        ("own", "0"),
+        ("other", None),
+    ]
+    summary, containers, moves, _ = blocks({**said, "shadow": mode is shadow_mode})
     assert words in str(summary)
     assert isinstance(containers, Table)
     assert [row[2:5] for row in containers.rows if not isinstance(row, str)] == [
