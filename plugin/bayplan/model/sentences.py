@@ -258,7 +258,7 @@ def criterion(name: str, value: int) -> str:
 def move(one: Move) -> str:
     """Another container that had to move over."""
     moved = f", at most {format_bytes(one.moved_bytes)} of it moved" if one.moved_bytes else ""
-    moved += f", on CPUs {one.cpus}" if one.cpus else ""
+    moved += f", on {cpus_text(one.cpus)}" if one.cpus else ""
     return f"{one.name} from {_anywhere(one.before)} to {_anywhere(one.after)}{moved}"
 
 
