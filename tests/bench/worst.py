@@ -181,6 +181,22 @@ def with_devices(nodes: int, count: int) -> Callable[[random.Random], Case]:
     return case
 
 
+def in_pieces(nodes: int, each: int, share: float) -> Callable[[random.Random], Case]:
+    """Nodes of which *share* is promised to *each* containers of their own, and a request for half of a node:
+    three of them may have to go elsewhere for it."""
+
+    def case(draw: random.Random) -> Case:
+        hardware = machine(nodes, memory_bytes=GIB, distances=sockets(nodes))
+        ledger = promised(
+            ([node], int(GIB * share / each * draw.uniform(0.6, 1.3)))
+            for node in range(nodes)
+            for _ in range(each)
+        )
+        return hardware, SINGLE, ledger, asking("half", GIB // 2), None
+
+    return case
+
+
 CASES: Final[dict[str, Callable[[random.Random], Case]]] = {
     "8 nodes, 100 crossing, best-effort": crossing(8, 100, 3, BEST_EFFORT),
     "8 nodes, 300 flexible, restricted": crossing(8, 300, 4, RESTRICTED, flexible=True),
@@ -206,6 +222,8 @@ CASES: Final[dict[str, Callable[[random.Random], Case]]] = {
     "64 nodes, 100 flexible, a wish": wishing(64, 100),
     "64 nodes, 100 crossing, a resize": growing(64, 100),
     "16 nodes, 100 crossing, a resize": growing(16, 100),
+    "8 nodes in pieces, 20 on each": in_pieces(8, 20, 0.75),
+    "16 nodes in pieces, 16 on each": in_pieces(16, 16, 0.75),
     "1024 nodes, empty, 24": empty(1024, 24),
 }
 
