@@ -24,6 +24,7 @@ from bayplan.engines.exact.attempts import SEARCH_ENDED
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.flow import crosses
 from bayplan.engines.exact.question import MAX_STEPS
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -276,8 +277,9 @@ def decide(case: Case, steps: int = MAX_STEPS) -> Taken:
     """Decide a *case* by an engine that knows the ledger from a decision about 1 MiB."""
     hardware, policy, ledger, request, before = case
     engine = ExactEngine(max_steps=steps)
-    _, ledger_ms = timed(partial(engine.decide, hardware, policy, ledger, asking("small", MIB)))
-    decision, decision_ms = timed(partial(engine.decide, hardware, policy, ledger, request, before))
+    basis = Basis(hardware, policy, ledger)
+    _, ledger_ms = timed(partial(engine.decide, basis, asking("small", MIB)))
+    decision, decision_ms = timed(partial(engine.decide, basis, request, before))
     claim = decision.placement.claim
     nodes = claim.nodes if claim is not None else NodeSet()
     return Taken(
