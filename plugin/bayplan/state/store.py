@@ -317,6 +317,9 @@ class Store:
             self._connection = _open_or_replace(self.path)
             self._rows = read_rows(self._connection)
         except (sqlite3.Error, OSError, BayplanError) as error:
+            if self._in_memory:
+                directory, number = self.path.parent, getattr(error, "errno", None)
+                raise unusable(directory, _describe(error), number) from error
             problem = f"it is not where it was opened, and cannot be made again: {_describe(error)}"
             raise StateError(str(self.path), problem) from error
         self._files = identities(self.path)
