@@ -7,10 +7,12 @@ from bayplan.cli.client import ask
 from bayplan.cli.status import cpu_pools, kept_for_pods
 from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.cli.texts import amounts_to_type
-from bayplan.quantity import MIB, amounts_column, counted, format_column
+from bayplan.quantity import MIB, amounts_column, counted, format_bytes, format_column
 from bayplan.sets import CpuSet, NodeSet
 
 VERB: Final = "nodes"
+_OF_NOTE_BYTES: Final = MIB
+"""What a container holds less of on a node is not listed there; the JSON has it."""
 HELP: Final = (
     "show every NUMA node: memory promised and really used, CPUs, distances and the containers there"
 )
@@ -280,11 +282,13 @@ def _live(nodes: list[dict[str, Any]]) -> Table:
 
 
 def _containers(nodes: list[dict[str, Any]]) -> list[Block]:
-    """What containers have on nodes. Those that may use a node and have nothing there are counted."""
+    """What containers have on nodes. Those that have nothing of note on any are counted: most have some pages
+    of the kernel's on each node."""
     there, without = [], set()
     for node in nodes:
         for one in node["containers"]:
-            if any(one["bookedBytes"].values()) or one["heldBytes"] or one["exclusiveCpus"] or one["devices"]:
+            holds = (one["heldBytes"] or 0) >= _OF_NOTE_BYTES
+            if any(one["bookedBytes"].values()) or holds or one["exclusiveCpus"] or one["devices"]:
                 there.append((node, one))
             else:
                 without.add(one["id"])
@@ -316,6 +320,8 @@ def _containers(nodes: list[dict[str, Any]]) -> list[Block]:
     )
     shown: list[Block] = [Table(columns, rows)] if rows else []
     if without:
-        are = f"{counted(len(without), 'container')} {'is' if len(without) == 1 else 'are'}"
-        shown.append(f"{are} bound to nodes and {'has' if len(without) == 1 else 'have'} nothing on them.")
+        have = f"{counted(len(without), 'container')} {'has' if len(without) == 1 else 'have'}"
+        shown.append(
+            f"{have} nothing promised on nodes, and less than {format_bytes(_OF_NOTE_BYTES)} on each."
+        )
     return shown

@@ -314,7 +314,7 @@ def test_containers_that_have_nothing_on_nodes_are_counted() -> None:
     view = nodes_view(replace(snapshot, live=None))
     idle = {**view["nodes"][0]["containers"][0], "id": "z", "name": "idle/pod/c", "bookedBytes": {}}
     for node in view["nodes"]:
-        node["containers"].append({**idle, "exclusiveCpus": "", "devices": [], "heldBytes": 0})
+        node["containers"].append({**idle, "exclusiveCpus": "", "devices": [], "heldBytes": MIB - 1})
     *_, table, sentence = nodes.blocks(view)
     assert isinstance(table, Table)
     assert "idle/pod/c" not in [row[1] for row in table.rows]
