@@ -32,6 +32,7 @@ MIN_QUOTA_US: Final = 1000
 
 OOM_GROUP: Final = "memory.oom.group"
 
+_NOTHING_RESERVED: Final = Interval(0, 0, RESERVATION)
 _POD_COMPONENT: Final = re.compile(r"pod[0-9a-zA-Z_-]+")
 
 
@@ -118,6 +119,8 @@ def _infer(resources: Resources) -> QosClass:
 
 def reservation(resources: Resources) -> Interval:
     """What *resources* reserve, as a request with its source: what is protected most, 0 for nothing."""
+    if not resources.unified and not resources.memory_reservation_bytes:
+        return _NOTHING_RESERVED
     low_bytes, min_bytes = (resources.protected_bytes(file) for file in (MEMORY_LOW, MEMORY_MIN))
     source = MEMORY_LOW if resources.line(MEMORY_LOW) else RESERVATION
     return (
@@ -191,7 +194,7 @@ def is_by_shares(resources: Resources, qos: QosClass) -> bool:
     missing request."""
     if resources.cpu_shares is None:
         return False
-    return qos is not QosClass.GUARANTEED or resources.quota_milli is None
+    return qos is not QosClass.GUARANTEED or (resources.cpu_quota_us or 0) <= 0
 
 
 def exclusive_cpu_count(qos: QosClass, cpu_milli: int, *, pod_level: bool) -> int:

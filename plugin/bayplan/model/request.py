@@ -91,7 +91,7 @@ def derive_request(
     adjustment = carried_oom_score_adj(container) if scored else None
     qos, source = derive_qos(by_tree, words, adjustment)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
-    if present.line(MEMORY_MAX):
+    if added_bytes is not None and present.line(MEMORY_MAX):
         added_bytes = None
     if added_bytes is not None and (present.memory_swap_bytes or 0) > 0:
         # Runtimes refuse a limit above that of memory and swap together.
@@ -108,13 +108,15 @@ def derive_request(
         guessed = source is QosSource.INFERRED and memory.source in (_LIMIT, _NO_LIMIT)
         known = Interval(0, limit_bytes or machine.memory_bytes, memory.source) if guessed else memory
         memory = memory if known.exact else _given(known, wishes.memory_request_bytes)
-    hugepages_bytes = _hugepages(words.hugepage_limits_bytes)
+    hugepages_bytes = _hugepages(words.hugepage_limits_bytes) if words.hugepage_limits_bytes else {}
     totals = _pod_totals(pod.resources, qos)
     if not kubelets:
         qos, memory, cpu_milli, hugepages_bytes = _in_part(machine, qos, memory, cpu_milli, words)
         if totals is not None and not _is_part(machine, totals, pod.resources.hugepage_limits_bytes):
             totals = None
-    pinned_cpus, pinned_mems = pinned(container.resources, machine)
+    pinned_cpus, pinned_mems = container.resources.cpuset_cpus, container.resources.cpuset_mems
+    if pinned_cpus is not None or pinned_mems is not None:
+        pinned_cpus, pinned_mems = pinned(container.resources, machine)
     return Request(
         container_id=container.id,
         pod_id=container.pod_id,
@@ -232,7 +234,7 @@ def _changed_memory(
 def _words(present: Resources, outside: OutsideRequests, *, kubelets: bool) -> Resources:
     """What of *present* says how much is requested."""
     if kubelets:
-        return present.without_unified
+        return present if present.fields is None else present.without_unified
     if outside is OutsideRequests.LIMITS:
         return present
     if outside is OutsideRequests.NOTHING:
@@ -275,10 +277,11 @@ def _hugepages(limits_bytes: Mapping[int, int]) -> dict[str, int]:
 
 def _pod_totals(resources: Resources, qos: QosClass) -> PodTotals | None:
     """The sums of the pod's containers, which kubelet gives to the sandbox."""
-    if resources.limit_bytes is None:
+    limit_bytes = resources.limit_bytes
+    if limit_bytes is None:
         return None
     cpu_milli = cpu_request_milli(resources, qos)
-    return PodTotals(resources.limit_bytes, cpu_milli, _hugepages(resources.hugepage_limits_bytes))
+    return PodTotals(limit_bytes, cpu_milli, _hugepages(resources.hugepage_limits_bytes))
 
 
 def _memory_interval(

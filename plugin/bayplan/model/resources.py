@@ -137,13 +137,13 @@ class Resources(FieldValues, frozen=True):
     def protected_bytes(self, file: str) -> int:
         """What memory.min or memory.low protects, 0 for nothing. All there is (``max``) is no amount, and
         says nothing of how much is asked for."""
-        if self.line(file):
+        if self.unified and self.line(file):
             return self.amount_bytes(file) or 0
         return max(0, self.memory_reservation_bytes or 0) if file == MEMORY_LOW else 0
 
     def amount_bytes(self, file: str) -> int | None:
         """The amount in a key of ``unified``; None where there is none, or none that can be read."""
-        text = self.line(file)
+        text = self.line(file) if self.unified else ""
         try:
             return parse_cgroup_bytes(text) if text else None
         except ParseError:

@@ -87,7 +87,7 @@ class Attempt(Struct, frozen=True):
         counted = question.counted
         for nodes in self.targets():
             before = counted.steps
-            fits = question.plausible(nodes) and question.fits(nodes)
+            fits = question.has_room(nodes)
             budget.spent += _STEPS_OF_A_TARGET + counted.steps - before
             if fits:
                 found = True

@@ -290,6 +290,7 @@ class Confinement:
             self.exclusive.fit(cpus),
             self.exclusive.free_on if self.policy.cpu_alignment.align_by_socket else None,
             self.exclusive.assignable_by_node() if cpus else {},
+            0 if self.even else self.counted.steps_on_one(amounts),
         )
         area = area_of(question, candidates, self.request.even_hugepages)
         more = bool(without(amounts, self.amounts)) or cpus > self.cpus

@@ -197,6 +197,17 @@ class CountedFlows:
                 return False
         return True
 
+    def steps_on_one(self, amounts: Amounts) -> int:
+        """What it costs to know whether *amounts* fit on a single node; 0 where the room that the node has
+        alone does not say it."""
+        total = 0
+        for resource in amounts:
+            flow, cost = self._asked.get(resource) or self._flow_and_cost(resource)
+            if flow.crossings or flow.unmet:
+                return 0
+            total += cost
+        return total
+
     def _fit_together(self, parts: Parts) -> bool:
         for resource, claims in by_resource(parts).items():
             flow, cost = self._asked.get(resource) or self._flow_and_cost(resource)
@@ -334,7 +345,8 @@ class Question(Struct, frozen=True):
     the best CPUs on a set cost; None where it does not matter which CPUs of a node are taken.
     ``cpus_on_empty`` is how many such CPUs each node would have were there no containers.
     ``cpus_together`` is how many CPUs a set has where nodes have some in common, of which ``free_cpus`` then
-    counts each for each.
+    counts each for each. ``steps_on_one`` are the steps of an answer about a single node where its room alone
+    is exact, else 0.
     """
 
     topology: NodeTopology
@@ -352,6 +364,7 @@ class Question(Struct, frozen=True):
     cpu_fit: Callable[[int], Fit] | None = None
     cpus_together: Callable[[int], int] | None = None
     cpus_on_empty: Mapping[int, int] = MappingProxyType({})
+    steps_on_one: int = 0
 
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
@@ -367,6 +380,16 @@ class Question(Struct, frozen=True):
             if have_bytes < amount_bytes:
                 return False
         return True
+
+    def has_room(self, nodes: int) -> bool:
+        """Whether *nodes* are plausible, and there is room for all of it there."""
+        if not self.plausible(nodes):
+            return False
+        if self.steps_on_one and not nodes & (nodes - 1):
+            # Where no claimed sets cross and nothing is unmet, the room of a node alone is what it has.
+            self.counted.steps += self.steps_on_one
+            return True
+        return self.fits(nodes)
 
     def parts(self, nodes: int) -> Parts:
         """What is asked for if the set is *nodes*, on each set by itself."""
@@ -385,6 +408,7 @@ class Question(Struct, frozen=True):
             self,
             rooms={resource: flows.rooms_by_node(resource) for resource in self.amounts},
             counted=CountedFlows(flows),
+            steps_on_one=0,
         )
 
     def cpus_on(self, nodes: int) -> int:

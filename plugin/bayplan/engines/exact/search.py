@@ -192,7 +192,7 @@ class _Search:
                 break
             if self.fallback is not None and self._hopeless(nodes, self.fallback):
                 continue
-            if not question.plausible(nodes) or not question.fits(nodes):
+            if not question.has_room(nodes):
                 if len(self.obstacles) < KEPT_OBSTACLES:
                     self.obstacles.append(nodes)
                 continue
