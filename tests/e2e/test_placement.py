@@ -75,6 +75,37 @@ def test_the_other_classes_share_the_cpus_and_the_pool_shrinks_and_grows(node: N
         node.await_view(pod, lambda view: view.cpus_allowed == set(range(8)))
 
 
+@on(FOUR_NODES, "2.3")
+def test_named_pools_grow_and_shrink_with_their_members_and_wishes_for_cpus_count(node: Node) -> None:
+    node.bayplan.start(config="cpuPools = { db = { maximum = 2 } }\n")
+    node.bayplan.await_synchronized()
+    total = node.kernel.memory_total_bytes()
+    in_pool, own = {"bayplan.dev/cpus": "pool=db"}, {"bayplan.dev/cpus": "exclusive"}
+    shared = node.launch(best_effort("shared"))
+    first = node.launch(burstable("first", node_memory_bytes=total, cpus=1, annotations=in_pool))
+    pool = node.view(first).cpus_allowed
+    assert len(pool) == 1
+    second = node.launch(burstable("second", node_memory_bytes=total, cpus=1, annotations=in_pool))
+    both = node.view(second).cpus_allowed
+    assert len(both) == 2
+    assert pool < both
+    node.await_view(first, lambda view: view.cpus_allowed == both)
+    wished = node.launch(burstable("wished", node_memory_bytes=total, cpus=1, annotations=own))
+    alone = node.view(wished).cpus_allowed
+    assert len(alone) == 1
+    node.await_view(shared, lambda view: view.cpus_allowed == set(range(8)) - both - alone)
+    # The daemon is killed, and goes on with what it recorded.
+    node.bayplan.kill()
+    node.bayplan.start_again()
+    node.bayplan.await_synchronized()
+    assert node.view(first).cpus_allowed == both
+    node.crictl.stop(second.container_id)
+    node.await_view(first, lambda view: len(view.cpus_allowed) == 1)
+    left = node.view(first).cpus_allowed
+    assert left < both
+    node.await_view(shared, lambda view: view.cpus_allowed == set(range(8)) - left - alone)
+
+
 @on(TWO_NODES, "2.4", "2.3", "2.1", "1.7")
 def test_a_plain_crictl_user_is_served_like_kubelet(node: Node) -> None:
     node.bayplan.start()
