@@ -23,11 +23,11 @@ from bayplan.model.ledger import (
     Ledger,
     holds_alone,
     is_followed,
+    is_short,
     notice_of,
     score_key,
     shares_beside,
 )
-from bayplan.model.ledger_totals import is_short
 from bayplan.model.machine import MEMORY
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
 from bayplan.placement.shortfall import lost_cpus, overclaims
