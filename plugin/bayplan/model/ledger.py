@@ -663,9 +663,11 @@ def with_count(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping
     """The numbers of containers per set after one with *ids*, if it has any, came (+1) or went (-1)."""
     if ids is None:
         return counts
-    count = counts.get(ids, 0) + sign
-    rest = {one: others for one, others in counts.items() if one != ids}
-    return {**rest, ids: count} if count else rest
+    changed = dict(counts)
+    count = changed.pop(ids, 0) + sign
+    if count:
+        changed[ids] = count
+    return changed
 
 
 def with_shared_milli(
