@@ -109,7 +109,7 @@ def test_it_chooses_one_of_our_best(strategy: str) -> None:
                 assert feasible == []
             else:
                 node = by_name[chosen]
-                scores = {one.name: ours.score(one, pod, 0.0) for one in feasible}
+                scores = {one.name: ours.score(one, pod) for one in feasible}
                 assert scores[chosen] == max(scores.values()), (pod, chosen)
                 node.bind(pod)
                 placed.append((node, pod))

@@ -153,14 +153,14 @@ class ClusterRun:
     def _schedule(self, place: _Place, now_s: float, among: Sequence[ClusterNode] | None = None) -> bool:
         """Whether a node was found; what the node makes of the pod is dealt with."""
         began = time.perf_counter()
-        node = self.scheduler.choose(place.pod, now_s, among)
+        node = self.scheduler.choose(place.pod, among)
         self.scheduling_s += time.perf_counter() - began
         if node is None:
             return False
         node.bind(place.pod)
         place.node = node
         self.quality.binds += 1
-        self.scheduler.bound(node, place.pod, now_s)
+        self.scheduler.bound(node, place.pod)
         self._admit(place, node, now_s)
         return True
 
@@ -245,11 +245,11 @@ class ClusterRun:
 
     def _publish(self, node: ClusterNode, now_s: float) -> None:
         self._unpublished.discard(node.index)
-        self.scheduler.published(node, now_s)
+        self.scheduler.published(node)
         self._look_again((node,), now_s)
 
     def _tick(self, horizon_s: float, now_s: float) -> None:
-        self._look_again(self.scheduler.tick(now_s), now_s)
+        self._look_again(self.scheduler.tick(), now_s)
         # Nothing happens at most ticks: the next one that matters comes after the next event.
         following = self._heap[0][0] if self._heap else horizon_s
         periods = max(1, int((following - now_s) // self._resync_s))

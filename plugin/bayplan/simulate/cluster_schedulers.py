@@ -63,20 +63,18 @@ class Scheduler:
         self._rng = random.Random(seed)  # noqa: S311 - ties, repeatable
         self._start = 0
 
-    def choose(
-        self, pod: TimedPod, now_s: float, among: Sequence[ClusterNode] | None = None
-    ) -> ClusterNode | None:
+    def choose(self, pod: TimedPod, among: Sequence[ClusterNode] | None = None) -> ClusterNode | None:
         """The node for *pod*, *among* some or all; None if there is none."""
-        feasible = self._feasible(pod, now_s) if among is None else [
-            node for node in among if node.fits(pod) and self.passes(node, pod, now_s)
+        feasible = self._feasible(pod) if among is None else [
+            node for node in among if node.fits(pod) and self.passes(node, pod)
         ]  # fmt: skip
-        return self.select(feasible, pod, now_s) if feasible else None
+        return self.select(feasible, pod) if feasible else None
 
-    def passes(self, node: ClusterNode, pod: TimedPod, now_s: float) -> bool:  # noqa: ARG002
+    def passes(self, node: ClusterNode, pod: TimedPod) -> bool:  # noqa: ARG002 - others need it
         """Whether *node* is feasible beyond its sums."""
         return True
 
-    def score(self, node: ClusterNode, pod: TimedPod, now_s: float) -> int:  # noqa: ARG002
+    def score(self, node: ClusterNode, pod: TimedPod) -> int:
         """NodeResourcesFit and NodeResourcesBalancedAllocation, each up to 100, of equal weight."""
         software = node.software
         cpus, size_bytes = software.milli_cpus, software.memory_bytes
@@ -97,26 +95,26 @@ class Scheduler:
         used = min(used, has)
         return (has - used if self._least else used) * MAX_SCORE // has
 
-    def select(self, feasible: Sequence[ClusterNode], pod: TimedPod, now_s: float) -> ClusterNode | None:
+    def select(self, feasible: Sequence[ClusterNode], pod: TimedPod) -> ClusterNode | None:
         """One of the best at random."""
-        scores = [self.score(node, pod, now_s) for node in feasible]
+        scores = [self.score(node, pod) for node in feasible]
         best = max(scores)
         return self._rng.choice([node for node, score in zip(feasible, scores, strict=True) if score == best])
 
-    def bound(self, node: ClusterNode, pod: TimedPod, now_s: float) -> None:
+    def bound(self, node: ClusterNode, pod: TimedPod) -> None:
         """*pod* was bound to *node*."""
 
     def left(self, node: ClusterNode, pod: TimedPod) -> None:
         """*pod* is no longer there."""
 
-    def published(self, node: ClusterNode, now_s: float) -> None:
+    def published(self, node: ClusterNode) -> None:
         """The agent of *node* has written what is left there."""
 
-    def tick(self, now_s: float) -> Sequence[ClusterNode]:  # noqa: ARG002
+    def tick(self) -> Sequence[ClusterNode]:
         """Nodes of which the scheduler has learned something by its own clock."""
         return ()
 
-    def _feasible(self, pod: TimedPod, now_s: float) -> list[ClusterNode]:
+    def _feasible(self, pod: TimedPod) -> list[ClusterNode]:
         """Feasible nodes, until there are enough of them; the next search begins behind the last one looked
         at."""
         nodes, total = self.nodes, len(self.nodes)
@@ -125,7 +123,7 @@ class Scheduler:
         looked = 0
         for looked in range(1, total + 1):
             node = nodes[(self._start + looked - 1) % total]
-            if node.fits(pod) and self.passes(node, pod, now_s):
+            if node.fits(pod) and self.passes(node, pod):
                 found.append(node)
                 if len(found) == enough:
                     break
@@ -218,7 +216,7 @@ class TopologyScheduler(Scheduler):
         self.view = TopologyView(resync_s)
         self._least_numa = least_numa
 
-    def passes(self, node: ClusterNode, pod: TimedPod, now_s: float) -> bool:  # noqa: ARG002
+    def passes(self, node: ClusterNode, pod: TimedPod) -> bool:
         """For ``single-numa-node``: one NUMA node has what a Guaranteed pod requests."""
         if pod.qos is not QosClass.GUARANTEED or not _single(node):
             return True
@@ -227,9 +225,9 @@ class TopologyScheduler(Scheduler):
         self.view.doubt(node)
         return False
 
-    def score(self, node: ClusterNode, pod: TimedPod, now_s: float) -> int:
+    def score(self, node: ClusterNode, pod: TimedPod) -> int:
         """The sums' score, and the plugin's."""
-        return super().score(node, pod, now_s) + self._topology_score(node, pod)
+        return super().score(node, pod) + self._topology_score(node, pod)
 
     def _topology_score(self, node: ClusterNode, pod: TimedPod) -> int:
         if pod.qos is not QosClass.GUARANTEED:
@@ -242,20 +240,20 @@ class TopologyScheduler(Scheduler):
         scores = [score for room in rooms.values() if (score := _left_over(room, pod))]
         return min(scores, default=0)
 
-    def bound(self, node: ClusterNode, pod: TimedPod, now_s: float) -> None:  # noqa: ARG002
+    def bound(self, node: ClusterNode, pod: TimedPod) -> None:
         """See `Scheduler.bound`."""
         self.view.bound(node, pod)
 
-    def left(self, node: ClusterNode, pod: TimedPod) -> None:  # noqa: ARG002
+    def left(self, node: ClusterNode, pod: TimedPod) -> None:  # noqa: ARG002 - others need it
         """See `Scheduler.left`."""
         self.view.left(node)
 
-    def published(self, node: ClusterNode, now_s: float) -> None:  # noqa: ARG002
+    def published(self, node: ClusterNode) -> None:
         """See `Scheduler.published`."""
         self.writes += 1
         self.view.published(node)
 
-    def tick(self, now_s: float) -> Sequence[ClusterNode]:  # noqa: ARG002
+    def tick(self) -> Sequence[ClusterNode]:
         """Nodes that were resynchronized."""
         return [self.nodes[index] for index in self.view.resync()]
 
@@ -290,18 +288,18 @@ class ClaimScheduler(Scheduler):
         self._rooms: dict[int, dict[int, NumaRoom]] = {}
         self._claims: dict[str, tuple[NodeSet, NumaRoom]] = {}
 
-    def passes(self, node: ClusterNode, pod: TimedPod, now_s: float) -> bool:  # noqa: ARG002
+    def passes(self, node: ClusterNode, pod: TimedPod) -> bool:
         """Whether the claim can be allocated."""
         return pod.qos is not QosClass.GUARANTEED or self._allocate(node, pod) is not None
 
-    def score(self, node: ClusterNode, pod: TimedPod, now_s: float) -> int:
+    def score(self, node: ClusterNode, pod: TimedPod) -> int:
         """The sums' score, and twice (the plugin's default weight) that of the first alternative that was
         possible: 100 for the first of eight, a step less for each further one."""
         found = self._allocate(node, pod) if pod.qos is QosClass.GUARANTEED else None
         rank = len(found[0]).bit_length() - 1 if found else 0
-        return super().score(node, pod, now_s) + 2 * (MAX_SCORE - rank * MAX_SCORE // 8)
+        return super().score(node, pod) + 2 * (MAX_SCORE - rank * MAX_SCORE // 8)
 
-    def bound(self, node: ClusterNode, pod: TimedPod, now_s: float) -> None:  # noqa: ARG002
+    def bound(self, node: ClusterNode, pod: TimedPod) -> None:
         """The claim is allocated: one more write, of its status, and one that reserves it for the pod."""
         found = self._allocate(node, pod) if pod.qos is QosClass.GUARANTEED else None
         if found is not None:
@@ -355,11 +353,11 @@ class AskingScheduler(Scheduler):
         super().__init__(nodes, seed)
         self._answers: dict[tuple[int, tuple[object, ...]], tuple[int, Answer, int, int]] = {}
 
-    def select(self, feasible: Sequence[ClusterNode], pod: TimedPod, now_s: float) -> ClusterNode | None:
+    def select(self, feasible: Sequence[ClusterNode], pod: TimedPod) -> ClusterNode | None:
         """See `Scheduler.select`. None if all refuse."""
         if pod.qos is not QosClass.GUARANTEED:
-            return super().select(feasible, pod, now_s)
-        order = sorted(feasible, key=lambda node: (-self.score(node, pod, now_s), self._rng.random()))
+            return super().select(feasible, pod)
+        order = sorted(feasible, key=lambda node: (-self.score(node, pod), self._rng.random()))
         found: list[tuple[bool, int, int, int, ClusterNode]] = []
         for position, node in enumerate(order):
             answer, width, distance = self._ask(node, pod)

@@ -38,6 +38,11 @@ GIVEN = {
     "simulate": ["--topology", "{machine}", "--trace", "{trace}"],
 }
 """What a verb cannot do without."""
+INSTEAD = {
+    "--cluster": ["--trace", "{trace}"],
+    "--results": ["--cluster", "{machine}", "--trace", "{trace}"],
+}
+"""What an option goes with, where that is something else."""
 POSITIONAL = ("manifests", "file", "directory")
 """Arguments that are paths and have no name on the command line."""
 
@@ -75,7 +80,10 @@ def test_nothing_hangs_and_one_error_says_what_is_wrong(
     kubelet.mkdir()
     for name in ("cpu_manager_state", "memory_manager_state"):
         (kubelet / name).write_text("{}")
-    given = [word.format(machine=machine, trace=trace, kubelet=kubelet) for word in GIVEN.get(verb, [])]
+    given = [
+        word.format(machine=machine, trace=trace, kubelet=kubelet)
+        for word in INSTEAD.get(option, GIVEN.get(verb, []))
+    ]
     asked = [verb, "--admin-socket", str(tmp_path / "none.sock"), *given]
     asked = [verb, str(odd)] if option in POSITIONAL else [*asked, option, str(odd)]
     status = main(asked)
