@@ -40,7 +40,7 @@ GIVEN = {
 """What a verb cannot do without."""
 INSTEAD = {
     "--cluster": ["--trace", "{trace}"],
-    "--results": ["--cluster", "{machine}", "--trace", "{trace}"],
+    "--results": ["--cluster", "{cluster}", "--trace", "{pods}"],
 }
 """What an option goes with, where that is something else."""
 POSITIONAL = ("manifests", "file", "directory")
@@ -76,12 +76,15 @@ def test_nothing_hangs_and_one_error_says_what_is_wrong(
     ODD[kind](odd)
     machine.write_text('[[nodes]]\ncpus = 4\nmemory = "8Gi"\n')
     trace.write_text('{"arrive": "a", "memory": "1Gi"}\n')
+    cluster, pods = tmp_path / "cluster.toml", tmp_path / "pods.csv"
+    cluster.write_text('[[nodes]]\ntopology = "machine.toml"\n')
+    pods.write_text("cpus,memory\n1,1\n")
     kubelet = tmp_path / "kubelet"
     kubelet.mkdir()
     for name in ("cpu_manager_state", "memory_manager_state"):
         (kubelet / name).write_text("{}")
     given = [
-        word.format(machine=machine, trace=trace, kubelet=kubelet)
+        word.format(machine=machine, trace=trace, kubelet=kubelet, cluster=cluster, pods=pods)
         for word in INSTEAD.get(option, GIVEN.get(verb, []))
     ]
     asked = [verb, "--admin-socket", str(tmp_path / "none.sock"), *given]
