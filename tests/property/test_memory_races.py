@@ -2,7 +2,8 @@
 
 import asyncio
 import tempfile
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -10,8 +11,11 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bayplan.control.promised_nodes import REST_BYTES
 from bayplan.host.hierarchy import Layout
 from bayplan.model.decision import Outcome, QosClass
+from bayplan.placement.page_owners import goal_bytes
+from bayplan.placement.widening import goes_back
 from bayplan.quantity import MIB
 from support.racing_nodes import Racing, racing, split
 
@@ -112,7 +116,9 @@ async def raced(
     return ended(it, held_s, in_the_way_bytes)
 
 
-async def owners_beside_a_tmpfs(seed: int, directory: Path) -> Ended | None:
+async def owners_beside_a_tmpfs(
+    seed: int, directory: Path, afterwards: Callable[[Racing], Awaitable[None]] | None = None
+) -> Ended | None:
     """A BestEffort container has filled a tmpfs, which nobody can move; then Guaranteed ones start."""
     draw = Random(seed)
     sizes = [draw.randrange(384, 1024) * MIB for _ in range(draw.randint(3, 6))]
@@ -130,7 +136,10 @@ async def owners_beside_a_tmpfs(seed: int, directory: Path) -> Ended | None:
             if await it.create(name, QosClass.GUARANTEED, promised) is not Outcome.PLACED:
                 return None
             owners[name] = whole(promised * 0.9), draw.randrange(100, 900) * MIB
-        return await raced(it, owners, 0)
+        found = await raced(it, owners, 0)
+        if afterwards is not None and not found.killed:
+            await afterwards(it)
+        return found
 
 
 def run(seed: int, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0, kills: int = 0) -> Ended | None:
@@ -169,6 +178,35 @@ def test_nor_where_what_they_were_promised_is_taken_by_what_cannot_be_moved(seed
     assert found.killed == []
     assert found.touched
     assert not found.left_slowed
+
+
+def test_who_got_more_nodes_goes_back_once_the_tmpfs_is_emptied() -> None:
+    """Or its own nodes have no room for it; and nobody is killed on the way."""
+    wide, back = Counter[str](), Counter[str]()
+
+    async def emptied(it: Racing) -> None:
+        def wider() -> set[str]:
+            entries = it.one.controller.ledger.entries.items()
+            return {key for key, entry in entries if entry.decision.placement.original_nodes}
+
+        before = wider()
+        it.has("batch", {}, {})
+        await it.pass_by(100)
+        wide["all"] += len(before)
+        back["all"] += len(before - wider())
+        assert (it.killed, it.hogs) == ([], 0)
+        basis, latest = it.one.controller.basis, it.watch.latest
+        assert latest is not None
+        staying = basis.engine.moves_back(basis)
+        assert goes_back(latest, staying, goal_bytes(basis.machine)) is None
+        for key in before - wider():
+            one = latest.containers[key]
+            assert sum(one.held_bytes.values()) - one.used_bytes <= REST_BYTES
+
+    for seed in range(10):
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
+            asyncio.run(owners_beside_a_tmpfs(seed, Path(directory), emptied))
+    assert back["all"] >= wide["all"] // 2 > 0, (back, wide)
 
 
 def test_nobody_waits_or_is_slowed_down_whose_memory_is_there() -> None:
