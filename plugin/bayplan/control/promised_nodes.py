@@ -99,6 +99,10 @@ class PromisedNodes:
         self._clock_s = clock_s
         self._staying: set[str] = set()
         """Who could not go back: not again before there is other room."""
+        self._offered: tuple[Move, ...] = ()
+        self._passed_over: set[str] = set()
+        """Who could go back by the ledger, and not by the pages: others are asked about first."""
+        self._all_asked = False
         self._returning: _Returning | None = None
         self._ending: asyncio.Future[None] | None = None
 
@@ -135,19 +139,28 @@ class PromisedNodes:
         self.is_due = True
 
     def candidates(self) -> tuple[Move, ...]:
-        """The first few who can go back by the ledger."""
+        """A few who can go back by the ledger, with each look others, until all were asked about."""
         if self._ending is not None and not self._ending.done():
             return ()
-        self._staying &= self._controller.ledger.entries.keys()
-        return _possible(self._controller.basis, self._staying)
+        known = self._controller.ledger.entries.keys()
+        self._staying, self._passed_over = self._staying & known, self._passed_over & known
+        self._offered = _possible(self._controller.basis, self._staying | self._passed_over)
+        self._all_asked = not self._offered
+        if self._all_asked and self._passed_over:
+            self._passed_over = set()
+            self._offered = _possible(self._controller.basis, self._staying)
+        return self._offered
 
     async def look(self, live: LivePages, *, relieves: bool) -> bool:
         """Do what follows from *live* for the nodes of promises, more of them only where it *relieves*;
         whether any changed, or who is going back in *live* does not any more."""
-        self.is_due = False
+        if relieves and live.plan.unmet_bytes and await self._widen(live):
+            return True
+        self.is_due = live.back is None and not self._all_asked
         if live.back is None:
             self._returning = None
-            return relieves and bool(live.plan.unmet_bytes) and await self._widen(live)
+            self._passed_over |= {move.container_id for move in self._offered}
+            return False
         now_s, move, going = self._clock_s(), live.back.move, self._returning
         if going is None or (going.move.container_id, going.move.after) != (move.container_id, move.after):
             going = self._returning = _Returning(move, now_s)

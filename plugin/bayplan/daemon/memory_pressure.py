@@ -315,7 +315,8 @@ class PressureWatch:
         """What is there now, None where it is as it was."""
         self.looked.set()
         controller = self._controller
-        if self.mode is MemoryPressure.OFF and not self._promised.candidates():
+        is_off, returns = self.mode is MemoryPressure.OFF, tuple[Move, ...]()
+        if is_off and not (returns := self._promised.candidates()):
             self.latest, self._problem, self._promised.is_due = None, "", False
             return None
         try:
@@ -326,7 +327,7 @@ class PressureWatch:
             if not waits and not self._is_count_due(look, nodes):
                 return None
             lookups, kept_bytes = lookups_of(controller), self._kept_bytes
-            returns = self._promised.candidates()
+            returns = returns or self._promised.candidates()
             seen = await self._in_thread(partial(self._seen, look, nodes, lookups, returns, kept_bytes))
         except BayplanError as error:
             if str(error) != self._problem:
@@ -424,6 +425,8 @@ class PressureWatch:
         soon_lost = self._soon_lost_bytes(nodes, found.expected_bytes)
         if any(amount > bands[0].get(node, 0) for node, amount in soon_lost.items()):
             found = plan(nodes, everybody, *widened(*bands, soon_lost), machine.distance)
+        if self.mode is MemoryPressure.OFF:
+            found = Plan(expected_bytes=found.expected_bytes)
         seen = LivePages(time.time_ns() // 1000, nodes, containers, found, services, kept)
         # Nobody goes back while pages are moved off a node that is short of what was promised: that comes
         # first, and what goes back meanwhile may be what has to leave next.

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
-from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.memory_pressure import COUNT_S, PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import Outcome, QosClass
@@ -217,6 +217,39 @@ async def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
         await it.use_freed_memory()
         assert it.recorded == {"flexible": "0-1", "second": "1"}
         assert it.node.shown("/kubepods/podflexible/second", "cpuset.mems") == ("1",)
+
+
+async def test_nobody_waits_for_those_whose_nodes_are_full(tmp_path: Path) -> None:
+    """However many these are, and whatever their names."""
+    async with around(tmp_path) as it:
+        controller = it.one.controller
+        for name in [f"a{number}" for number in range(10)] + ["z"]:
+            path = f"/kubepods/podflexible/{name}"
+            one = container(name, FLEXIBLE_POD, memory_bytes=20 * MIB, milli_cpus=500)
+            await controller.create_container(FLEXIBLE_POD, replace(one, cgroups_path=path))
+            entry = controller.ledger.entries[name]
+            claim = entry.decision.placement.claim
+            assert claim is not None
+            wide = replace(
+                entry.decision.placement,
+                mems=NodeSet([0, 1]),
+                claim=replace(claim, nodes=NodeSet([0, 1])),
+                original_nodes=NodeSet([1 if name == "z" else 0]),
+            )
+            there = replace(entry, decision=replace(entry.decision, placement=wide))
+            it.one.accept(ledger=controller.ledger.with_entry(there))
+            it.live.hold(path, {})
+        it.live.outside_bytes[0] = 720 * MIB
+        it.live.write()
+        await it.use_freed_memory()
+        assert (it.recorded["z"], it.recorded["a0"]) == ("1", "0-1")
+        # In fact there is no room for them; once there is, they go back, whether or not somebody stops.
+        it.live.outside_bytes[0] = 0
+        it.live.write()
+        for _ in range(30):
+            it.now_s += COUNT_S
+            await it.watch.look()
+        assert {it.recorded[f"a{number}"] for number in range(10)} == {"0"}
 
 
 async def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
