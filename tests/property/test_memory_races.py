@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bayplan.control.promised_nodes import REST_BYTES
@@ -170,8 +169,8 @@ def test_nor_where_the_daemon_is_killed_in_the_middle(seed: int, kills: int) -> 
     assert not found.left_slowed
 
 
-@pytest.mark.xfail(strict=True, reason="on 2 of 144 drawn machines one owner is killed, as with seed 5148")
 @given(SEEDS)
+@example(5148)  # Two looks follow each other at once while somebody on two nodes begins.
 def test_nor_where_what_they_were_promised_is_taken_by_what_cannot_be_moved(seed: int) -> None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
         found = asyncio.run(owners_beside_a_tmpfs(seed, Path(directory)))

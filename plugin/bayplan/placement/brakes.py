@@ -67,7 +67,10 @@ def allowed_growth(
         grows = taken >= LEAST_GROWTH_BYTES
         if not (grows or key in held_back):
             continue
-        soon_bytes = max(2 * taken, LEAST_GROWTH_BYTES) if grows else max(amount, LEAST_GROWTH_BYTES)
+        soon_bytes = max(2 * taken, LEAST_GROWTH_BYTES)
+        if not grows or key in held_back:
+            # How fast it would go on is not known: looks may follow each other within a moment.
+            soon_bytes = max(soon_bytes, amount)
         there = one.nodes & NodeSet(live.nodes)
         used = NodeSet(node for node in there if row.get(node, 0) * _FEW >= taken)
         # It goes on where it was, until nothing is left there.
