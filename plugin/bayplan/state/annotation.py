@@ -44,6 +44,7 @@ def annotations_of(entry: Entry, at_us: int) -> Mapping[str, str]:
         candidates=(),
         advantage=None,
         shortage=None,
+        plan=None,
     )
     document = encode(replace(entry, decision=bare, origin=None)).decode()
     text = f'{{"at_us":{at_us},{document[1:]}'

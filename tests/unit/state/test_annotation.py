@@ -15,6 +15,7 @@ from bayplan.model.decision import (
     Outcome,
     QosClass,
     Reason,
+    RelocationPlan,
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy
@@ -57,9 +58,10 @@ def test_what_a_record_needs_comes_back() -> None:
     request = replace(
         entry.decision.request, hints=(DeviceHint("gpu", NodeSet([1]), names=("0000:01:00.0",)),)
     )
-    entry = replace(entry, decision=replace(entry.decision, request=request, placement=placement))
+    plan = RelocationPlan(NodeSet([0]), ())
+    entry = replace(entry, decision=replace(entry.decision, request=request, placement=placement, plan=plan))
     found = read(replace(MADE, annotations=annotations_of(entry, 7)))
-    assert found == replace(entry, decision=replace(entry.decision, candidates=(), advantage=None))
+    assert found == replace(entry, decision=replace(entry.decision, candidates=(), advantage=None, plan=None))
     assert entry.decision.candidates  # What only explains stays out.
 
 
