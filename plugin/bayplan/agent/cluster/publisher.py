@@ -7,6 +7,7 @@ tries again, less and less often; nothing is queued, since the next object says 
 import asyncio
 import random
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any, Final, Generic, TypeVar
@@ -48,7 +49,7 @@ class _Group(Struct):
 Basis = TypeVar("Basis")
 
 
-class Publisher(Generic[Basis]):
+class Publisher(ABC, Generic[Basis]):
     """Publishes what follows from a basis, as soon as there is another one: at most once in
     *least_interval_s*, after a failure less and less often, and from nothing again after *again_after_s*, as
     others may have changed what is published."""
@@ -88,17 +89,17 @@ class Publisher(Generic[Basis]):
                 self._backoff.reset()
                 await asyncio.sleep(self._least_interval_s)
 
+    @abstractmethod
     async def _next_basis(self, last: Basis | None) -> Basis:
         """What is known, once that is something else than *last*."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _publish(self, basis: Basis) -> None:
         """Publish what follows from *basis*, unless that is published."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget(self) -> None:
         """It is not known any more what is published."""
-        raise NotImplementedError
 
     async def _not_published(self, error: ApiError | ConfigError | UnavailableError) -> None:
         self._condition.holds(str(error))
