@@ -126,6 +126,18 @@ def read_named(path: str | Path, most_bytes: int = MAX_FILE_BYTES) -> str:
     return _decoded(content)
 
 
+def given_text(path: Path, expected: str, most_bytes: int = MAX_FILE_BYTES) -> str:
+    """As `read_named`; *expected* is what the file should be.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read_named(path, most_bytes)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), (Problem("the file", unreadable(error), expected),)) from error
+
+
 def _decoded(content: bytes) -> str:
     marks = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
     return content.decode("utf-16" if content.startswith(marks) and content not in marks else "utf-8-sig")

@@ -25,7 +25,6 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import combinations
 from pathlib import Path
 from typing import Protocol
 
@@ -42,6 +41,7 @@ from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.simulate.cluster_run import worst_excess_bytes
 from bayplan.simulate.manifest import plan_manifest, sizes_manifest
 from bayplan.simulate.rehearsal import Rehearsal
 from support.relocations import carried_out
@@ -255,17 +255,6 @@ def promises(ledger: Ledger, hardware: Machine) -> Iterator[tuple[str, tuple[Nod
         yield entry.decision.request.name.split("/")[1], (nodes or hardware.memory_nodes, size_bytes)
 
 
-def hidden_bytes(hardware: Machine, sets: Mapping[str, tuple[NodeSet, int]]) -> int:
-    """The worst excess over all sets of nodes: promised within the set, less what it has."""
-    nodes = tuple(hardware.node_ids)
-    return max(
-        sum(size for where, size in sets.values() if where <= chosen)
-        - sum(hardware.node_by_id[node].memory_bytes for node in chosen)
-        for count in range(1, len(nodes) + 1)
-        for chosen in (NodeSet(members) for members in combinations(nodes, count))
-    )
-
-
 @dataclass(slots=True)
 class Score:
     """What one allocator did on all traces of a machine."""
@@ -285,6 +274,7 @@ class Score:
     names: list[str] = field(default_factory=list)
 
     def play(self, hardware: Machine, allocator: Allocator, events: list[Event]) -> None:
+        has_bytes = {node.id: node.memory_bytes for node in hardware.nodes}
         for kind, pod in events:
             if kind == "go":
                 if pod.name in allocator.sets:
@@ -298,7 +288,7 @@ class Score:
                     self.accepted_bytes += pod.size_bytes
                     self.nodes += len(where)
                     self.distance += hardware.total_distance(where)
-            excess = hidden_bytes(hardware, allocator.sets)
+            excess = worst_excess_bytes(has_bytes, allocator.sets.values())
             self.moments += 1
             self.hidden_moments += excess > 0
             self.worst_bytes = max(self.worst_bytes, excess)

@@ -31,17 +31,6 @@ _COLUMNS: Final = (
 _BAR: Final = 30
 _SOON: Final = 0.01
 """Before that part is over nothing is said of the rest."""
-_CLUSTER_ONLY: Final[Mapping[str, object]] = {
-    "trace_format": "",
-    "column": [],
-    "scheduler": [],
-    "load": None,
-    "seed": 0,
-    "nrt_resync": 0.0,
-    "results": None,
-    "jobs": 0,
-}
-"""Options that mean nothing without a cluster, and what they are when they were not given."""
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,9 +89,11 @@ def refuse_cluster_arguments(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: all of them.
     """
+    alone = argparse.ArgumentParser(add_help=False)
+    add_cluster_arguments(alone)
     problems = tuple(
         Problem(f"--{name.replace('_', '-')}", "given with --topology", "--cluster")
-        for name, default in _CLUSTER_ONLY.items()
+        for name, default in vars(alone.parse_args([])).items()
         if getattr(arguments, name) != default
     )
     if problems:

@@ -24,7 +24,7 @@ from msgspec import Struct
 from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION
 from bayplan.errors import ConfigError, Problem
-from bayplan.simulate.cluster_nodes import NodeKind, read_cluster, software_of
+from bayplan.simulate.cluster_nodes import NodeKind, NodeSoftware, read_cluster, software_of
 from bayplan.simulate.cluster_page import results_page
 from bayplan.simulate.cluster_run import ClusterRun, run_view
 from bayplan.simulate.cluster_schedulers import SCHEDULERS
@@ -94,7 +94,6 @@ class Batch(Struct, frozen=True):
 class _Job(Struct, frozen=True):
     """One run, as it is sent to a process."""
 
-    number: int
     kinds: list[NodeKind]
     pods: list[TimedPod]
     scheduler: str
@@ -115,31 +114,28 @@ def simulate_cluster(batch: Batch, report: Callable[[int, int, float], None] = l
     kinds = read_cluster(batch.cluster)
     pods = read_pod_trace(batch.trace, batch.trace_format, batch.columns)
     digest = _digest(pods)
+    prepared: dict[str, tuple[Flags, str, list[TimedPod]]] = {}
+    for engine in batch.engines:
+        flags: Flags = {**batch.keys, **batch.keys_of.get(engine, {}), "engine": [engine]}
+        software = [software_of(kind, batch.configs, flags) for kind in kinds]
+        chosen = pods if batch.load is None else _cut(pods, kinds, software, batch.load, batch.seed)
+        prepared[engine] = (flags, software[0].policy.topology.value, chosen)
     jobs: list[_Job] = []
     for scheduler, engine in itertools.product(batch.schedulers, batch.engines):
-        if scheduler == "dra" and engine != batch.engines[0]:
+        claims = scheduler == "dra"
+        if claims and engine != batch.engines[0]:
             continue  # whatever the engine: the node books what was allocated
-        flags = {**batch.keys, **batch.keys_of.get(engine, {}), "engine": [engine]}
-        software = [software_of(kind, batch.configs, flags) for kind in kinds]
-        chosen = pods
-        if batch.load is not None:
-            milli, size_bytes = (
-                sum(kind.count * amount for kind, amount in zip(kinds, amounts, strict=True))
-                for amounts in ([one.milli_cpus for one in software], [one.memory_bytes for one in software])
-            )
-            chosen = scaled(pods, milli, size_bytes, batch.load, batch.seed)
+        flags, policy, chosen = prepared[engine]
         label = {
             "scheduler": scheduler,
-            "engine": CLAIMS if scheduler == "dra" else engine,
-            "policy": "" if scheduler == "dra" else software[0].policy.topology.value,
+            "engine": CLAIMS if claims else engine,
+            "policy": "" if claims else policy,
             "seed": batch.seed,
             "load": batch.load,
             "version": __version__,
             "trace": digest,
         }
-        jobs.append(
-            _Job(len(jobs), kinds, chosen, scheduler, batch.configs, flags, label, batch.seed, batch.resync_s)
-        )
+        jobs.append(_Job(kinds, chosen, scheduler, batch.configs, flags, label, batch.seed, batch.resync_s))
     runs = _run_all(jobs, batch, report)
     most_milli, most_bytes = peak(pods)
     view: View = {
@@ -159,6 +155,20 @@ def simulate_cluster(batch: Batch, report: Callable[[int, int, float], None] = l
         _write(batch.results / "results.csv", results_csv(everything))
         _write(batch.results / "index.html", results_page(everything))
     return view
+
+
+def _cut(
+    pods: list[TimedPod],
+    kinds: Sequence[NodeKind],
+    software: Sequence[NodeSoftware],
+    load: float,
+    seed: int,
+) -> list[TimedPod]:
+    """As many of *pods* as are to load the cluster."""
+    each = list(zip(kinds, software, strict=True))
+    milli = sum(kind.count * one.milli_cpus for kind, one in each)
+    size_bytes = sum(kind.count * one.memory_bytes for kind, one in each)
+    return scaled(pods, milli, size_bytes, load, seed)
 
 
 def results_csv(runs: Sequence[View]) -> str:
@@ -208,28 +218,26 @@ def _check(batch: Batch) -> None:
 def _run_all(jobs: Sequence[_Job], batch: Batch, report: Callable[[int, int, float], None]) -> list[View]:
     known = {} if batch.results is None else _finished(batch.results)
     names = [_name(job) for job in jobs]
-    views: dict[int, View] = {
-        job.number: known[name] for job, name in zip(jobs, names, strict=True) if name in known
-    }
+    views = {number: known[name] for number, name in enumerate(names) if name in known}
     context = get_context("spawn")
     parts = context.Array("d", len(jobs))
     for number in views:
         parts[number] = 1.0
     processes = batch.processes or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_share, initargs=(parts,)) as pool:
-        waiting: dict[Future[View], _Job] = {
-            pool.submit(_run, job): job for job in jobs if job.number not in views
+        waiting: dict[Future[View], int] = {
+            pool.submit(_run, number, job): number for number, job in enumerate(jobs) if number not in views
         }
         while waiting:
             done, _ = wait(waiting, _POLL_S, FIRST_COMPLETED)
             for future in done:
-                job = waiting.pop(future)
-                views[job.number] = future.result()
+                number = waiting.pop(future)
+                views[number] = future.result()
                 if batch.results is not None:
-                    text = json.dumps(views[job.number], indent=2) + "\n"
-                    _write(batch.results / f"{names[job.number]}.json", text)
+                    text = json.dumps(views[number], indent=2) + "\n"
+                    _write(batch.results / f"{names[number]}.json", text)
             report(len(views), len(jobs), sum(parts[:]) / len(jobs))
-    return [views[job.number] for job in jobs]
+    return [views[number] for number in range(len(jobs))]
 
 
 _parts: Any = None
@@ -241,11 +249,11 @@ def _share(parts: Any) -> None:
     _parts = parts
 
 
-def _run(job: _Job) -> View:
+def _run(number: int, job: _Job) -> View:
     software = [software_of(kind, job.configs, job.flags) for kind in job.kinds]
     run = ClusterRun(job.kinds, software, job.scheduler, seed=job.seed, resync_s=job.resync_s)
     for part in run.play(job.pods):
-        _parts[job.number] = part
+        _parts[number] = part
     return {**job.label, **run_view(run)}
 
 

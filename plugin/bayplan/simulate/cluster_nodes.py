@@ -11,6 +11,7 @@ scheduler's side from `bind` to `leave`, and in the ledger from an `admit` that 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -30,7 +31,7 @@ from bayplan.config.values import (
 )
 from bayplan.engines.interface import KUBELET, Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
-from bayplan.files import MIB, read_named, unreadable
+from bayplan.files import MIB, given_text
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.ledger import Ledger
@@ -49,7 +50,6 @@ from bayplan.simulate.topology_sources import read_topology
 from bayplan.views.node_room import free_bytes_by_node, free_cpus_by_node
 
 MAX_NODES: Final = 100_000
-_MAX_FILE_BYTES: Final = 16 * MIB
 _MAX_PODS: Final = 110
 """kubelet's default of ``maxPods``."""
 _KEYS: Final = ("name", "count", "topology", "machine", "maxPods", "resources")
@@ -66,7 +66,7 @@ class NodeKind(Struct, frozen=True):
     resources: Mapping[str, int] = MappingProxyType({})
 
 
-class NodeSoftware(Struct, frozen=True):
+class NodeSoftware(Struct, frozen=True, dict=True):
     """What decides on a node of one kind: an engine with its policy, and what kubelet says is allocatable
     there."""
 
@@ -79,14 +79,10 @@ class NodeSoftware(Struct, frozen=True):
     """A refused pod has failed for good (kubelet's admission), and its controller makes another one; else its
     containers are tried again on the same node."""
 
-    def rooms(self, basis: Basis | None = None) -> dict[int, "NumaRoom"]:
-        """What is left on each NUMA node alone, of one with *basis* or of an empty one."""
-        basis = basis or Basis(self.machine, self.policy, Ledger())
-        free_bytes, free_cpus = free_bytes_by_node(basis), free_cpus_by_node(basis)
-        return {
-            node: NumaRoom(free_cpus[node], free_bytes[node].get(MEMORY, 0))
-            for node in self.machine.ordinary_nodes
-        }
+    @cached_property
+    def empty_rooms(self) -> Mapping[int, "NumaRoom"]:
+        """What each NUMA node has while there is no pod."""
+        return rooms_of(Basis(self.machine, self.policy, Ledger()))
 
 
 class NumaRoom(Struct, frozen=True):
@@ -112,11 +108,7 @@ def read_cluster(path: Path) -> list[NodeKind]:
     Raises:
         ConfigError: everything that is wrong with it.
     """
-    try:
-        content = read_named(path, _MAX_FILE_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        problem = Problem("the file", unreadable(error), "a cluster in TOML, YAML or JSON")
-        raise ConfigError(str(path), (problem,)) from error
+    content = given_text(path, "a cluster in TOML, YAML or JSON")
     collector = ProblemCollector()
     kinds: list[NodeKind] = []
     with collector:
@@ -197,7 +189,7 @@ class ClusterNode:
         self._decisions: dict[str, tuple[Decision, ...]] = {}
         self._refused: dict[tuple[object, ...], tuple[Decision, ...]] = {}
         self._rehearsal: Rehearsal | None = None
-        self._rooms: tuple[int, dict[int, NumaRoom]] = (-1, {})
+        self._rooms: tuple[int, Mapping[int, NumaRoom]] = (-1, {})
 
     @property
     def name(self) -> str:
@@ -266,11 +258,13 @@ class ClusterNode:
             self._changed()
         return bool(decisions)
 
-    def rooms(self) -> dict[int, NumaRoom]:
+    def rooms(self) -> Mapping[int, NumaRoom]:
         """What is left on each NUMA node alone, by the ledger."""
+        if self._rehearsal is None:
+            return self.software.empty_rooms
         generation, rooms = self._rooms
         if generation != self.generation:
-            rooms = self.software.rooms(None if self._rehearsal is None else self._rehearsal.basis)
+            rooms = rooms_of(self._rehearsal.basis)
             self._rooms = (self.generation, rooms)
         return rooms
 
@@ -288,6 +282,15 @@ class ClusterNode:
             self.free_resources[name] = self.free_resources.get(name, 0) - sign * amount
         if pod.most_per_node:
             self.groups[pod.group] += sign
+
+
+def rooms_of(basis: Basis) -> dict[int, NumaRoom]:
+    """What is left on each NUMA node alone."""
+    free_bytes, free_cpus = free_bytes_by_node(basis), free_cpus_by_node(basis)
+    return {
+        node: NumaRoom(free_cpus[node], free_bytes[node].get(MEMORY, 0))
+        for node in basis.machine.ordinary_nodes
+    }
 
 
 def planned(pod: TimedPod, machine: Machine) -> PlannedPod:

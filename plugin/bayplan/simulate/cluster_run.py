@@ -18,7 +18,7 @@ Invariant: each pod is at one place: to come, waiting, held on a node, running, 
 import heapq
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import Any, Final
@@ -70,14 +70,15 @@ class ClusterQuality(Struct):
 
 
 class _Place(Struct):
-    """A pod that has come and is not gone. ``node`` is where it is bound."""
+    """A pod that has come and is not gone. ``node`` is where it is bound; ``held``: and was refused, so that
+    kubelet tries it again there. ``refused``: some node refused it once."""
 
     pod: TimedPod
     order: int
     arrived_s: float
     failures: int = 0
     node: ClusterNode | None = None
-    held_generation: int = -1
+    held: bool = False
     refused: bool = False
 
 
@@ -130,14 +131,14 @@ class ClusterRun:
                 self._sample(done)
                 yield min(now_s / horizon_s, 1.0) if horizon_s else 1.0
         for place in self._places.values():
-            if place.node is None or place.held_generation >= 0:
+            if place.node is None or place.held:
                 self.quality.never_started += 1
                 self._waited(place, horizon_s)
         yield 1.0
 
     def held_on(self, node: ClusterNode) -> list[_Place]:
         """Who is bound to *node* and was refused there."""
-        return [one for one in self._places.values() if one.node is node and one.held_generation >= 0]
+        return [one for one in self._places.values() if one.node is node and one.held]
 
     def _at(self, when_s: float, event: Callable[[float], None]) -> None:
         self._sequence += 1
@@ -179,7 +180,7 @@ class ClusterRun:
             self._start(place, node, now_s, memory_nodes(node, decisions), decisions)
             self._changed(node, now_s)
             return
-        if place.held_generation < 0:
+        if not place.held:
             self.quality.refusals += 1
             self.quality.refused_pods += not place.refused
             place.refused = True
@@ -188,7 +189,7 @@ class ClusterRun:
             self._take_away(place, node, now_s)
             self._at(now_s + _backoff_s(place.failures, _CONTROLLER_S), partial(self._arrive, place))
         else:
-            place.held_generation = node.generation
+            place.held = True
             self._held.setdefault(node.index, []).append(place)
 
     def _start(
@@ -200,13 +201,11 @@ class ClusterRun:
         decisions: Sequence[Decision] = (),
     ) -> None:
         pod, quality = place.pod, self.quality
-        place.held_generation = -1
+        place.held = False
         quality.started += 1
         self._waited(place, now_s)
-        self._used_milli, self._used_bytes = (
-            self._used_milli + pod.milli_cpus,
-            self._used_bytes + pod.memory_bytes,
-        )
+        self._used_milli += pod.milli_cpus
+        self._used_bytes += pod.memory_bytes
         quality.peak_milli = max(quality.peak_milli, self._used_milli)
         quality.peak_bytes = max(quality.peak_bytes, self._used_bytes)
         if nodes is not None and pod.qos is QosClass.GUARANTEED:
@@ -221,10 +220,8 @@ class ClusterRun:
 
     def _end(self, place: _Place, node: ClusterNode, now_s: float) -> None:
         pod = place.pod
-        self._used_milli, self._used_bytes = (
-            self._used_milli - pod.milli_cpus,
-            self._used_bytes - pod.memory_bytes,
-        )
+        self._used_milli -= pod.milli_cpus
+        self._used_bytes -= pod.memory_bytes
         del self._places[pod.name]
         self._take_away(place, node, now_s)
 
@@ -287,7 +284,7 @@ class ClusterRun:
             self._at(now_s + wait_s, partial(self._retry, place))
 
     def _retry(self, place: _Place, now_s: float) -> None:
-        if place.node is not None and place.held_generation >= 0:
+        if place.node is not None and place.held:
             self._admit(place, place.node, now_s)
 
     def _waited(self, place: _Place, now_s: float) -> None:
@@ -309,23 +306,29 @@ class ClusterRun:
 
 
 def overcommit_bytes(node: ClusterNode) -> int:
-    """The worst excess over all sets of NUMA nodes of up to 8: promised within the set, less what it has."""
+    """The worst excess over all sets of the first 8 NUMA nodes."""
     basis = node.rehearsal.basis
-    machine, ledger = basis.machine, basis.ledger
-    numa = tuple(machine.ordinary_nodes)[:_MOST_SUBSETS]
-    has = {one: row.get(MEMORY, 0) for one, row in basis.allocatable.bytes_by_node.items()}
     promised: Counter[NodeSet] = Counter()
-    for entry in ledger.entries.values():
+    for entry in basis.ledger.entries.values():
         placement = entry.decision.placement
         if placement.claim is not None:
             promised[placement.claim.nodes] += placement.claim.amounts_bytes.get(MEMORY, 0)
         else:
-            for one, row in placement.booked_bytes.items():
-                promised[NodeSet((one,))] += row.get(MEMORY, 0)
+            for numa, row in placement.booked_bytes.items():
+                promised[NodeSet((numa,))] += row.get(MEMORY, 0)
+    allocatable = basis.allocatable.bytes_by_node
+    numa_nodes = tuple(basis.machine.ordinary_nodes)[:_MOST_SUBSETS]
+    has_bytes = {numa: allocatable[numa].get(MEMORY, 0) for numa in numa_nodes}
+    return worst_excess_bytes(has_bytes, promised.items())
+
+
+def worst_excess_bytes(has_bytes: Mapping[int, int], promised: Collection[tuple[NodeSet, int]]) -> int:
+    """How much more than it has is promised within a set of nodes, at the worst of all sets, by brute force;
+    negative where each has more. *promised* are bytes, each with the nodes that they may be on."""
     return max(
-        sum(size for nodes, size in promised.items() if nodes <= chosen) - sum(has[one] for one in chosen)
-        for width in range(1, len(numa) + 1)
-        for chosen in (NodeSet(members) for members in combinations(numa, width))
+        sum(size for nodes, size in promised if nodes <= chosen) - sum(has_bytes[one] for one in chosen)
+        for width in range(1, len(has_bytes) + 1)
+        for chosen in (NodeSet(members) for members in combinations(has_bytes, width))
     )
 
 
@@ -391,7 +394,7 @@ def run_view(run: ClusterRun) -> dict[str, Any]:
             "worstBytes": quality.worst_overcommit_bytes,
         },
         "peak": {"milliCpus": quality.peak_milli, "memoryBytes": quality.peak_bytes},
-        "largestPods": _largest(run.nodes),
+        "largestPods": _largest(run),
         "writes": {"bindings": quality.binds, "topology": run.scheduler.writes},
         "speed": {
             "decisions": quality.decisions,
@@ -401,9 +404,9 @@ def run_view(run: ClusterRun) -> dict[str, Any]:
     }
 
 
-def _largest(nodes: Sequence[ClusterNode]) -> dict[str, int]:
+def _largest(run: ClusterRun) -> dict[str, int]:
     """The most CPUs and memory that one NUMA node anywhere still has at the end."""
-    rooms = [room for node in nodes for room in node.rooms().values()]
+    rooms = [room for node in run.nodes for room in run.scheduler.rooms_left(node).values()]
     return {
         "cpus": max((room.cpus for room in rooms), default=0),
         "memoryBytes": max((room.memory_bytes for room in rooms), default=0),

@@ -52,9 +52,6 @@ _HIGHEST_NUMA: Final = 8
 class Scheduler:
     """kube-scheduler with its default plugins; *strategy* is that of NodeResourcesFit."""
 
-    books_claims = False
-    """Whether what was chosen is also what the node gives (`claim_of`), whatever its engine."""
-
     def __init__(self, nodes: Sequence[ClusterNode], seed: int, strategy: str = "least-allocated") -> None:
         self.nodes = nodes
         self.writes = 0
@@ -110,6 +107,11 @@ class Scheduler:
     def published(self, node: ClusterNode) -> None:
         """The agent of *node* has written what is left there."""
 
+    def rooms_left(self, node: ClusterNode) -> Mapping[int, NumaRoom]:
+        """What one more pod could have of each NUMA node: what the node's ledger says, or the claims where
+        these are what is booked."""
+        return node.rooms()
+
     def tick(self) -> Sequence[ClusterNode]:
         """Nodes of which the scheduler has learned something by its own clock."""
         return ()
@@ -155,15 +157,11 @@ class TopologyView:
         self._assumed: dict[int, dict[str, TimedPod]] = {}
         self._doubted: set[int] = set()
         self._fresh: set[int] = set()
-        self._empty: dict[int, Mapping[int, NumaRoom]] = {}
 
     def rooms(self, node: ClusterNode) -> Mapping[int, NumaRoom]:
         """What is left on the NUMA nodes of *node*, as far as the plugin knows."""
-        index = node.index
-        known = self._known.get(index)
-        if known is None:
-            known = self._known[index] = self._empty.setdefault(id(node.software), node.software.rooms())
-        assumed = self._assumed.get(index)
+        known = self._known.get(node.index, node.software.empty_rooms)
+        assumed = self._assumed.get(node.index)
         if not assumed:
             return known
         cpus = -(-sum(pod.milli_cpus for pod in assumed.values()) // 1000)
@@ -281,8 +279,6 @@ class ClaimScheduler(Scheduler):
     memory, and for whole CPUs. The others are not counted where claims are, as Kubernetes does not count them
     either."""
 
-    books_claims = True
-
     def __init__(self, nodes: Sequence[ClusterNode], seed: int) -> None:
         super().__init__(nodes, seed)
         self._rooms: dict[int, dict[int, NumaRoom]] = {}
@@ -319,7 +315,7 @@ class ClaimScheduler(Scheduler):
         return None if found is None else found[0]
 
     def _allocate(self, node: ClusterNode, pod: TimedPod) -> tuple[NodeSet, NumaRoom] | None:
-        rooms = self.rooms_of(node)
+        rooms = self.rooms_left(node)
         whole = pod.milli_cpus // 1000 if not pod.milli_cpus % 1000 else 0
         width = 1
         while width <= len(rooms):
@@ -335,14 +331,17 @@ class ClaimScheduler(Scheduler):
         return None
 
     def _take(self, node: ClusterNode, found: tuple[NodeSet, NumaRoom], sign: int) -> None:
-        rooms, (nodes, part) = self.rooms_of(node), found
+        rooms, (nodes, part) = self.rooms_left(node), found
         for numa in nodes:
             room = rooms[numa]
             rooms[numa] = NumaRoom(room.cpus - sign * part.cpus, room.memory_bytes - sign * part.memory_bytes)
 
-    def rooms_of(self, node: ClusterNode) -> dict[int, NumaRoom]:
-        """What is not allocated of each NUMA node."""
-        return self._rooms.setdefault(node.index, node.rooms())
+    def rooms_left(self, node: ClusterNode) -> dict[int, NumaRoom]:
+        """See `Scheduler.rooms_left`: what is not allocated."""
+        found = self._rooms.get(node.index)
+        if found is None:
+            found = self._rooms[node.index] = dict(node.rooms())
+        return found
 
 
 class AskingScheduler(Scheduler):

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from bayplan.config.values import ProblemCollector, invalid, items, show
 from bayplan.errors import ConfigError, Problem
-from bayplan.files import MIB, STANDARD_INPUT, read_named, unreadable
+from bayplan.files import MIB, STANDARD_INPUT, given_text
 from bayplan.model.decision import QosClass
 from bayplan.quantity import GIB, KIB
 
@@ -145,11 +145,7 @@ def read_pod_trace(path: Path, name: str = "", columns: Sequence[str] = ()) -> l
         ConfigError: everything that is wrong with the flags or the file, up to 20 rows.
     """
     trace_format = _format(name, columns)
-    try:
-        content = read_named(path, MAX_TRACE_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        problem = Problem("the file", unreadable(error), "a trace of pods, CSV or JSON lines")
-        raise ConfigError(str(path), (problem,)) from error
+    content = given_text(path, "a trace of pods, CSV or JSON lines", MAX_TRACE_BYTES)
     where = "standard input" if str(path) == STANDARD_INPUT else str(path)
     collector = ProblemCollector()
     pods: list[TimedPod] = []

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from bayplan.admin_protocol import API_VERSION
 from bayplan.config.values import InvalidValueError, invalid
 from bayplan.errors import ConfigError, HostError, ParseError, Problem
-from bayplan.files import STANDARD_INPUT, read_named, unreadable
+from bayplan.files import STANDARD_INPUT, given_text
 from bayplan.host.record import COMMENT, listed, record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.host.topology_files import SYSTEM
@@ -120,11 +120,7 @@ def _view(listing: str, assumed: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _content(path: Path) -> str:
-    try:
-        return read_named(path)
-    except (OSError, UnicodeDecodeError) as error:
-        problem = Problem("the file", unreadable(error), "a topology, or a directory with a sysfs tree")
-        raise ConfigError(str(path), (problem,)) from error
+    return given_text(path, "a topology, or a directory with a sysfs tree")
 
 
 def _of_text(name: str, content: str, suffix: str) -> tuple[Imported, str]:

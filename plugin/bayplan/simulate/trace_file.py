@@ -18,7 +18,7 @@ from bayplan.config.values import (
 )
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
-from bayplan.files import MIB, STANDARD_INPUT, read_named, unreadable
+from bayplan.files import MIB, STANDARD_INPUT, given_text
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.machine import Machine
@@ -68,11 +68,7 @@ def read_trace(path: Path, machine: Machine, kubelet: KubeletRules = NEWEST) -> 
     Raises:
         ConfigError: everything that is wrong with it.
     """
-    try:
-        content = read_named(path, MAX_TRACE_BYTES)
-    except (OSError, UnicodeDecodeError) as error:
-        problem = Problem("the file", unreadable(error), "a trace of pods")
-        raise ConfigError(str(path), (problem,)) from error
+    content = given_text(path, "a trace of pods", MAX_TRACE_BYTES)
     collector = ProblemCollector()
     events: list[Event] = []
     names = GeneratedNames()

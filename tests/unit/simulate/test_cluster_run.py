@@ -96,7 +96,7 @@ def test_claims_are_never_refused_and_never_more_than_there_is() -> None:
     assert run.quality.refusals == 0
     assert isinstance(run.scheduler, ClaimScheduler)
     for node in run.nodes:
-        rooms = run.scheduler.rooms_of(node)
+        rooms = run.scheduler.rooms_left(node)
         assert all(room.cpus >= 0 and room.memory_bytes >= 0 for room in rooms.values())
 
 
