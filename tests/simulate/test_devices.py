@@ -15,7 +15,7 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
 from bayplan.host.netlink import Interface
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Hook
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import UnixSocket
@@ -167,7 +167,7 @@ async def test_a_pod_is_asked_for_its_interfaces_once_and_forgotten_when_it_is_g
         alone, own = Pod("alone", network_namespace=NAMESPACE), Container("one", "alone")
         for _ in range(2):
             # No event tells of the end of a pod that came without NRI: it goes with its container.
-            await announced(controller, alone, own, Origin.of(Form.HOOK, alone, own))
+            await announced(controller, alone, own, Hook.of(alone, own))
             await controller.stop_container(alone, own)
         assert asked == [NAMESPACE] * 4
 

@@ -23,7 +23,7 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Hook, Origin
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
@@ -201,7 +201,7 @@ class _FullDisk:
 async def by_hook(controller: Controller, pod: Pod, container: Container) -> None:
     """Place a container that comes by the OCI hook, whose decision nobody has but the record."""
     async with controller.transaction() as transaction:
-        await controller.placements.place(transaction, pod, container, Origin.of(Form.HOOK, pod, container))
+        await controller.placements.place(transaction, pod, container, Hook.of(pod, container))
 
 
 @contextmanager

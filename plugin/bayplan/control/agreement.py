@@ -77,7 +77,8 @@ class Agreement:
     def _watch(self, one: Expectation) -> None:
         try:
             with cgroup_of(self._hierarchy, one) as cgroup:
-                names = _AMOUNTS if one.origin else _OOM_GROUP if one.oom_group else ()
+                everything = not one.origin.runtime_applies
+                names = _AMOUNTS if everything else _OOM_GROUP if one.oom_group else ()
                 cgroup.watch(self._files, (*names, "partition") if one.isolated else names)
         except AbsentError as error:
             # A pod's directory that is not there has no container's. A container's may come at any time.

@@ -30,6 +30,7 @@ from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Action, Phase, Report, Step
 from bayplan.model.machine import Machine
+from bayplan.model.origin import NRI
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources
 from bayplan.model.sentences import undecided
@@ -303,7 +304,7 @@ class Controller:
         if not step.depends_on_process:
             return step
         entry = self.ledger.entries.get(container.id)
-        place = Place.of(pod, container, None if entry is None else entry.origin)
+        place = Place.of(pod, container, NRI if entry is None else entry.origin)
         ends = step.action is Action.RELEASE_IF_DEAD
         return step.settled(phase, has_process=await self._shows_process(place, otherwise=ends))
 
@@ -464,7 +465,7 @@ class Controller:
         """Note that a container that is about to start has a process. Where the kernel shows it, it also
         shows its end: whether or not the runtime reports that."""
         life, entry = self.placements.lives.of(container.id), self.ledger.entries.get(container.id)
-        place = Place.of(pod, container, None if entry is None else entry.origin)
+        place = Place.of(pod, container, NRI if entry is None else entry.origin)
         if life is not None and not life.had_process:
             life.had_process = await self._shows_process(place, otherwise=False)
 
@@ -503,7 +504,7 @@ class Controller:
         update: the CPUs of that answer are those that the container has."""
         answered, cpus = self.placements.notifications.update_completed(container_id)
         entry = transaction.basis.ledger.entries.get(container_id)
-        if entry is not None and entry.origin is None and (cpus is not None or not answered):
+        if entry is not None and entry.origin.runtime_applies and (cpus is not None or not answered):
             ledger = transaction.basis.ledger.with_notified_cpus({container_id: cpus}, carried_out=answered)
             transaction.accept(ledger=ledger)
 
@@ -573,7 +574,7 @@ class Controller:
         entry, lives = transaction.basis.ledger.entries.get(container_id), self.placements.lives
         ended = event is Event.STOP_CONTAINER
         # Unless it was decided since, on another way.
-        decided = event is Event.CREATE_CONTAINER and (entry is None or entry.origin is None)
+        decided = event is Event.CREATE_CONTAINER and (entry is None or entry.origin.runtime_applies)
         if ended:
             self.known.forget(container_id)
             lives.end(container_id, Report.STOPPED)

@@ -23,7 +23,6 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
-from bayplan.model.origin import Form
 from bayplan.model.workload import Update
 from bayplan.sets import CpuSet
 
@@ -236,7 +235,4 @@ class Cpusets:
     def _starts_later(self, one: Expectation) -> bool:
         """Whether it is to get its cgroup, by a spec that may be older than the ledger, and will be asked for
         at its start."""
-        origin = one.origin
-        if origin is None or origin.form is not Form.WRAPPER or origin.container.pid:
-            return False
-        return self.starts.expect(one.container.id)
+        return one.origin.asks_at_start and self.starts.expect(one.container.id)

@@ -143,7 +143,7 @@ class EndedContainers:
     def _listed(self, without: Collection[_Suspect], now_s: float) -> Mapping[str, Mapping[str, bool]]:
         """What the runtimes list that know more of those *without* a process, by their names; nothing of
         those that do not answer."""
-        engines = {one.entry.origin.engine for one in without if one.entry.origin is not None} & {CRIO}
+        engines = {one.entry.origin.engine for one in without} & {CRIO}
         runtime = self._controller.runtime
         if runtime is not None and any(self._is_worth_asking(one, now_s) for one in without):
             engines.add(runtime.name)
@@ -162,7 +162,7 @@ class EndedContainers:
         runtime = self._controller.runtime
         if runtime is None or runtime.name != CRIO:
             return ()
-        decided = [one for one in without if one.entry.origin is None and one.phase is Phase.DECIDED]
+        decided = [one for one in without if one.entry.origin.is_listed and one.phase is Phase.DECIDED]
         return self._failed_creations({one.container_id: one.pod_id for one in decided}) if decided else ()
 
     def _is_worth_asking(self, one: _Suspect, now_s: float) -> bool:
@@ -171,22 +171,21 @@ class EndedContainers:
         since_s = one.life.awaited_since_s
         waited = since_s is not None and now_s - since_s >= ASK_AFTER_S
         due = now_s - self._asked_s >= self._pause_s
-        return one.entry.origin is None and not one.life.had_process and waited and due
+        return one.entry.origin.is_listed and not one.life.had_process and waited and due
 
     def _report(self, one: _Suspect, listed: Mapping[str, Mapping[str, bool]], now_s: float) -> Report | None:
         """What is to be reported of a container without a process; None as long as it may get one."""
         origin, runtime = one.entry.origin, self._controller.runtime
-        if origin is None and one.pod_id in self._controller.placements.stopped_pods:
+        if origin.reports_end_of_pod and one.pod_id in self._controller.placements.stopped_pods:
             return Report.POD_STOPPED  # containerd creates containers there, and starts none
-        of_nri = None if runtime is None else listed.get(runtime.name)
-        containers = of_nri if origin is None else listed.get(origin.engine)
+        containers = listed.get(origin.listed_by("" if runtime is None else runtime.name))
         alive = None if containers is None else containers.get(one.container_id)
         if alive:
             # Nobody else knows where its processes are, or when it will be started.
             one.life.awaited_since_s = now_s
             return None
         # One that is being created is not listed yet.
-        unlisted = origin is None and of_nri is not None and one.phase is not Phase.DECIDED
+        unlisted = origin.is_listed and containers is not None and one.phase is not Phase.DECIDED
         if alive is False or unlisted:
             return Report.EXITED
         if one.life.had_process:
@@ -216,9 +215,9 @@ class EndedContainers:
             "why": report.value,
         }
         logger.info("container has ended, and nobody had reported it", extra=extra)
-        controller.counters["nri_gone" if one.entry.origin is None else "oci_gone"] += 1
+        controller.counters["nri_gone" if one.entry.origin.is_listed else "oci_gone"] += 1
 
 
-def _may_start(origin: Origin | None) -> bool:
+def _may_start(origin: Origin) -> bool:
     """Whether a container without a process may still start: its bundle exists, or it has none."""
-    return origin is None or not origin.bundle or Path(origin.bundle).is_dir()
+    return not origin.bundle or Path(origin.bundle).is_dir()

@@ -15,7 +15,7 @@ from bayplan.model.decision import Decision, Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import open_mems
-from bayplan.model.origin import Origin
+from bayplan.model.origin import NRI, Origin
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.placement.adjustment import cpus_for, isolated_cpus
@@ -24,9 +24,6 @@ from bayplan.sets import CpuSet, NodeSet
 OOM_SCORE_ADJ: Final = "oom_score_adj"
 PARTITION: Final = "partition"
 """The names of differences in them."""
-
-_NOTHING: Final = Adjustment()
-_OOM_GROUP_ONLY: Final = Adjustment(unified={OOM_GROUP: "1"})
 
 
 def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
@@ -53,7 +50,7 @@ class Expectation(Struct, frozen=True):
     name: str
     cpus: CpuSet | None
     mems: NodeSet | None
-    origin: Origin | None = None
+    origin: Origin = NRI
     oom_group: bool = False
     starting: bool = False
     isolated: bool = False
@@ -72,21 +69,14 @@ class Expectation(Struct, frozen=True):
 
     @property
     def amounts(self) -> Adjustment:
-        """What bayplan set beside the cpusets, where only bayplan can restore it.
-
-        Of a container that came over NRI that is memory.oom.group alone: runc keeps the rest in its record
-        and in the unit, but does not pass this one to systemd; it was seen back at 0 after an update.
-        """
-        if self.origin is not None:
-            return self.origin.applied
-        return _OOM_GROUP_ONLY if self.oom_group else _NOTHING
+        """What bayplan set beside the cpusets, where only bayplan can restore it."""
+        return self.origin.amounts(oom_group=self.oom_group)
 
     @property
     def first_process(self) -> proc.Process | None:
         """The process that oom_score_adj was set for, None where it is not known."""
-        if self.origin is None or self.origin.container.pid <= 1 or not self.origin.start_ticks:
-            return None
-        return proc.Process(self.origin.container.pid, self.origin.start_ticks)
+        pid, start_ticks = self.origin.known(self.container).pid, self.origin.start_ticks
+        return proc.Process(pid, start_ticks) if pid > 1 and start_ticks else None
 
     def differences(
         self, found: Readings, oom_score_adj: int | None = None, partition: str = ""
@@ -104,7 +94,7 @@ class Expectation(Struct, frozen=True):
             pairs.append((PARTITION, partition, ISOLATED))
         if found.memory_max_bytes is None:
             pairs.append(("memory.max", "max", self.amounts.memory_limit_bytes))
-        if self.origin is not None and oom_score_adj == (self.origin.container.oom_score_adj or 0):
+        if oom_score_adj == (self.origin.known(self.container).oom_score_adj or 0):
             pairs.append((OOM_SCORE_ADJ, oom_score_adj, self.amounts.oom_score_adj))
         for key, value in sorted(self.amounts.unified.items()):
             shown, default = _shown(found, key)
@@ -150,7 +140,8 @@ def expectations(
         cpus = None if cpus is None else cpus & machine.online_cpus or shared or None
         mems = None if mems is None else mems & machine.memory_nodes or None
         chosen = decision.request.cpus_chosen_by_others
-        if chosen or cpus is not None or mems is not None or entry.origin is not None or entry.oom_group:
+        restores = not entry.origin.runtime_applies or entry.oom_group
+        if chosen or cpus is not None or mems is not None or restores:
             name, parent = decision.request.name, pod.cgroup_parent
             soon = container.id in starting
             own = isolated_cpus(decision) if partitions else CpuSet()
@@ -175,6 +166,6 @@ def _mems_for(machine: Machine, decision: Decision) -> NodeSet | None:
 
 def cgroup_of(hierarchy: Hierarchy, one: Expectation) -> ContainerCgroup:
     """The open cgroup of a container; raises as `ContainerCgroup.find`."""
-    if one.origin is not None and one.origin.cgroups:
+    if one.origin.cgroups:
         return ContainerCgroup(hierarchy, dict(one.origin.cgroups))
     return ContainerCgroup.find(hierarchy, one.container.cgroups_path, one.cgroup_parent, one.container.id)

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bayplan.model.ledger import Entry
+from bayplan.model.origin import Nri
 from bayplan.model.request import carried_oom_score_adj
 from bayplan.model.wishes import DEFAULT_CPUS_ANNOTATION
 from bayplan.model.workload import Adjustment, Container, Pod
@@ -65,10 +66,11 @@ class KnownContainers(Struct):
     def add_recorded(self, entries: Mapping[str, Entry], seen: Collection[str] = ()) -> None:
         """Remember those *entries* that no session lists: all that is known of them is in the ledger."""
         for container_id, entry in entries.items():
-            if entry.origin is None or container_id in seen:
+            origin = entry.origin
+            if isinstance(origin, Nri) or container_id in seen:
                 continue
-            self.add(entry.origin.pod, entry.origin.container)
-            applied = entry.origin.applied.oom_score_adj
+            self.add(origin.pod, origin.container)
+            applied = origin.applied.oom_score_adj
             if applied is not None:
                 self.oom_score_adj[container_id] = applied
 

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from bayplan.model.ledger import Entry
 from bayplan.model.life import HELD, NOT_RUNNING_YET, Phase, Report, Step, step_of
-from bayplan.model.origin import Form, Origin
 from bayplan.model.workload import Container, ContainerState
 
 REMEMBERED: Final = 1024
@@ -110,10 +109,9 @@ class Lives:
             if container_id not in entries:
                 self.end(container_id)
         for container_id, entry in entries.items():
-            # Of most of those of NRI the runtime will say more.
-            begun = entry.origin is None and container_id not in under_way
-            phase = Phase.RUNNING if begun else phase_of(entry.origin)
-            self.begin(container_id, phase, had_process=has_had_process(entry.origin))
+            origin = entry.origin
+            phase = origin.phase if container_id in under_way else origin.phase_when_recorded
+            self.begin(container_id, phase, had_process=origin.had_process)
 
     def synchronized(self, entries: Mapping[str, Entry], containers: Iterable[Container]) -> None:
         """The runtime has listed its *containers*, and the ledger has these *entries* since."""
@@ -136,18 +134,6 @@ class Lives:
             self.starting.pop(container_id, None)
 
 
-def phase_of(origin: Origin | None) -> Phase:
-    """The phase of a container right after its decision: *origin* says how it came, None over NRI."""
-    if origin is None:
-        return Phase.DECIDED
-    return Phase.RUNNING if has_had_process(origin) else Phase.REWRITTEN
-
-
 def listed_as(container: Container) -> Report:
     """What the runtime reports by listing *container* when it connects."""
     return _LISTED.get(container.state, Report.LISTED_RUNNING)
-
-
-def has_had_process(origin: Origin | None) -> bool:
-    """Whether a container came with a process, or got one, as *origin* says."""
-    return origin is not None and (origin.form is Form.HOOK or origin.container.pid > 0)

@@ -113,5 +113,5 @@ def updates_over_nri(
         for one in updates
         if one.container_id in listed
         or (entry := entries.get(one.container_id)) is None
-        or entry.origin is None
+        or entry.origin.runtime_applies
     ]

@@ -19,7 +19,7 @@ from bayplan.control.device_search import DeviceSearch
 from bayplan.control.known_containers import KnownContainers, without_cpus
 from bayplan.control.kubelet_pods import KubeletPods
 from bayplan.control.latency import Latency
-from bayplan.control.lives import Lives, has_had_process, phase_of
+from bayplan.control.lives import Lives
 from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import EngineThread, InThread
@@ -32,7 +32,7 @@ from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Phase, Report, Step
 from bayplan.model.machine import Machine
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import NRI, Origin
 from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.model.policy import Defragment
 from bayplan.model.qos import OOM_GROUP
@@ -112,9 +112,9 @@ class Placements:
         """Refuses a new container of a pod that was evicted."""
 
     async def place(
-        self, transaction: Transaction, pod: Pod, container: Container, origin: Origin | None = None
+        self, transaction: Transaction, pod: Pod, container: Container, origin: Origin = NRI
     ) -> tuple[Adjustment, Sequence[Update]]:
-        """Place a container that is about to be created; *origin* says how it came, if not over NRI.
+        """Place a container that is about to be created; *origin* says how it came.
 
         Returns:
             What to change in its spec, and the updates of other containers.
@@ -150,33 +150,33 @@ class Placements:
                 self.lives.begin(container.id, Phase.REFUSED)
             self.refuse(decision)
         decision = self.by_live_memory(decision, ability)
-        over_nri, form = origin is None, origin.form if origin else None
-        decision = as_far_as_possible(machine, decision, container, form)
-        notes = exec_notes(decision, form) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
+        decision = as_far_as_possible(machine, decision, container, origin)
+        notes = exec_notes(decision, origin) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
         decision = replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
         moved = base.moved(decision.moves)
         shared = _left_shared(transaction.basis, moved, decision)
         decision, source = await self._with_file(machine, shared, decision)
-        settable = Ability(self._cgroup_v2, not over_nri or self.runtime_sets_oom_score_adj)
+        with_reply = origin.runtime_applies
+        settable = Ability(self._cgroup_v2, not with_reply or self.runtime_sets_oom_score_adj)
         adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
         adjustment = replace(adjustment, placement_source=source)
         entry = Entry(
             decision,
             # The adjustment carries them, so that no update of the container itself is due.
             notified_cpus=adjustment.cpuset_cpus,
-            origin=None if origin is None else replace(origin, applied=adjustment),
-            oom_group=over_nri and OOM_GROUP in adjustment.unified,
+            recorded_origin=origin.with_applied(adjustment).recorded,
+            oom_group=with_reply and OOM_GROUP in adjustment.unified,
         )
         after = moved.with_entry(entry)
         annotations: Mapping[str, str] = {}
-        if over_nri and not decision.request.opted_out:
+        if with_reply and not decision.request.opted_out:
             annotations = annotations_of(entry, time.time_ns() // 1000)
         # A start waits for this reply, and not for the end of a container or a change.
-        most, moves = 0 if over_nri else None, decision.moves
+        most, moves = 0 if with_reply else None, decision.moves
         updates = await self._commit(
             transaction, after, shared, container.id, moves, most, carried=bool(annotations)
         )
-        self.lives.begin(container.id, phase_of(origin), had_process=has_had_process(origin))
+        self.lives.begin(container.id, origin.phase, had_process=origin.had_process)
         self.known.add(pod, container)
         if adjustment.oom_score_adj is not None:
             self.known.oom_score_adj[container.id] = adjustment.oom_score_adj
@@ -210,7 +210,7 @@ class Placements:
         )
         decision = await self._engine_thread.run(basis.engine, machine, decide)
         self.kubelet_pods.expect(pod)
-        most = MOST_UPDATES if entry.origin is None else None
+        most = MOST_UPDATES if entry.origin.runtime_applies else None
         if decision is None:
             # The runtime sets all that it has for the container, also what is out of date.
             updates = self._accept(transaction, ledger, None, most, answered=container.id)
@@ -247,8 +247,8 @@ class Placements:
         if entry is None:
             return ()
         pod_id = entry.decision.request.pod_id
-        if self._devices is not None and entry.origin is not None:
-            self._devices.pod_gone(pod_id)  # without NRI no event reports the end of a pod
+        if self._devices is not None and not entry.origin.reports_end_of_pod:
+            self._devices.pod_gone(pod_id)
         left = basis.ledger.after_end_of(container_id, pod_stays=pod_id not in self.stopped_pods)
         left, _ = with_completed_claims(basis.with_ledger(left), basis.engine)
         updates = self._accept(transaction, left, None, MOST_UPDATES if replied else None)
@@ -262,7 +262,7 @@ class Placements:
         pod: Pod,
         container: Container,
         phase: Phase,
-        origin: Origin | None = None,
+        origin: Origin = NRI,
         *,
         replied: bool = False,
     ) -> Sequence[Update]:
@@ -277,9 +277,9 @@ class Placements:
         if self.lives.phase(container.id) is Phase.ENDED:
             reason = found_after_its_end(self.lives.ended_by(container.id))
             entry = replace(entry, decision=replace(entry.decision, reasons=(reason,)))
-        entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, origin=origin)
+        entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, recorded_origin=origin.recorded)
         most = MOST_UPDATES if replied else None
-        self.lives.begin(container.id, phase, had_process=has_had_process(origin))
+        self.lives.begin(container.id, phase, had_process=origin.had_process)
         updates = self._accept(transaction, basis.ledger.with_entry(entry), container.id, most)
         self.known.add(pod, container)
         self.kubelet_pods.expect(pod)
@@ -344,15 +344,13 @@ class Placements:
     def amend(self, transaction: Transaction, entry: Entry) -> None:
         """Note what became known of a container that came without NRI; its promises stay the same."""
         transaction.accept(ledger=transaction.basis.ledger.with_entry(entry))
-        self.lives.go_on(entry.container_id, phase_of(entry.origin))
+        self.lives.go_on(entry.container_id, entry.origin.phase)
         self.known.add_recorded({entry.container_id: entry})
 
-    def policy_ability(self, origin: Origin | None = None) -> MemoryPolicyAbility:
-        """Which memory policies can be set for a container that comes over NRI, or by *origin*."""
-        if origin is not None:
-            # Only a spec that is still to be read can have one.
-            able = origin.form is not Form.HOOK
-        else:
+    def policy_ability(self, origin: Origin = NRI) -> MemoryPolicyAbility:
+        """Which memory policies can be set for a container that comes as *origin* says."""
+        able = origin.changes_spec
+        if origin.runtime_applies:
             able = self.runtime is not None and self.runtime.capabilities.memory_policy
         return MemoryPolicyAbility(able, self._weighted_interleave)
 
@@ -479,7 +477,7 @@ class Placements:
             nodes; and the ids of the containers whose nodes are still to be sent.
         """
         moved = nodes_updates(ledger, {move.container_id for move in moves} | self.notifications.nodes_due)
-        due = {one.container_id for one in moved if ledger.entries[one.container_id].origin is None}
+        due = {one.container_id for one in moved if ledger.entries[one.container_id].origin.runtime_applies}
         if most_running is None:
             return ledger, moved, due
         # The others' would not go out, and of 4000 they take ten milliseconds to make.

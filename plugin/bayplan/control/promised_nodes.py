@@ -132,7 +132,7 @@ class PromisedNodes:
             self._verify_soon()
         if wider:
             controller.placements.notifications.nodes_due |= {
-                key for key in wider if ledger.entries[key].origin is None
+                key for key in wider if ledger.entries[key].origin.runtime_applies
             }
             self._verify_soon()
         self._staying.clear()
@@ -305,7 +305,7 @@ class PromisedNodes:
         """What follows from a move that is in the ledger."""
         placements = self._controller.placements
         placements.decision_log.moved(move)
-        if self._controller.ledger.entries[move.container_id].origin is None:
+        if self._controller.ledger.entries[move.container_id].origin.runtime_applies:
             placements.notifications.nodes_due.add(move.container_id)
 
 

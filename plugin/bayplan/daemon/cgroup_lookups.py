@@ -21,13 +21,12 @@ def lookups_of(controller: Controller) -> list[CgroupLookup]:
     for container in list(known.containers.values()):
         pod = known.pods.get(container.pod_id)
         entry = controller.ledger.entries.get(container.id)
-        origin = None if entry is None else entry.origin
         found.append(
             CgroupLookup(
                 container.id,
                 container.cgroups_path,
                 "" if pod is None else pod.cgroup_parent,
-                {} if origin is None else origin.cgroups,
+                {} if entry is None else entry.origin.cgroups,
             )
         )
     return found

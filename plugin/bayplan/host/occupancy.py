@@ -18,7 +18,7 @@ from bayplan.host.cgroup_paths import CRUN_CHILD, container_paths
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, refusal
-from bayplan.model.origin import Origin
+from bayplan.model.origin import NRI, Origin
 from bayplan.model.workload import Container, Pod
 
 _POPULATED: Final = b"populated 1"
@@ -43,16 +43,16 @@ class Place(Struct, frozen=True):
     names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, pod: Pod, container: Container, origin: Origin | None = None) -> Self:
-        """The place of *container*, which came over NRI or as *origin* says."""
+    def of(cls, pod: Pod, container: Container, origin: Origin = NRI) -> Self:
+        """The place of *container*, which came as *origin* says."""
         parent = pod.cgroup_parent.rpartition("/")[2]
         return cls(
             container.id,
             container.cgroups_path,
             pod.cgroup_parent,
-            {} if origin is None else origin.cgroups,
-            container.pid if origin is None else origin.container.pid,
-            0 if origin is None else origin.start_ticks,
+            origin.cgroups,
+            origin.known(container).pid,
+            origin.start_ticks,
             tuple(name for name in (container.id, container.pod_id, parent) if name),
         )
 

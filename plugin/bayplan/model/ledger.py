@@ -29,7 +29,7 @@ from bayplan.model.decision import (
     Request,
 )
 from bayplan.model.machine import Machine
-from bayplan.model.origin import Origin
+from bayplan.model.origin import NRI, Origin, WithoutNri
 from bayplan.model.pod_as_a_whole import held_cpus, is_member, settled, shares_promise
 from bayplan.model.resource_claim import HeldClaim
 from bayplan.model.sidecar_scores import corrected_claim, explained_by_others
@@ -47,15 +47,15 @@ class Entry(Struct, frozen=True):
     container that the runtime knew. None if there was none, or if it is not known. If the container should
     have other CPUs by now, an update of it is due. ``previous_cpus`` (recorded as ``left_cpus``) is what the
     runtime has until it has carried out the update that gave the container exclusive CPUs; None once it has.
-    ``origin`` is None for a container that came over NRI; of others no runtime is notified after their
-    creation. ``oom_group``: that container's adjustment set memory.oom.group. ``ended``: the container is
+    ``recorded_origin`` (recorded as ``origin``) is how a container came that did not come over NRI.
+    ``oom_group``: that container's adjustment set memory.oom.group. ``ended``: the container is
     gone and holds nothing; the entry says what its pod was given as a whole, until the pod's next container
     comes. ``resource_claim``: it is of no container, but of that claim, and counts as ended."""
 
     decision: Decision
     notified_cpus: CpuSet | None = field(default=None, name="told_cpus")
     previous_cpus: CpuSet | None = field(default=None, name="left_cpus")
-    origin: Origin | None = None
+    recorded_origin: WithoutNri | None = field(default=None, name="origin")
     oom_group: bool = False
     ended: bool = False
     resource_claim: HeldClaim | None = None
@@ -64,6 +64,11 @@ class Entry(Struct, frozen=True):
     def container_id(self) -> str:
         """The runtime's id of the container."""
         return self.decision.request.container_id
+
+    @property
+    def origin(self) -> Origin:
+        """How it came."""
+        return self.recorded_origin or NRI
 
 
 class Ledger(Struct, frozen=True):
@@ -177,10 +182,10 @@ class Ledger(Struct, frozen=True):
         """A ledger without that container.
 
         If it was the last of a pod that was given room as a whole and stays, the pod keeps that for its next
-        container. Only NRI reports the end of a pod: pods that came otherwise keep nothing.
+        container; a pod whose end nobody reports keeps nothing.
         """
         entry, left = self.entries.get(container_id), self.without(container_id)
-        if entry is None or entry.origin is not None or not pod_stays:
+        if entry is None or not entry.origin.reports_end_of_pod or not pod_stays:
             return left
         request = entry.decision.request
         if not entry.decision.placement.is_with_whole_pod or request.pod_totals is None:
@@ -524,7 +529,7 @@ def _settled_pod(
 def notice_of(entry: Entry) -> CpuSet | None:
     """Under what *entry* counts in ``notices``; None where no update can become due."""
     decision, sent = entry.decision, entry.notified_cpus or CpuSet()
-    if entry.origin is not None:
+    if not entry.origin.runtime_applies:
         return None
     if decision.shares_cpus:
         return sent
@@ -535,7 +540,7 @@ def notice_of(entry: Entry) -> CpuSet | None:
 def shares_beside(entry: Entry) -> bool:
     """Whether bayplan gives it shared CPUs beside its own, which change with those of all."""
     placement = entry.decision.placement
-    return entry.origin is None and bool(placement.exclusive_cpus and placement.beside_cpus)
+    return entry.origin.runtime_applies and bool(placement.exclusive_cpus and placement.beside_cpus)
 
 
 def is_followed(entry: Entry) -> bool:

@@ -20,7 +20,7 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.container_mount import mount_in_container
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import RefusedError
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Hook, Precreate, WithoutNri, Wrapper
 from bayplan.model.workload import PLACEMENT_MOUNT, Adjustment, Container, Pod, Update
 from bayplan.oci.bundle import CONFIG, read_config, sibling_config
 from bayplan.oci.documents import Spec, State, parse_spec
@@ -48,7 +48,7 @@ class AnnouncedContainer(Struct, frozen=True):
 
     pod: Pod
     container: Container
-    origin: Origin
+    origin: WithoutNri
     spec: Spec
     document: bytes
 
@@ -59,7 +59,7 @@ def from_bundle(bundle: str, container_id: str) -> AnnouncedContainer | None:
     Raises:
         OciError: the bundle or its spec cannot be used.
     """
-    return _described(Form.WRAPPER, _read(bundle), container_id, bundle)
+    return _described(Wrapper, _read(bundle), container_id, bundle)
 
 
 def from_spec(document: bytes) -> AnnouncedContainer | None:
@@ -77,7 +77,7 @@ def from_spec(document: bytes) -> AnnouncedContainer | None:
         if not found:
             raise OciError("spec", _NO_CGROUP)
         raise OciError("spec: linux.cgroupsPath", f"found {found!r}, expected the container's id at its end")
-    return _described(Form.PRECREATE, _Read(spec, document), container_id or "", "")
+    return _described(Precreate, _Read(spec, document), container_id or "", "")
 
 
 class _Read(Struct, frozen=True):
@@ -91,7 +91,7 @@ def _read(bundle: str) -> _Read:
 
 
 def _described(
-    form: Form, read: _Read, container_id: str, bundle: str, pid: int = 0
+    form: type[WithoutNri], read: _Read, container_id: str, bundle: str, pid: int = 0
 ) -> AnnouncedContainer | None:
     spec = read.spec
     if is_sandbox(spec):
@@ -101,7 +101,7 @@ def _described(
         raise OciError(f"container {container_id}", _NO_CGROUP)
     pod = pod_from(spec, container_id, _annotations_of_sandbox(spec, container_id, bundle))
     container = container_from(spec, container_id, pid)
-    origin = Origin.of(form, pod, container, bundle, container_engine_of(spec))
+    origin = form.of(pod, container, bundle, container_engine_of(spec))
     return AnnouncedContainer(pod, container, origin, spec, read.document)
 
 
@@ -116,7 +116,7 @@ def from_hook_state(hierarchy: Hierarchy, state: State) -> AnnouncedContainer | 
     if pid <= 1:
         problem = f"found the pid {pid}, expected one above 1: is it announced at createRuntime?"
         raise OciError(f"state of container {state.id}", problem)
-    announced = _described(Form.HOOK, _read(state.bundle), state.id, state.bundle, pid)
+    announced = _described(Hook, _read(state.bundle), state.id, state.bundle, pid)
     if announced is None:
         return None
     process = proc.identify(pid, hierarchy.root)
@@ -128,7 +128,7 @@ def from_hook_state(hierarchy: Hierarchy, state: State) -> AnnouncedContainer | 
     return replace(announced, origin=origin)
 
 
-def place(hierarchy: Hierarchy, origin: Origin) -> Adjustment:
+def place(hierarchy: Hierarchy, origin: WithoutNri) -> Adjustment:
     """Set what ``origin.applied`` says for a container that has not started, and return what was set.
 
     Setting oom_score_adj below the present value needs a capability that daemons in containers may lack: that
@@ -179,7 +179,7 @@ def mount_placement(hierarchy: Hierarchy, announced: AnnouncedContainer, applied
     mount_in_container(namespace, applied.placement_source, path, PLACEMENT_MOUNT)
 
 
-def _check_alone(hierarchy: Hierarchy, origin: Origin, cgroup: ContainerCgroup) -> None:
+def _check_alone(hierarchy: Hierarchy, origin: WithoutNri, cgroup: ContainerCgroup) -> None:
     pid = origin.container.pid
     others = [other for other in cgroup.processes() if other != pid]
     if others:
@@ -188,7 +188,7 @@ def _check_alone(hierarchy: Hierarchy, origin: Origin, cgroup: ContainerCgroup) 
         raise OciError(f"cgroup {cgroup.path}", f"does not hold {pid} any more")
 
 
-def amounts_shown(hierarchy: Hierarchy, origin: Origin) -> Mapping[str, str]:
+def amounts_shown(hierarchy: Hierarchy, origin: WithoutNri) -> Mapping[str, str]:
     """The amounts that an update by the runtime would set, as the container's cgroup shows them. In cgroup v1
     those of the CPUs are in another hierarchy.
 

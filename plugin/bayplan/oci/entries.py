@@ -3,19 +3,19 @@
 from msgspec.structs import replace
 
 from bayplan.model.ledger import Entry
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Nri, WithoutNri
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment
 from bayplan.oci.errors import OciError
 
 
-def origin_of(entry: Entry) -> Origin:
+def origin_of(entry: Entry) -> WithoutNri:
     """How the container came.
 
     Raises:
         OciError: over NRI.
     """
-    if entry.origin is None:
+    if isinstance(entry.origin, Nri):
         raise OciError(f"container {entry.container_id}", "came over NRI")
     return entry.origin
 
@@ -26,15 +26,15 @@ def is_same_start(entry: Entry, present: Entry | None) -> bool:
     return present is not None and present.origin is entry.origin
 
 
-def was_rewritten(entry: Entry, announced: Origin) -> bool:
+def was_rewritten(entry: Entry, announced: WithoutNri) -> bool:
     """Whether the spec of this very start of the container was rewritten already."""
     origin = entry.origin
-    if origin is None or origin.form is Form.HOOK:
+    if isinstance(origin, Nri) or not origin.changes_spec:
         return False
     return origin.container.pid in (0, announced.container.pid)
 
 
-def with_process(entry: Entry, announced: Origin) -> Entry:
+def with_process(entry: Entry, announced: WithoutNri) -> Entry:
     """*entry* with the process and the cgroup that were *announced*."""
     origin = origin_of(entry)
     container = replace(origin.container, pid=announced.container.pid)
@@ -45,7 +45,7 @@ def with_process(entry: Entry, announced: Origin) -> Entry:
         cgroups=announced.cgroups,
         start_ticks=announced.start_ticks,
     )
-    return replace(entry, origin=placed)
+    return replace(entry, recorded_origin=placed)
 
 
 def without_ours(entry: Entry, wanted: Adjustment, change: Resources) -> Resources:

@@ -286,15 +286,16 @@ class OciRequestHandler:
         byte, the resources; answer: the merged resources, or nothing."""
         container_id, document = id_and_rest(body)
         entry = self._controller.ledger.entries.get(container_id)
-        if entry is None or entry.origin is None:
+        if entry is None or entry.origin.runtime_applies:
             return _DONE
         resources = parse_resources(document)
         async with self._controller.transaction() as transaction:
             entry = transaction.basis.ledger.entries.get(container_id)
-            if entry is None or entry.origin is None:
+            if entry is None or entry.origin.runtime_applies:
                 return _DONE
+            origin = origin_of(entry)
             change = without_ours(entry, self._controller.wanted(entry), resources_from(resources))
-            pod, container = entry.origin.pod, entry.origin.container
+            pod, container = origin.pod, origin.container
             before = transaction.basis.ledger.exclusive_cpus
             updates = await self._controller.placements.change(transaction, pod, container, change)
             leave = not transaction.basis.ledger.exclusive_cpus <= before
@@ -373,7 +374,7 @@ class OciRequestHandler:
             present = transaction.basis.ledger.entries.get(entry.container_id)
             if present is not None and is_same_start(entry, present):
                 applied = replace(origin.applied, oom_score_adj=oom_score_adj)
-                placed = replace(present, origin=replace(origin, applied=applied))
+                placed = replace(present, recorded_origin=replace(origin, applied=applied))
                 self._controller.placements.amend(transaction, placed)
 
     def _place(self, entry: Entry) -> int | None:
@@ -409,7 +410,7 @@ class OciRequestHandler:
 
     def _is_of_nri(self, container_id: str) -> bool:
         entry = self._controller.ledger.entries.get(container_id)
-        return entry is not None and entry.origin is None
+        return entry is not None and entry.origin.runtime_applies
 
     def _undecided(self, verb: Verb, body: bytes, problem: str) -> Answer:
         self._controller.counters["oci_undecided"] += 1

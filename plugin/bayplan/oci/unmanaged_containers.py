@@ -23,7 +23,7 @@ from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.life import Action, Report
-from bayplan.model.origin import Origin
+from bayplan.model.origin import NRI, Nri, Origin
 from bayplan.model.workload import Container, Pod
 from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer
@@ -47,10 +47,10 @@ _ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
 
 class _Search(Struct, frozen=True):
     """What one look goes by: the engines whose containers count, and the recorded containers' origins by
-    their ids, None for those that came over NRI."""
+    their ids."""
 
     engines: frozenset[str]
-    known: Mapping[str, Origin | None]
+    known: Mapping[str, Origin]
 
 
 class UnmanagedContainers:
@@ -81,8 +81,8 @@ class UnmanagedContainers:
         """Look once, and enter the containers that run without a record."""
         controller = self._controller
         known = {key: entry.origin for key, entry in controller.ledger.entries.items()}
-        known |= dict.fromkeys(controller.placements.lives.refused)
-        engines = await self._engines({one.engine for one in known.values() if one is not None})
+        known |= dict.fromkeys(controller.placements.lives.refused, NRI)
+        engines = await self._engines({one.engine for one in known.values() if not one.runtime_applies})
         if not engines:
             return
         search = _Search(engines, known)
@@ -100,7 +100,7 @@ class UnmanagedContainers:
         if step.action is Action.ENTER:
             controller.placements.enter(transaction, announced.pod, container, step.phase, announced.origin)
             return True
-        if entry is None or before is None or entry.origin is not before:
+        if entry is None or entry.origin is not before or isinstance(before, Nri):
             return False
         controller.placements.amend(transaction, with_process(entry, announced.origin))
         if before.container.pid:
@@ -128,8 +128,7 @@ class UnmanagedContainers:
             self._passed_over.clear()
             self._searched = search.engines
         seen, found = set(), []
-        recorded = [one for one in search.known.values() if one is not None and one.engine == CRIO]
-        bundles = [Path(one.bundle) for one in recorded]
+        bundles = [Path(one.bundle) for one in search.known.values() if one.engine == CRIO]
         elsewhere = {one.parent.parent for one in bundles if one.name == USERDATA}
         for one in started(read_storage(self._hierarchy.root), elsewhere):
             if not _is_unrecorded(one, search.known):
@@ -220,13 +219,13 @@ class UnlistedContainers:
             await self._controller.enter_listed(pod, container)
 
 
-def _is_unrecorded(one: Started, known: Mapping[str, Origin | None]) -> bool:
+def _is_unrecorded(one: Started, known: Mapping[str, Origin]) -> bool:
     """Whether nothing is recorded of it, or not this process: wrapper and precreate come before there is one,
     and podman starts a container again under its id."""
     if one.container_id not in known:
         return True
     origin = known[one.container_id]
-    return origin is not None and str(origin.container.pid) != one.pid
+    return not isinstance(origin, Nri) and str(origin.container.pid) != one.pid
 
 
 def _engines_that_ask(root: Path) -> frozenset[str]:

@@ -15,7 +15,7 @@ from bayplan.model.decision import Decision, ExecCpus, QosClass, QosSource, Reas
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.origin import Form
+from bayplan.model.origin import Nri, Origin
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus
 from bayplan.model.policy import MemoryQos, OutsideRequests, PlacementPolicy
 from bayplan.model.qos import OOM_GROUP, oom_score_adj
@@ -109,9 +109,9 @@ def exec_cpus_of(machine: Machine, decision: Decision) -> CpuSet | None:
     return others if decision.placement.beside_cpus else None
 
 
-def exec_notes(decision: Decision, form: Form | None) -> tuple[Reason, ...]:
-    """Why a container that comes in *form*, None over NRI, does not have what it wishes for processes that
-    enter it later."""
+def exec_notes(decision: Decision, origin: Origin) -> tuple[Reason, ...]:
+    """Why a container that comes as *origin* says does not have what it wishes for processes that enter it
+    later."""
     wish, placement = decision.request.exec_cpus, decision.placement
     if wish is None:
         return ()
@@ -120,7 +120,7 @@ def exec_notes(decision: Decision, form: Form | None) -> tuple[Reason, ...]:
     if wish is ExecCpus.SHARED and not placement.beside_cpus:
         text = "exec-cpus is shared, and it has no shared CPUs beside its own; first takes one of these"
         return (Reason(EXEC_NOT_APART, text),)
-    if form is Form.HOOK:
+    if not origin.changes_spec:
         return (Reason(EXEC_NOT_APART, "a hook cannot set execCPUAffinity"),)
     return ()
 
@@ -165,20 +165,20 @@ def resized(
     change: Resources,
 ) -> Entry:
     """*entry*, decided for a changed spec, with what is now to be set if the container came without NRI."""
-    if entry.origin is None:
+    origin = entry.origin
+    if isinstance(origin, Nri):
         return entry
-    spec = changed_resources(entry.origin.container.resources, change)
-    container = replace(entry.origin.container, resources=spec)
+    spec = changed_resources(origin.container.resources, change)
+    container = replace(origin.container, resources=spec)
     applied = adjustment_for(machine, policy, ability, shared, entry.decision, container)
-    return replace(entry, origin=replace(entry.origin, container=container, applied=applied))
+    return replace(entry, recorded_origin=replace(origin, container=container, applied=applied))
 
 
 def wanted_for(entry: Entry, shared: CpuSet) -> Adjustment:
     """What is to be set now for a container that came without NRI; nothing of what others pinned."""
-    applied = Adjustment() if entry.origin is None else entry.origin.applied
     decision = entry.decision
     mems = decision.placement.mems if decision.request.pinned_mems is None else None
-    return replace(applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
+    return replace(entry.origin.applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
 
 
 def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
@@ -196,7 +196,7 @@ def cpus_updates(ledger: Ledger, shared: CpuSet, only: Iterable[str] | None = No
     updates = []
     for key in sorted(ledger.entries if only is None else ledger.entries.keys() & set(only)):
         entry = ledger.entries[key]
-        cpus = cpus_for(entry.decision, shared) if entry.origin is None else None
+        cpus = cpus_for(entry.decision, shared) if entry.origin.runtime_applies else None
         if cpus is not None and cpus != entry.notified_cpus:
             updates.append(Update(key, cpuset_cpus=cpus))
     return updates

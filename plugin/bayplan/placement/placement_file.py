@@ -20,7 +20,7 @@ from bayplan.model.decision import Decision, Reason
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Cpu, Machine
 from bayplan.model.memory_kinds import open_mems
-from bayplan.model.origin import Form
+from bayplan.model.origin import Origin
 from bayplan.model.policy import PlacementFiles, PlacementPolicy
 from bayplan.model.wishes import Wishes
 from bayplan.model.workload import PLACEMENT_MOUNT, Container
@@ -58,7 +58,7 @@ def as_mounted(entry: Entry, container: Container) -> Entry:
     """*entry* of a *container* that came over NRI and runs: its answer may have been lost, and with it the
     mount; what is mounted is known from its spec."""
     decision = entry.decision
-    if entry.origin is not None or decision.request.placement_file == container.has_our_placement:
+    if not entry.origin.is_listed or decision.request.placement_file == container.has_our_placement:
         return entry
     if container.has_our_placement:
         return replace(
@@ -68,10 +68,10 @@ def as_mounted(entry: Entry, container: Container) -> Entry:
 
 
 def as_far_as_possible(
-    machine: Machine, decision: Decision, container: Container, form: Form | None
+    machine: Machine, decision: Decision, container: Container, origin: Origin
 ) -> Decision:
-    """*decision* with what of file and variables cannot be had by a container that comes in *form*, None over
-    NRI: nothing that its spec has is replaced."""
+    """*decision* with what of file and variables cannot be had by a container that comes as *origin* says:
+    nothing that its spec has is replaced."""
     if decision.request.placement_file and container.placement_source and not container.has_our_placement:
         why = f"its spec mounts {container.placement_source} at {PLACEMENT_MOUNT}"
         decision = without_file(decision, why)
@@ -79,7 +79,7 @@ def as_far_as_possible(
     if not asked:
         return decision
     why = ""
-    if form is Form.HOOK:
+    if not origin.changes_spec:
         why = "a hook cannot set variables of the environment"
     elif not decision.placement.own_cpus:
         why = "variables of the environment are for containers with CPUs of their own"

@@ -134,7 +134,7 @@ def _gone(ledger: Ledger, observed: Mapping[str, Container], listed: Collection[
     return tuple(
         key
         for key, entry in sorted(ledger.entries.items())
-        if key not in observed and (entry.origin is None or key in listed)
+        if key not in observed and (entry.origin.is_listed or key in listed)
     )
 
 

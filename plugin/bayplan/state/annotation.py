@@ -46,7 +46,7 @@ def annotations_of(entry: Entry, at_us: int) -> Mapping[str, str]:
         shortage=None,
         plan=None,
     )
-    document = encode(replace(entry, decision=bare, origin=None)).decode()
+    document = encode(replace(entry, decision=bare, recorded_origin=None)).decode()
     text = f'{{"at_us":{at_us},{document[1:]}'
     return {DECISION_ANNOTATION: text} if len(text) <= MAX_CHARACTERS else {}
 
@@ -70,4 +70,4 @@ def _read(container: Container) -> tuple[int, str, Entry] | None:
         return None
     if entry.container_id != container.id or entry.ended:
         return None
-    return at_us, container.id, replace(entry, origin=None)
+    return at_us, container.id, replace(entry, recorded_origin=None)

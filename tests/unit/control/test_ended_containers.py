@@ -14,7 +14,7 @@ from bayplan.errors import UnavailableError
 from bayplan.host.occupancy import Occupancy
 from bayplan.model.decision import QosClass
 from bayplan.model.life import Phase
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Hook, Precreate, WithoutNri, Wrapper
 from bayplan.model.workload import Container
 from bayplan.nri import Event
 from bayplan.oci.storage import failed_creations
@@ -36,9 +36,9 @@ class Clock:
         return self.now_s
 
 
-async def entered(one: Controlled, form: Form, **changes: Any) -> None:
+async def entered(one: Controlled, form: type[WithoutNri], **changes: Any) -> None:
     asked = container("x", OWNER, memory_bytes=GIB // 2, milli_cpus=1000)
-    origin = Origin.of(form, OWNER, replace(asked, cgroups_path=PATH))
+    origin = form.of(OWNER, replace(asked, cgroups_path=PATH))
     known: Container = replace(origin.container, pid=changes.pop("pid", 0))
     await announced(one.controller, OWNER, asked, replace(origin, container=known, **changes))
 
@@ -62,7 +62,7 @@ async def test_a_hooks_container_is_released_with_its_last_process(tmp_path: Pat
     async with controlled(tmp_path / "state", nri=None) as one:
         node.make_cgroup(PATH)
         node.make_process(42, PATH)
-        await entered(one, Form.HOOK, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
+        await entered(one, Hook, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
         look = ended_containers(one, node, Clock()).release_ended
         await look()
         assert set(one.controller.ledger.entries) == {"x"}
@@ -81,7 +81,7 @@ async def test_a_hooks_container_is_released_with_its_last_process(tmp_path: Pat
 async def test_what_is_gone_is_released_also_when_that_cannot_be_recorded(tmp_path: Path) -> None:
     node = OciNode(tmp_path / "root")
     async with controlled(tmp_path / "state", nri=None) as one:
-        await entered(one, Form.HOOK, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
+        await entered(one, Hook, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
         with full_disk(one.controller.recorder):
             await ended_containers(one, node, Clock()).release_ended()
         assert one.controller.ledger.entries == {}
@@ -92,7 +92,7 @@ async def test_another_process_with_its_pid_does_not_keep_it(tmp_path: Path) -> 
     node = OciNode(tmp_path / "root")
     async with controlled(tmp_path / "state", nri=None) as one:
         node.make_process(42, "/elsewhere", start_ticks=2000)
-        await entered(one, Form.HOOK, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
+        await entered(one, Hook, pid=42, start_ticks=1000, cgroups={"cpuset": PATH, "memory": PATH})
         await ended_containers(one, node, Clock()).release_ended()
         assert one.controller.ledger.entries == {}
 
@@ -100,7 +100,7 @@ async def test_another_process_with_its_pid_does_not_keep_it(tmp_path: Path) -> 
 async def test_a_rewritten_spec_has_time_to_become_a_container_and_none_after_that(tmp_path: Path) -> None:
     node, clock = OciNode(tmp_path / "root"), Clock()
     async with controlled(tmp_path / "state", nri=None) as one:
-        await entered(one, Form.PRECREATE)
+        await entered(one, Precreate)
         look = ended_containers(one, node, clock).release_ended
         for _ in range(2):
             await look()
@@ -115,7 +115,7 @@ async def test_a_rewritten_spec_has_time_to_become_a_container_and_none_after_th
         await look()
         assert one.controller.ledger.entries == {}
 
-        await entered(one, Form.PRECREATE)
+        await entered(one, Precreate)
         await look()
         clock.now_s += PATIENCE_S
         await look()
@@ -126,7 +126,7 @@ async def test_a_bundle_that_is_gone_becomes_no_container(tmp_path: Path) -> Non
     async with controlled(tmp_path / "state", nri=None) as one:
         bundle = tmp_path / "bundle"
         bundle.mkdir()
-        await entered(one, Form.WRAPPER, bundle=str(bundle))
+        await entered(one, Wrapper, bundle=str(bundle))
         look = ended_containers(one, OciNode(tmp_path / "root"), Clock()).release_ended
         await look()
         assert set(one.controller.ledger.entries) == {"x"}
@@ -141,14 +141,14 @@ async def test_crio_knows_better_what_it_made(tmp_path: Path) -> None:
         node = OciNode(tmp_path / "root")
         look = ended_containers(one, node, Clock(), lambda _: listing).release_ended
         # The process of a container that CRI-O lists is in a place that we cannot see.
-        await entered(one, Form.HOOK, pid=42, start_ticks=1000, engine=CRIO)
+        await entered(one, Hook, pid=42, start_ticks=1000, engine=CRIO)
         await look()
         assert set(one.controller.ledger.entries) == {"x"}
         listing["x"] = False
         await look()
         assert one.controller.ledger.entries == {}
         # One whose spec was rewritten may still come if CRI-O has not heard of it, and not if it ended.
-        await entered(one, Form.WRAPPER, engine=CRIO)
+        await entered(one, Wrapper, engine=CRIO)
         listing.clear()
         await look()
         assert set(one.controller.ledger.entries) == {"x"}
@@ -166,10 +166,10 @@ async def test_crio_is_asked_only_about_its_own(tmp_path: Path) -> None:
 
     async with controlled(tmp_path / "state", nri=None) as one:
         look = ended_containers(one, OciNode(tmp_path / "root"), Clock(), listing).release_ended
-        await entered(one, Form.PRECREATE, engine="libpod")
+        await entered(one, Precreate, engine="libpod")
         await look()
         assert asked == []
-        await entered(one, Form.PRECREATE, engine=CRIO)
+        await entered(one, Precreate, engine=CRIO)
         await look()
         assert asked == [1]
 

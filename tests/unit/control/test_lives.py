@@ -6,7 +6,7 @@ from bayplan.control.lives import REMEMBERED, Lives
 from bayplan.model.decision import Decision, Interval, Outcome, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry
 from bayplan.model.life import Phase, Report
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import NRI, Hook, Origin, Wrapper
 from bayplan.model.workload import ContainerState
 from support.machines import container, pod
 
@@ -14,7 +14,7 @@ OWNER = pod("web", QosClass.BURSTABLE)
 MAIN = container("x", OWNER)
 
 
-def entry(container_id: str, origin: Origin | None = None) -> Entry:
+def entry(container_id: str, origin: Origin = NRI) -> Entry:
     request = Request(
         container_id,
         OWNER.id,
@@ -23,7 +23,7 @@ def entry(container_id: str, origin: Origin | None = None) -> Entry:
         QosSource.CGROUP_PARENT,
         Interval(0, 0, "no limit"),
     )
-    return Entry(Decision(request, Outcome.PLACED), origin=origin)
+    return Entry(Decision(request, Outcome.PLACED), recorded_origin=origin.recorded)
 
 
 def test_the_last_ends_are_remembered_and_no_more() -> None:
@@ -60,8 +60,8 @@ def test_who_does_not_run_yet_is_known_at_any_time() -> None:
 
 
 def test_after_a_restart_those_without_an_entry_have_ended() -> None:
-    lives, hook = Lives(), Origin.of(Form.HOOK, OWNER, replace(MAIN, pid=42))
-    wrapper = Origin.of(Form.WRAPPER, OWNER, MAIN)
+    lives, hook = Lives(), Hook.of(OWNER, replace(MAIN, pid=42))
+    wrapper = Wrapper.of(OWNER, MAIN)
     entries = {"a": entry("a"), "b": entry("b"), "h": entry("h", hook), "w": entry("w", wrapper)}
     lives.restore(entries, ["b", "gone", "a"], under_way={"b"})
     phases = {key: lives.phase(key) for key in ("a", "b", "h", "w", "gone", "new")}

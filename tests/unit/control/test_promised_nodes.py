@@ -16,7 +16,7 @@ from bayplan.daemon.memory_pressure import COUNT_S, PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import Outcome, QosClass
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Hook
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.quantity import GIB, MIB
@@ -326,7 +326,7 @@ async def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
 async def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: Path) -> None:
     async with around(tmp_path, nri=None) as it:
         controller = it.one.controller
-        origin = Origin.of(Form.HOOK, FLEXIBLE_POD, FLEXIBLE)
+        origin = Hook.of(FLEXIBLE_POD, FLEXIBLE)
         origin = replace(origin, cgroups={"cpuset": PATH, "memory": PATH})
         await announced(controller, FLEXIBLE_POD, FLEXIBLE, origin)
         controller.known.add_recorded(controller.ledger.entries)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.model.decision import QosClass
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Hook, Wrapper
 from bayplan.model.workload import ContainerState, Update
 from bayplan.nri import Event
 from bayplan.quantity import GIB
@@ -23,7 +23,7 @@ EXCLUSIVE = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
 
 async def test_the_runtime_hears_nothing_of_a_container_that_is_not_its_own(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
-        origin = Origin.of(Form.HOOK, BEST_EFFORT, SHARED)
+        origin = Hook.of(BEST_EFFORT, SHARED)
         await announced(one.controller, BEST_EFFORT, SHARED, origin)
         for name in ("l", "o"):
             await begun(one.controller, BEST_EFFORT, container(name, BEST_EFFORT))
@@ -56,7 +56,7 @@ async def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what
     tmp_path: Path,
 ) -> None:
     async with controlled(tmp_path) as one:
-        await announced(one.controller, GUARANTEED, EXCLUSIVE, Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE))
+        await announced(one.controller, GUARANTEED, EXCLUSIVE, Hook.of(GUARANTEED, EXCLUSIVE))
         await one.controller.create_container(BEST_EFFORT, SHARED)
         assert await one.controller.synchronize([], []) == []
         assert set(one.controller.ledger.entries) == {"x"}
@@ -69,12 +69,11 @@ async def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what
 
 async def test_what_came_otherwise_is_known_again_after_a_restart(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
-        origin = Origin.of(Form.WRAPPER, GUARANTEED, EXCLUSIVE, bundle="/run/b")
+        origin = Wrapper.of(GUARANTEED, EXCLUSIVE, bundle="/run/b")
         await announced(one.controller, GUARANTEED, EXCLUSIVE, origin)
     async with controlled(tmp_path) as one:
         entry = one.controller.ledger.entries["x"]
-        assert entry.origin is not None
-        assert (entry.origin.form, entry.origin.bundle) == (Form.WRAPPER, "/run/b")
+        assert (type(entry.origin), entry.origin.bundle) == (Wrapper, "/run/b")
         assert entry.origin.applied.cpuset_cpus == entry.notified_cpus == CpuSet([1, 2])
         assert one.controller.known.containers["x"].resources == EXCLUSIVE.resources
 
@@ -96,7 +95,7 @@ async def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Pat
 
 async def test_a_late_miss_does_not_undo_what_was_decided_on_another_way_since(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
-        origin = Origin.of(Form.HOOK, GUARANTEED, EXCLUSIVE)
+        origin = Hook.of(GUARANTEED, EXCLUSIVE)
         await announced(one.controller, GUARANTEED, EXCLUSIVE, origin)
         one.controller.missed(Event.CREATE_CONTAINER, "x", "late")
         assert set(one.controller.ledger.entries) == {"x"}

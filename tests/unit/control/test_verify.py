@@ -16,7 +16,7 @@ from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.model.decision import Claim, Decision, Outcome, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import NRI, Hook
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Adjustment, Container, Pod
@@ -348,7 +348,7 @@ class TestAmounts:
         (tmp_path / "proc/42/oom_score_adj").write_text("100\n")
         one = Container("c1", "p", pid=42, oom_score_adj=100)
         paths = {CPUSET: "/kubepods/c1", MEMORY: "/kubepods/c1"}
-        origin = Origin(Form.HOOK, Pod("p"), one, cgroups=paths, start_ticks=7, applied=self.APPLIED)
+        origin = Hook(Pod("p"), one, cgroups=paths, start_ticks=7, applied=self.APPLIED)
         wanted = Expectation(one, "", "default/p/c1", None, None, origin)
         return verifying(replace(hierarchy, root=tmp_path), lambda *_: [wanted])
 
@@ -442,7 +442,7 @@ class Counted:
         return self.times > before
 
 
-LIMITED = Origin(Form.HOOK, Pod("p"), Container("c1", "p"), applied=Adjustment(memory_limit_bytes=GIB))
+LIMITED = Hook(Pod("p"), Container("c1", "p"), applied=Adjustment(memory_limit_bytes=GIB))
 
 
 @pytest.mark.parametrize(
@@ -460,8 +460,8 @@ async def test_what_agreed_is_compared_again_when_it_shows_something_else(
     directory = Path(hierarchy.mounts[CPUSET]) / "kubepods/c1"
     (directory / "memory.oom.group").write_text("1\n")
     (directory / "memory.max").write_text(f"{GIB}\n")
-    origin = LIMITED if name == "memory.max" else None
-    one = replace(expectation("c1", "0-3", "0-1"), origin=origin, oom_group=origin is None)
+    origin = LIMITED if name == "memory.max" else NRI
+    one = replace(expectation("c1", "0-3", "0-1"), origin=origin, oom_group=origin is NRI)
     expected, grounds = Counted(one), (object(),)
     verifier = verifying(hierarchy, expected, lambda: grounds)
     assert await expected.compared(verifier)

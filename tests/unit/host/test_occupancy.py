@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.decision import QosClass
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Hook
 from support.machines import container, pod
 from support.oci_node import OciNode
 
@@ -99,7 +99,7 @@ def test_a_first_process_elsewhere_counts_if_it_is_its_own(node: OciNode) -> Non
 def test_what_came_by_the_hook_is_known_by_its_start(node: OciNode) -> None:
     occupancy = Occupancy(node.hierarchy)
     node.make_process(42, "/elsewhere", start_ticks=1000)
-    origin = Origin.of(Form.HOOK, OWNER, replace(MAIN, pid=42))
+    origin = Hook.of(OWNER, replace(MAIN, pid=42))
     same = replace(origin, start_ticks=1000, cgroups={CPUSET: PATH, MEMORY: PATH})
     assert occupancy.has_process(Place.of(OWNER, MAIN, same))
     assert not occupancy.has_process(Place.of(OWNER, MAIN, replace(same, start_ticks=2000)))

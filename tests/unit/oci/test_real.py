@@ -59,7 +59,6 @@ async def test_a_created_container_is_placed_by_the_kernel_and_released_with_its
         bundle = OciNode(tmp_path).write_spec(ID, spec(path, annotations=CRIO))
         assert await one.ask("createRuntime", state(ID, bundle, pid)) == ("ok", "")
         entry = one.entries[ID]
-        assert entry.origin is not None
         assert dict(entry.origin.cgroups) == {CPUSET: path, MEMORY: path}
         assert allowed_cpus(pid) == one.around.controller.wanted(entry).cpuset_cpus
         assert read_oom_score_adj(identify(pid)) == 1000

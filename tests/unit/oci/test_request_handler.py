@@ -12,7 +12,7 @@ import pytest
 
 from bayplan.config.settings import Undecided
 from bayplan.model.decision import Outcome, QosClass
-from bayplan.model.origin import Form
+from bayplan.model.origin import Hook
 from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy
 from bayplan.nri import Event
 from bayplan.oci.request_handler import OciRequestSettings
@@ -58,7 +58,7 @@ async def test_a_container_is_placed_before_it_starts(
         assert entry.decision.request.name == "default/web/main"
         assert entry.decision.request.qos is QosClass.GUARANTEED
         assert entry.decision.placement.mems == NodeSet([0])
-        assert entry.origin.form is Form.HOOK
+        assert type(entry.origin) is Hook
         assert entry.origin.cgroups["cpuset"] == (f"{scope}/container" if child else scope)
         assert (entry.origin.container.pid, entry.origin.start_ticks) == (4242, 1000)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
-from bayplan.model.origin import Form
+from bayplan.model.origin import Precreate, Wrapper
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -48,8 +48,7 @@ async def test_precreate_answers_with_the_rewritten_spec(tmp_path: Path, cgroups
         assert status == "ok"
         assert json.loads(text) == expected_of(document)
         origin = one.entries[ID].origin
-        assert origin is not None
-        assert (origin.form, origin.container.pid, origin.bundle) == (Form.PRECREATE, 0, "")
+        assert (type(origin), origin.container.pid, origin.bundle) == (Precreate, 0, "")
 
 
 async def test_a_later_createruntime_and_poststop_find_what_precreate_decided(tmp_path: Path) -> None:
@@ -62,8 +61,7 @@ async def test_a_later_createruntime_and_poststop_find_what_precreate_decided(tm
         entry = one.entries[ID]
         assert entry.decision == decided
         assert entry.decision.request.pinned_cpus is None
-        assert entry.origin is not None
-        assert (entry.origin.form, entry.origin.container.pid) == (Form.PRECREATE, 4242)
+        assert (type(entry.origin), entry.origin.container.pid) == (Precreate, 4242)
         assert entry.origin.cgroups == {"cpuset": PODMAN_SCOPE, "memory": PODMAN_SCOPE}
         # What the runtime wrote when the spec was made is compared with what the ledger says now.
         own = entry.decision.placement.exclusive_cpus
@@ -89,8 +87,7 @@ async def test_the_wrapper_has_the_bundle_rewritten_with_owner_and_mode_kept(tmp
         assert (after.st_uid, after.st_gid, stat.S_IMODE(after.st_mode)) == kept
         assert [file.name for file in bundle.iterdir()] == ["config.json"]
         origin = one.entries[ID].origin
-        assert origin is not None
-        assert (origin.form, origin.bundle) == (Form.WRAPPER, str(bundle))
+        assert (type(origin), origin.bundle) == (Wrapper, str(bundle))
 
 
 @pytest.mark.parametrize("kind", ["io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri.container-type"])

@@ -52,7 +52,6 @@ async def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(t
         entry = one.controller.ledger.entries[ID]
         assert entry.decision.outcome is Outcome.ADOPTED
         assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
-        assert entry.origin is not None
         assert (entry.origin.container.pid, entry.origin.cgroups["memory"]) == (42, PATH)
         assert one.controller.ledger.unmanaged == {ID: "default/web/main"}
         assert one.verifications == 1

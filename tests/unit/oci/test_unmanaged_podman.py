@@ -14,7 +14,7 @@ from bayplan.control.verify import compare, repair
 from bayplan.host.cgroup_paths import container_path
 from bayplan.host.occupancy import Occupancy
 from bayplan.model.decision import Outcome
-from bayplan.model.origin import Form
+from bayplan.model.origin import Hook, Wrapper
 from bayplan.model.workload import Pod
 from bayplan.oci.storage import failed_creations
 from bayplan.oci.unmanaged_containers import PODMAN, UnmanagedContainers
@@ -101,8 +101,7 @@ async def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
         assert entry.decision.outcome is Outcome.ADOPTED
         assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
         origin = entry.origin
-        assert origin is not None
-        assert (origin.form, origin.engine, origin.bundle) == (Form.HOOK, PODMAN, str(node.bundle(ID)))
+        assert (type(origin), origin.engine, origin.bundle) == (Hook, PODMAN, str(node.bundle(ID)))
         path = container_path(cgroups_path) + ("/container" if child else "")
         assert (origin.container.pid, origin.cgroups["memory"]) == (42, path)
         assert set(one.controller.ledger.unmanaged) == {ID}
@@ -275,7 +274,6 @@ async def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_p
         await looking.enter_found()
         entry = one.entries[ID]
         assert entry.decision == decided.decision
-        assert entry.origin is not None
         assert (entry.origin.container.pid, one.around.verifications) == (77, 1)
         repair(
             node.hierarchy,
@@ -301,8 +299,7 @@ async def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_
         looking = UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon)
         await looking.enter_found()
         origin = one.entries[ID].origin
-        assert origin is not None
-        assert (origin.form, origin.container.pid) == (Form.WRAPPER, 42)
+        assert (type(origin), origin.container.pid) == (Wrapper, 42)
         repair(
             node.hierarchy,
             one.around.on(node.hierarchy),

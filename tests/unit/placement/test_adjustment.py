@@ -17,7 +17,7 @@ from bayplan.model.decision import (
     Request,
 )
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.origin import Form
+from bayplan.model.origin import Hook, Wrapper
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment, Update
@@ -202,8 +202,10 @@ def test_processes_that_enter_later_are_kept_off_its_own_cpus(
     # What the cgroup has of them is beside its own CPUs, or the first of these.
     if cpus is not None:
         assert cpus & decision.placement.exclusive_cpus <= CpuSet(own[:1])
-    assert bool(exec_notes(decision, Form.WRAPPER)) == (wish is not None and cpus is None)
-    assert bool(exec_notes(decision, Form.HOOK)) == (wish is not None)
+    assert bool(exec_notes(decision, Wrapper.of(pod(), container("c", pod())))) == (
+        wish is not None and cpus is None
+    )
+    assert bool(exec_notes(decision, Hook.of(pod(), container("c", pod())))) == (wish is not None)
     with_own = replace(container("c", pod(), resources=Resources()), exec_cpus=CpuSet([2]))
     made = adjustment_for(MACHINE, PlacementPolicy(), Ability(), SHARED, decision, with_own)
     assert made.exec_cpus is None

@@ -7,7 +7,7 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.origin import Form, Origin
+from bayplan.model.origin import Hook
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, ContainerState, Update
@@ -156,7 +156,7 @@ class TestWithAnnotation:
         """It came by the hook while the creation of x was under way, after the daemon that had decided about
         x had died."""
         hooked = own("h", 2)
-        entry = replace(decided(hooked), origin=Origin.of(Form.HOOK, GUARANTEED, hooked))
+        entry = replace(decided(hooked), recorded_origin=Hook.of(GUARANTEED, hooked))
         result = against([running(own("x", 2), "1-2", "0")], Ledger.of([entry]), {"x": decided(own("x", 2))})
         assert exclusive(result) == {"h": "1-2"}
         assert result.ledger.exclusive_cpus == CpuSet([1, 2])

@@ -14,7 +14,7 @@ from bayplan.model.decision import (
     Placement,
     Request,
 )
-from bayplan.model.origin import Form
+from bayplan.model.origin import NRI, Hook, Origin, Wrapper
 from bayplan.model.policy import PlacementFiles, PlacementPolicy
 from bayplan.model.wishes import Wishes
 from bayplan.placement.placement_file import (
@@ -153,9 +153,9 @@ def test_who_gets_a_file(policy: PlacementFiles, wish: bool | None, wanted: bool
 
 
 def test_what_the_spec_has_stays() -> None:
-    def told(decision: Decision, form: Form | None = None, **spec: object) -> tuple[Request, list[str]]:
+    def told(decision: Decision, origin: Origin = NRI, **spec: object) -> tuple[Request, list[str]]:
         one = replace(container("c", pod()), **spec)
-        after = as_far_as_possible(MACHINE, decision, one, form)
+        after = as_far_as_possible(MACHINE, decision, one, origin)
         return after.request, [reason.code for reason in after.reasons]
 
     request, codes = told(decided((), file=True), placement_source="/srv/x")
@@ -164,8 +164,8 @@ def test_what_the_spec_has_stays() -> None:
     assert (request.placement_file, codes) == (True, [])
     request, codes = told(decided(("go",)), given_environment=("GOMAXPROCS",))
     assert (request.environment, codes) == (("go",), [NO_ENVIRONMENT])
-    request, codes = told(decided(("go",)), Form.HOOK)
+    request, codes = told(decided(("go",)), Hook.of(pod(), container("c", pod())))
     assert (request.environment, codes) == ((), [NO_ENVIRONMENT])
     request, codes = told(decided(("go",), Placement()))
     assert (request.environment, codes) == ((), [NO_ENVIRONMENT])
-    assert told(decided(("go",)), Form.WRAPPER)[1] == []
+    assert told(decided(("go",)), Wrapper.of(pod(), container("c", pod())))[1] == []
