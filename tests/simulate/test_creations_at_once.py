@@ -29,7 +29,7 @@ OWNERS, OTHERS = make_pod("db", qos=GUARANTEED), make_pod("batch", qos=BEST_EFFO
 EVERY_CPU = MACHINE.online_cpus
 STEPS = 5
 PARTS = 7
-SCHEDULES = 20
+SCHEDULES = 10
 
 flavors = pytest.mark.parametrize(
     "flavor", [CONTAINERD_1_7, CONTAINERD_2_3, CRIO_1_36], ids=lambda one: f"{one.name} {one.version}"

@@ -40,6 +40,10 @@ MAX_REQUEST_WAIT_S: Final = 0.5
 """A client without a request is disconnected after this time if others wait to be accepted. Our own clients
 send their request at once."""
 
+_TURNS: Final = 8
+"""Turns of the event loop after which all is read that a client had sent before the first of them, even where
+it has just been accepted: its task starts, its transport is made and watched, bytes are read, it goes on."""
+
 _ACCEPT_PAUSE_S: Final = 1.0
 """After the kernel had no descriptor or memory for another client."""
 
@@ -176,7 +180,8 @@ class SocketServer(abc.ABC):
     `_serve_client`. No line of a client may be longer than *line_bytes*.
 
     No more than *max_clients* are accepted at once, so that no more descriptors are open. All others wait in
-    the kernel's queue; while they do, clients that have sent no request for *max_wait_s* are disconnected.
+    the kernel's queue; while they do, clients that have sent no request for *max_wait_s* are disconnected. A
+    request that is there and was not read, as the loop was busy for so long, is a request.
     """
 
     def __init__(
@@ -192,7 +197,7 @@ class SocketServer(abc.ABC):
         self._without_request: dict[asyncio.Task[None], float] = {}
         """The clients that have not sent a request, with the loop's time when they connected, oldest
         first."""
-        self._pause: asyncio.TimerHandle | None = None
+        self._pause: asyncio.Handle | None = None
 
     async def start(self) -> None:
         """Make the socket and begin to serve.
@@ -267,17 +272,29 @@ class SocketServer(abc.ABC):
         client.add_done_callback(self._client_ended)
 
     def _drop_waiting_clients(self, now_s: float) -> None:
-        """Disconnect the clients that have sent no request for too long, and accept again when the next one
-        will have."""
+        """Have the clients disconnected that have sent no request for too long, and accept again when the
+        next one will have."""
         first_s = next(iter(self._without_request.values()), None)
         if first_s is None:
             self._stop_accepting()  # until one that is served has ended
             return
-        self._stop_accepting(max(0.0, first_s + self._max_wait_s - now_s))
         latest_s = now_s - self._max_wait_s
-        for client in [one for one, came_s in self._without_request.items() if came_s <= latest_s]:
-            del self._without_request[client]
-            client.cancel()
+        late = [client for client, came_s in self._without_request.items() if came_s <= latest_s]
+        if late:
+            self._stop_accepting()
+            self._drop_silent(late, _TURNS)
+        else:
+            self._stop_accepting(first_s - latest_s)
+
+    def _drop_silent(self, late: list[asyncio.Task[None]], turns: int) -> None:
+        """Disconnect those of *late* that have still sent no request after so many turns of the loop."""
+        if turns:
+            self._pause = asyncio.get_running_loop().call_soon(self._drop_silent, late, turns - 1)
+            return
+        for client in late:
+            if self._without_request.pop(client, None) is not None:
+                client.cancel()
+        self._accept_again()
 
     async def _serve_connection(self, connection: socket.socket) -> None:
         try:

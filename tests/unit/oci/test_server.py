@@ -4,6 +4,7 @@ import asyncio
 import os
 import stat
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -185,6 +186,28 @@ def test_clients_beyond_the_limit_wait_for_those_before_them(path: Path) -> None
         server._max_wait_s = MAX_REQUEST_WAIT_S
         daemon.done.set()
         assert await asyncio.gather(*asked) == [("ok", b"yes")] * len(asked)
+
+    daemon = BusyDaemon()
+    serve(path, daemon, scenario)
+
+
+def test_a_request_that_is_there_is_read_however_long_the_daemon_was_busy(path: Path) -> None:
+    """A decision may take longer than clients without a request may wait: those whose request was not read in
+    that time are not the silent ones."""
+
+    async def scenario(server: OciServer, path: Path) -> None:
+        server._max_wait_s = 0.05
+        for _ in range(3):
+            asked = [asyncio.ensure_future(ask(path, "delete", b"x")) for _ in range(MAX_CLIENTS)]
+            while len(server.clients) < MAX_CLIENTS:  # noqa: ASYNC110 - no event reports it
+                await asyncio.sleep(0)
+            asked += [asyncio.ensure_future(ask(path, "delete", b"x")) for _ in range(5)]
+            for _ in range(3):
+                await asyncio.sleep(0)
+                time.sleep(0.1)  # noqa: ASYNC251 - as a decision does
+            daemon.done.set()
+            assert await asyncio.gather(*asked) == [("ok", b"yes")] * len(asked)
+            daemon.done.clear()
 
     daemon = BusyDaemon()
     serve(path, daemon, scenario)
