@@ -212,6 +212,15 @@ def format_count(number: int) -> str:
     return f"{number}{_DECIMAL_UNITS[unit]}"
 
 
+def hugetlb_size(page_size_bytes: int) -> str:
+    """A page size as the kernel's hugetlb files and OCI specs have it.
+
+    >>> hugetlb_size(2 << 20), hugetlb_size(1 << 30), hugetlb_size(64 << 10)
+    ('2MB', '1GB', '64KB')
+    """
+    return format_page_size(page_size_bytes).removesuffix("i") + "B"
+
+
 def parse_page_size(text: str) -> int:
     """Bytes of a huge page size as runtimes write it: ``2MB``, ``1GB``, ``64KB`` (binary), or ``2Mi``.
 

@@ -89,15 +89,11 @@ def _container(entry: Entry, activity: ContainerActivity, everywhere: NodeSet) -
     mems = placement.mems if request.pinned_mems is None else request.pinned_mems
     used = held(activity)
     here = sum(amount for node, amount in used.items() if node in (mems or everywhere))
-    if placement.claim is not None:
-        promised_bytes = placement.claim.amounts_bytes.get(MEMORY, 0)
-    else:
-        promised_bytes = sum(row.get(MEMORY, 0) for row in placement.booked_bytes.values())
     return {
         "id": entry.container_id,
         "name": request.name,
         "nodes": None if mems is None else str(mems),
-        "promisedBytes": promised_bytes,
+        "promisedBytes": entry.decision.promised_bytes,
         "usedBytes": {str(node): amount for node, amount in sorted(used.items())},
         "usedHereBytes": here,
         "usedElsewhereBytes": sum(used.values()) - here,

@@ -9,18 +9,20 @@ at work.
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
 from bayplan.control.controller import Controller
 from bayplan.control.threads import InThread
-from bayplan.errors import HostError, UnavailableError
+from bayplan.errors import BayplanError, HostError, UnavailableError
 from bayplan.host import shadow_mode
 from bayplan.host.cdi import ClaimSpecs
+from bayplan.host.cgroup_paths import pod_path
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.resource_claim import HeldClaim, ResourceClaim, claim_key
-from bayplan.placement.resource_claims import decide_claim, users_of
+from bayplan.placement.resource_claims import decide_claim, pod_hugepages, users_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +31,19 @@ SWEEP_S: Final = 30.0
 
 
 class ResourceClaims:
-    """Holds claims in the ledger of *controller*, and has their CDI specs in *specs*. One at a time."""
+    """Holds claims in the ledger of *controller*, and has their CDI specs in *specs*. One at a time.
+    *raise_limits* has a cgroup allow so much of huge pages, as `host.container.raise_hugepage_limits`."""
 
-    def __init__(self, controller: Controller, specs: ClaimSpecs, in_thread: InThread) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        specs: ClaimSpecs,
+        in_thread: InThread,
+        raise_limits: Callable[[str, Mapping[int, int]], None] = lambda _, __: None,
+    ) -> None:
         self._controller = controller
         self._specs = specs
+        self._raise_limits = raise_limits
         self._do = in_thread
         self._one_at_a_time = asyncio.Lock()
         self.problem = ""
@@ -85,6 +95,34 @@ class ResourceClaims:
                     await self._controller.placements.hold_no_longer(transaction, key)
             await self._do(partial(self._specs.remove, uid))
             return held
+
+    async def before_start(self, container_id: str) -> None:
+        """Have its pod's cgroup allow the huge pages that a container which is about to start has through
+        claims: kubelet's limit is the sum of requests."""
+        controller = self._controller
+        entry, container = (
+            controller.ledger.entries.get(container_id),
+            controller.known.containers.get(container_id),
+        )
+        if (
+            entry is None
+            or entry.decision.request.claimed is None
+            or container is None
+            or shadow_mode.is_on()
+        ):
+            return
+        pod = controller.known.pods.get(container.pod_id)
+        limits = {} if pod is None else pod_hugepages(controller.ledger, pod.uid)
+        if pod is None or not limits or not pod.cgroup_parent:
+            return
+        try:
+            await self._do(partial(self._raise_limits, pod_path(pod.cgroup_parent), limits))
+        except BayplanError as error:
+            controller.counters["hugepage_limits_failed"] += 1
+            fields = {"container": entry.decision.request.name, "problem": str(error)}
+            logger.warning(
+                "the huge pages of a resource claim cannot be used: the pod's limit stays", extra=fields
+            )
 
     async def follow(self) -> None:
         """See that the CDI specs are what the ledger says, until cancelled."""

@@ -64,6 +64,7 @@ from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.verification import Verification
 from bayplan.errors import BayplanError
 from bayplan.host.cdi import ClaimSpecs
+from bayplan.host.container import raise_hugepage_limits
 from bayplan.host.devices import HostDevices
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
@@ -158,7 +159,10 @@ class Daemon:
         self._make_followers()
         # Before anybody creates a container: a reboot has emptied the directory of the specs.
         self.resource_claims = ResourceClaims(
-            self.controller, ClaimSpecs(self.settings.cdi_directory), self.file_thread.do
+            self.controller,
+            ClaimSpecs(self.settings.cdi_directory),
+            self.file_thread.do,
+            partial(raise_hugepage_limits, self.hierarchy),
         )
         await self.resource_claims.sweep()
         self._make_requests()
@@ -252,7 +256,7 @@ class Daemon:
             deadline_s=self.settings.request_deadline_ms / 1000,
         )
         await self.host_thread.do(self.pressure.take_over)
-        self.controller.before_start = self.pressure.before_start
+        self.controller.before_start = self._before_start
         self.controller.placements.by_live_memory = self.pressure.completed
         disks = await self.host_thread.do(partial(find_file_systems, self.hierarchy.root))
         signals = PressureSignals(
@@ -271,6 +275,10 @@ class Daemon:
             self.controller, self.hierarchy, in_thread, self.pressure, signals, usage, pod_end
         )
         self.controller.placements.admitted = self.eviction.admitted
+
+    async def _before_start(self, container_id: str) -> None:
+        await self.resource_claims.before_start(container_id)
+        await self.pressure.before_start(container_id)
 
     def _make_verification(self) -> None:
         """What compares the record with the kernel and the container engines."""

@@ -182,7 +182,8 @@ class EvictionManager:
         passed_over = self._chosen_in_shadow.keys() | self._kept_until_ns.keys()
         offered = {key: pod for key, pod in controller.known.pods.items() if key not in passed_over}
         memory = await self._in_thread(partial(self._usage.of_pods, running)) if resource == MEMORY else {}
-        pods, kept = candidates(running, offered, controller.placements.kubelet_pods.get, resource, memory)
+        facts, claimed = controller.placements.kubelet_pods.get, controller.ledger.claimed_memory_bytes
+        pods, kept = candidates(running, offered, facts, resource, memory, claimed)
         chosen = victim(pods, node_of(signal), lacking)
         if chosen is None:
             named = f" ({'; '.join(kept[:MOST_NAMED])})" if kept else ""

@@ -48,6 +48,7 @@ from bayplan.placement.page_owners import (
     outside_pages,
     pages_in_the_way,
     start_bytes,
+    with_claims_shared_out,
     with_pods_shared_out,
 )
 from bayplan.placement.page_placement import (
@@ -237,7 +238,7 @@ class PressureWatch:
             if container_id not in allowed_growth(live, {}, (container_id,)):
                 return
         # By what was counted up to half a minute ago it is not; some of that may have been used meanwhile.
-        counted = self._containers(look, lookups_of(self._controller))
+        counted, _ = self._containers(look, lookups_of(self._controller))
         plan_before = Plan() if before is None else before.plan
         live = LivePages(time.time_ns() // 1000, nodes, counted, plan_before)
         self.brakes.adjust(live, dict(self.memory.cgroups), (container_id,))
@@ -398,7 +399,7 @@ class PressureWatch:
         machine = look.machine
         known = {one.container_id for one in lookups}
         self.memory.keep(known)
-        containers = self._containers(look, lookups)
+        containers, idle = self._containers(look, lookups)
         # As long as somebody's cgroup is not known, a slice may have a container in it.
         all_known = look.ledger.entries.keys() <= containers.keys()
         outside = self.memory.outside() if all_known else {}
@@ -419,6 +420,7 @@ class PressureWatch:
             for node, amount in kept_bytes.items()
             if node in nodes
         )
+        kept = (*kept, *idle)
         everybody = (*containers.values(), *services.values(), *kept)
         bands = start_bytes(machine), goal_bytes(machine)
         found = plan(nodes, everybody, *bands, machine.distance)
@@ -481,7 +483,10 @@ class PressureWatch:
         may_reclaim = self.mode.relieves and self._clock_s() - self._counted_at_s >= AT_RISK_S
         return have_lost_much(before, nodes, bands) or (may_reclaim and have_to_reclaim(before, nodes, bands))
 
-    def _containers(self, look: Look, lookups: Sequence[CgroupLookup]) -> dict[str, ContainerPages]:
+    def _containers(
+        self, look: Look, lookups: Sequence[CgroupLookup]
+    ) -> tuple[dict[str, ContainerPages], tuple[ContainerPages, ...]]:
+        """The containers, and what resource claims hold that none of them can use yet. Blocks."""
         found = {}
         for one in lookups:
             entry = look.ledger.entries.get(one.container_id)
@@ -495,4 +500,5 @@ class PressureWatch:
             found[one.container_id] = container_pages(
                 look.machine, entry, held.unreclaimable_bytes, movable_bytes, held.of_files_bytes
             )
-        return with_pods_shared_out(look.ledger, found)
+        shared_out, idle = with_claims_shared_out(look.ledger, found)
+        return with_pods_shared_out(look.ledger, shared_out), idle

@@ -26,11 +26,11 @@ from bayplan.host.cgroup import (
 from bayplan.host.cgroup_paths import CRUN_CHILD, SCOPE, clean, container_paths
 from bayplan.host.directory import Directory, Identity
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional
+from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, parse_number, read_optional
 from bayplan.host.numa_stat import HeldPages
 from bayplan.host.watched_files import WatchedFiles
 from bayplan.model.workload import Update
-from bayplan.quantity import format_bytes
+from bayplan.quantity import format_bytes, hugetlb_size
 from bayplan.sets import CpuSet, IdSet, NodeSet
 
 _UNIFIED_KEYS: Final = {
@@ -48,6 +48,7 @@ _POSSIBLE: Final = {
     b"cpuset.cpus": "sys/devices/system/cpu/possible",
     b"cpuset.mems": "sys/devices/system/node/possible",
 }
+_HUGETLB_MOUNT: Final = "sys/fs/cgroup/hugetlb"
 _ONLY_NODE: Final = "0"
 """Of a kernel without NUMA, which has no list of nodes."""
 
@@ -388,6 +389,33 @@ def _processes(directory: Directory) -> Iterator[int]:
                 yield from _processes(child)
         except AbsentError:
             continue  # removed since it was listed
+
+
+def raise_hugepage_limits(hierarchy: Hierarchy, path: str, limits_bytes: Mapping[int, int]) -> None:
+    """Have the cgroup *path* (a pod's, or a container's) allow so many bytes of huge pages, by their size, if
+    it allows fewer: of those in use and of those reserved, where the kernel limits these. Blocks.
+
+    Raises:
+        AbsentError: there is no such cgroup, or it has no limit of huge pages.
+        HostError: it shows something that cannot be, or the kernel refuses.
+    """
+    mount = hierarchy.mounts[MEMORY] if hierarchy.unified else str(hierarchy.root / _HUGETLB_MOUNT)
+    limit, reserved = ("max", "rsvd.max") if hierarchy.unified else ("limit_in_bytes", "rsvd.limit_in_bytes")
+    with Directory.open(f"{mount}{clean(path)}") as directory:
+        for size_bytes, wanted_bytes in limits_bytes.items():
+            for kind in (limit, reserved):
+                name = f"hugetlb.{hugetlb_size(size_bytes)}.{kind}".encode()
+                try:
+                    text = directory.read(name)
+                except AbsentError:
+                    if kind == reserved:
+                        continue  # Linux before 5.7.
+                    raise
+                known_bytes = (
+                    None if text == "max" else parse_file(directory.path_of(name), parse_number, text)
+                )
+                if known_bytes is not None and known_bytes < wanted_bytes:
+                    directory.write(name, str(wanted_bytes))
 
 
 def paths_by_id(hierarchy: Hierarchy, container_ids: Collection[str]) -> dict[str, dict[str, str]]:

@@ -33,6 +33,14 @@ def hugepages_of(amounts_bytes: Amounts) -> Amounts:
     return {resource: amount for resource, amount in amounts_bytes.items() if resource != MEMORY}
 
 
+def by_page_size(amounts_bytes: Amounts) -> dict[int, int]:
+    """The huge pages of *amounts_bytes* by their size."""
+    return {
+        parse_page_size(resource.partition("-")[2]): amount
+        for resource, amount in hugepages_of(amounts_bytes).items()
+    }
+
+
 def divided(nodes: NodeSet, amounts_bytes: Amounts, even_bytes: Amounts = _NOTHING) -> Parts:
     """*amounts_bytes* on *nodes*, of which *even_bytes* are to lie evenly on them.
 

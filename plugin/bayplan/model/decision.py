@@ -382,6 +382,13 @@ class Placement(Struct, frozen=True):
     relocated: bool = False
 
     @property
+    def promises(self) -> Parts:
+        """What is promised to it itself, on each set of nodes as a whole; see `Decision.promises`."""
+        if self.claim is not None:
+            return self.claim.parts
+        return tuple((NodeSet([node]), row) for node, row in sorted(self.booked_bytes.items()))
+
+    @property
     def own_cpus(self) -> CpuSet:
         """The CPUs that nobody else's containers run on: its own, and those of its resource claims."""
         return self.exclusive_cpus if self.claimed_cpus is None else self.exclusive_cpus | self.claimed_cpus
@@ -574,6 +581,34 @@ class Decision(Struct, frozen=True):
         placement = self.placement
         has_own = placement.exclusive_cpus or placement.claimed_cpus is not None
         return not (has_own or placement.pool_cpus or self.request.cpus_chosen_by_others)
+
+    @property
+    def promises(self) -> Parts:
+        """What the container is promised, on each set of nodes as a whole: what its resource claims hold,
+        which all containers that have them share, then what is its own."""
+        claimed = self.request.claimed
+        of_claims = () if claimed is None else ((claimed.nodes, claimed.amounts_bytes),)
+        return tuple(
+            (nodes, row) for nodes, row in (*of_claims, *self.placement.promises) if any(row.values())
+        )
+
+    @property
+    def own_bytes(self) -> int:
+        """The memory that is promised to it itself."""
+        return sum(row.get(MEMORY, 0) for _, row in self.placement.promises)
+
+    @property
+    def promised_bytes(self) -> int:
+        """The memory that it is promised: its own, and of its resource claims as much as its limit lets it
+        use."""
+        claimed, own_bytes = self.request.claimed, self.own_bytes
+        if claimed is None:
+            return own_bytes
+        limit_bytes = self.request.memory_limit_bytes
+        most_bytes = claimed.amounts_bytes.get(MEMORY, 0)
+        if limit_bytes is not None:
+            most_bytes = min(most_bytes, max(0, limit_bytes - own_bytes))
+        return own_bytes + most_bytes
 
     @property
     def pool_milli(self) -> int:

@@ -13,6 +13,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import (
     LATER_CODES,
     MEMORY_TAKEN,
@@ -28,7 +29,7 @@ from bayplan.model.decision import (
     Reason,
     Request,
 )
-from bayplan.model.machine import Machine
+from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.origin import NRI, Origin, WithoutNri
 from bayplan.model.pod_as_a_whole import held_cpus, is_member, settled, shares_promise
 from bayplan.model.resource_claim import HeldClaim
@@ -338,6 +339,15 @@ class Ledger(Struct, frozen=True):
     def resource_claims(self) -> dict[str, HeldClaim]:
         """What resource claims hold, by their keys."""
         return {key: one.resource_claim for key, one in self.retained.items() if one.resource_claim}
+
+    @property
+    def claimed_memory_bytes(self) -> dict[str, int]:
+        """The memory that resource claims hold, by the uid of the pod that they are reserved for."""
+        return sum_of(
+            {uid: held.claim.amounts_bytes.get(MEMORY, 0)}
+            for held in self.resource_claims.values()
+            for uid in held.claim.pod_uids
+        )
 
     def has_due_updates(self, shared: CpuSet) -> bool:
         """Whether a runtime has other CPUs for a container than it should; *shared* are those of the

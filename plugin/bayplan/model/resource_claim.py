@@ -53,6 +53,11 @@ class ResourceClaim(Struct, frozen=True):
         return claim_key(self.uid)
 
     @property
+    def amounts_bytes(self) -> dict[str, int]:
+        """What it asks for by resource."""
+        return sum_of(device.amounts_bytes for device in self.devices)
+
+    @property
     def requests(self) -> tuple[str, ...]:
         """The names of its requests, each once, in the order of the allocation."""
         return tuple(dict.fromkeys(device.request for device in self.devices))

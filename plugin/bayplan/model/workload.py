@@ -116,6 +116,7 @@ class Container(Struct, frozen=True):
 
 class Adjustment(Struct, frozen=True):
     """What we change in the spec of a container that is being created; None leaves a field as it is.
+    ``hugepage_limits_bytes`` are by the size of the pages.
     ``placement_source`` is the host's directory to mount at PLACEMENT_MOUNT, empty for none; ``environment``
     has the variables to add. ``exec_cpus`` are those of processes that enter it later, which only a spec
     that is still to be read can have."""
@@ -130,6 +131,7 @@ class Adjustment(Struct, frozen=True):
     placement_source: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     exec_cpus: CpuSet | None = None
+    hugepage_limits_bytes: Mapping[int, int] = field(default_factory=dict)
 
 
 class Update(Struct, frozen=True):

@@ -29,6 +29,7 @@ from bayplan.model.workload import (
 )
 from bayplan.nri.errors import EmptySetError
 from bayplan.nri.versions import Capabilities, Runtime, infer_nri_version, known_events
+from bayplan.quantity import hugetlb_size
 from bayplan.sets import IdSet
 
 logger = logging.getLogger(__name__)
@@ -187,6 +188,8 @@ def adjustment_to(container_id: str, adjustment: Adjustment) -> pb.ContainerAdju
         message.linux.oom_score_adj.value = adjustment.oom_score_adj
     if adjustment.memory_policy is not None:
         _write_memory_policy(message.linux.memory_policy, adjustment.memory_policy)
+    for size_bytes, limit_bytes in adjustment.hugepage_limits_bytes.items():
+        message.linux.resources.hugepage_limits.add(page_size=hugetlb_size(size_bytes), limit=limit_bytes)
     message.annotations.update(adjustment.annotations)
     if adjustment.placement_source:
         source = adjustment.placement_source

@@ -13,6 +13,7 @@ from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.workload import MOUNT_OPTIONS, PLACEMENT_MOUNT, Adjustment
 from bayplan.oci.documents import Linux, LinuxResources, Spec
 from bayplan.oci.errors import OciError
+from bayplan.quantity import hugetlb_size
 from bayplan.sets import CpuSet
 
 Patch = Mapping[str, Any]
@@ -128,4 +129,9 @@ def resources_patch(adjustment: Adjustment, present: LinuxResources) -> Patch:
     limit_bytes = adjustment.memory_limit_bytes
     memory = {} if limit_bytes is None else {"limit": limit_bytes}
     parts: dict[str, Patch] = {"cpu": cpu, "memory": memory, "unified": unified}
-    return {key: part for key, part in parts.items() if part}
+    limits = [
+        {"pageSize": hugetlb_size(size_bytes), "limit": amount}
+        for size_bytes, amount in adjustment.hugepage_limits_bytes.items()
+    ]
+    changed: Patch = {key: part for key, part in parts.items() if part}
+    return {**changed, "hugepageLimits": Appended(limits, "pageSize")} if limits else changed

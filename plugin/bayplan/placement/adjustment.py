@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.kubelet.qos.cgroup_values import memory_high_bytes, memory_protection
+from bayplan.model.claim_parts import by_page_size
 from bayplan.model.decision import Decision, ExecCpus, QosClass, QosSource, Reason, Request
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger
@@ -90,7 +91,19 @@ def adjustment_for(
         memory_policy=placement.memory_policy,
         environment=environment_of(machine, decision, container.given_environment),
         exec_cpus=None if container.exec_cpus else exec_cpus_of(machine, decision),
+        hugepage_limits_bytes=_claimed_hugepages(request, container.resources),
     )
+
+
+def _claimed_hugepages(request: Request, present: Resources) -> dict[int, int]:
+    """The limits of a container for the huge pages of its resource claims, by the size of the pages, where
+    its spec has lower ones or none: kubelet limits those that it knows no request for to 0."""
+    claimed = by_page_size({} if request.claimed is None else request.claimed.amounts_bytes)
+    return {
+        size: amount
+        for size, amount in sorted(claimed.items())
+        if present.hugepage_limits_bytes.get(size, 0) < amount
+    }
 
 
 def exec_cpus_of(machine: Machine, decision: Decision) -> CpuSet | None:

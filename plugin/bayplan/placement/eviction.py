@@ -94,9 +94,11 @@ def evictable(
     facts: PodFacts | None,
     resource: str = MEMORY,
     memory: PodMemory | None = None,
+    claimed_bytes: int = 0,
 ) -> EvictablePod | str:
     """*pod* with its running *containers*, or why it is not evicted because *resource* runs short. *facts* is
-    what kubelet says of it, *memory* what its own cgroup is charged for, by which kubelet ranks pods."""
+    what kubelet says of it, *memory* what its own cgroup is charged for, by which kubelet ranks pods; of
+    memory its resource claims hold *claimed_bytes*."""
     requests = [one.entry.decision.request for one in containers]
     amounts = [one.used for one in containers]
     if any(request.opted_out for request in requests):
@@ -115,6 +117,9 @@ def evictable(
     if resource == MEMORY and known is not None:
         # What is said of the pod as a whole no spec shows: it cannot make less of what its containers prove.
         request = max(request, sum(_proved_bytes(one, requests) for one in requests))
+    if resource == MEMORY and claimed_bytes:
+        # A claim is promised like a request, beside what its containers are promised themselves.
+        request = max(request, claimed_bytes + sum(one.entry.decision.own_bytes for one in containers))
     used = sum(amount for amount in amounts if amount is not None)
     if memory is not None:
         used = max(used, memory.used_bytes)
@@ -141,10 +146,11 @@ def candidates(
     facts: Callable[[str], PodFacts | None],
     resource: str = MEMORY,
     memory: Mapping[str, PodMemory] = {},
+    claimed_bytes: Mapping[str, int] = {},
 ) -> tuple[list[EvictablePod], list[str]]:
     """Those of *pods* (by id) that may be evicted for *resource*, and why each other one with *running*
     containers is not. *facts* is what kubelet says of the pod with a uid, *memory* what cgroups of pods are
-    charged for, as far as that is known."""
+    charged for, as far as that is known; *claimed_bytes* is what resource claims hold, by the pod's uid."""
     by_pod: dict[str, list[RunningContainer]] = {}
     for one in running:
         if one.container.pod_id in pods:
@@ -152,7 +158,8 @@ def candidates(
     found, kept = [], []
     for pod_id, containers in by_pod.items():
         pod = pods[pod_id]
-        outcome = evictable(pod, containers, facts(pod.uid), resource, memory.get(pod_id))
+        of_claims = claimed_bytes.get(pod.uid, 0)
+        outcome = evictable(pod, containers, facts(pod.uid), resource, memory.get(pod_id), of_claims)
         if isinstance(outcome, str):
             kept.append(f"{pod.namespace}/{pod.name}: {outcome}")
         else:

@@ -35,17 +35,13 @@ def container_pages(
 ) -> ContainerPages:
     """The container of *entry*, which holds *held_bytes* by node that cannot be reclaimed, beside its page
     cache; *movable_bytes* of them could be moved by what they are."""
-    request, placement = entry.decision.request, entry.decision.placement
+    request = entry.decision.request
     nodes = allowed_nodes(machine, entry.decision)
-    if placement.claim is not None:
-        promised_bytes = placement.claim.amounts_bytes.get(MEMORY, 0)
-    else:
-        promised_bytes = sum(row.get(MEMORY, 0) for row in placement.booked_bytes.values())
     return ContainerPages(
         entry.container_id,
         request.name,
         nodes,
-        promised_bytes,
+        entry.decision.promised_bytes,
         held_bytes,
         {} if stays(entry) else {node: amount for node, amount in movable_bytes.items() if node in nodes},
         _RANKS[request.qos],
@@ -71,6 +67,41 @@ def with_pods_shared_out(ledger: Ledger, pages: Mapping[str, ContainerPages]) ->
             found[one.container_id] = replace(one, promised_bytes=part_bytes)
         found[first.container_id] = replace(first, promised_bytes=left_bytes)
     return found
+
+
+def with_claims_shared_out(
+    ledger: Ledger, pages: Mapping[str, ContainerPages]
+) -> tuple[dict[str, ContainerPages], tuple[ContainerPages, ...]]:
+    """*pages* of the containers of *ledger* as if each that has resource claims were promised what it holds
+    of them, and the first of those that may hold more the rest: only together they have it. And what of each
+    claim none of them may hold, because there is none yet."""
+    found, idle = dict(pages), list[ContainerPages]()
+    decisions = (ledger.entries[key].decision for key in sorted(pages))
+    users = [one for one in decisions if one.request.claimed is not None]
+    most_bytes = {one.request.container_id: one.promised_bytes for one in users}
+    for one in users:
+        key = one.request.container_id
+        found[key] = replace(found[key], promised_bytes=one.own_bytes)
+    for held in ledger.resource_claims.values():
+        claim = held.claim
+        left_bytes = claim.amounts_bytes.get(MEMORY, 0)
+        having = [one.request.container_id for one in users if claim.uid in _uids(one)]
+        for wants_rest in (False, True):
+            for key in having if left_bytes else ():
+                page = found[key]
+                most = most_bytes[key] if wants_rest else min(most_bytes[key], page.used_bytes)
+                if (part_bytes := min(left_bytes, most - page.promised_bytes)) > 0:
+                    left_bytes -= part_bytes
+                    found[key] = replace(page, promised_bytes=page.promised_bytes + part_bytes)
+        if left_bytes:
+            name, nodes = f"{claim.namespace}/{claim.name}", NodeSet(held.by_node())
+            idle.append(ContainerPages(claim.key, name, nodes, left_bytes))
+    return found, tuple(idle)
+
+
+def _uids(decision: Decision) -> tuple[str, ...]:
+    share = decision.request.claimed
+    return () if share is None else share.uids
 
 
 def allowed_nodes(machine: Machine, decision: Decision) -> NodeSet:

@@ -134,7 +134,8 @@ class Return(Struct, frozen=True):
 class LivePages(Struct, frozen=True, dict=True):
     """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows.
     ``outside`` are the machine's own services, by the paths of their cgroups; ``kept`` is what eviction
-    thresholds that are met want available, as if it were promised on the node. ``back`` is whose pages all
+    thresholds that are met want available, as if it were promised on the node, and what resource claims hold
+    that no container can use yet. ``back`` is whose pages all
     moves of the plan are, where nobody's have to make room."""
 
     measured_us: int

@@ -9,7 +9,7 @@ stands beside: CPUs as lists of the kernel's, what is promised on which nodes, t
 Variables are set once, at the creation, for containers with CPUs of their own: the shared ones change.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -172,15 +172,9 @@ def with_generation(body: bytes, generation: int) -> bytes:
 
 def _promises(decision: Decision) -> list[dict[str, Any]]:
     """What is promised on each set of nodes as a whole; a promise of the engine `kubelet` is on one node."""
-    placement, claim = decision.placement, decision.placement.claim
-    if claim is not None:
-        parts: Iterable[tuple[NodeSet, Mapping[str, int]]] = claim.parts
-    else:
-        parts = ((NodeSet([node]), row) for node, row in sorted(placement.booked_bytes.items()))
     return [
         {"nodes": str(nodes), "bytes": {key: amount for key, amount in sorted(row.items()) if amount}}
-        for nodes, row in parts
-        if any(row.values())
+        for nodes, row in decision.promises
     ]
 
 

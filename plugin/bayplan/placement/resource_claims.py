@@ -17,7 +17,7 @@ from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import EXACT, Engine
 from bayplan.model.basis import Basis
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claim_parts import by_page_size, sum_of
 from bayplan.model.container_names import container_name
 from bayplan.model.decision import (
     Claim,
@@ -148,6 +148,18 @@ def users_of(ledger: Ledger, uid: str) -> list[Entry]:
     ]
 
 
+def pod_hugepages(ledger: Ledger, pod_uid: str) -> dict[int, int]:
+    """The huge pages that the containers of a pod with resource claims may use together, by their size: what
+    the claims hold, and what each container is promised itself. Empty without claims of huge pages."""
+    claims = [one.claim for one in ledger.resource_claims.values() if pod_uid in one.claim.pod_uids]
+    claimed = by_page_size(sum_of(one.amounts_bytes for one in claims))
+    users = {entry.container_id: entry for one in claims for entry in users_of(ledger, one.uid)}
+    pods = {entry.decision.request.pod_id for entry in users.values()}
+    own = [entry.decision.placement.promises for pod_id in pods for entry in ledger.of_pod(pod_id)]
+    beside = by_page_size(sum_of(row for parts in own for _, row in parts))
+    return {size: amount + beside.get(size, 0) for size, amount in claimed.items()}
+
+
 def _left_of(ledger: Ledger, wanted: Mapping[str, list[str]], amounts: Mapping[str, int]) -> dict[str, int]:
     """What of *amounts* no other container of these claims counts on: together they may use no more than is
     promised to the claims and to themselves."""
@@ -164,7 +176,7 @@ def _left_of(ledger: Ledger, wanted: Mapping[str, list[str]], amounts: Mapping[s
 
 def _request_of(claim: ResourceClaim) -> Request:
     """The request that a claim's entry shows."""
-    amounts = sum_of(device.amounts_bytes for device in claim.devices)
+    amounts = claim.amounts_bytes
     memory_bytes = amounts.pop(MEMORY, 0)
     return Request(
         container_id=claim.key,

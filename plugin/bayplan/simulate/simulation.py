@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
 from bayplan.model.basis import Allocatable, Basis
-from bayplan.model.decision import Decision, Interval, Move, Outcome, Placement, QosClass, QosSource, Request
+from bayplan.model.decision import Decision, Interval, Move, Outcome, QosClass, QosSource, Request
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.wishes import unmatched_rules
@@ -201,7 +201,7 @@ class Simulation:
 
     def _promised_bytes(self) -> int:
         entries = self.rehearsal.ledger.entries.values()
-        return sum(promised_bytes(entry.decision.placement) for entry in entries)
+        return sum(entry.decision.own_bytes for entry in entries)
 
     def _largest(self, most_bytes: int) -> int:
         """By bisection, to the MiB: an engine says only whether something fits."""
@@ -226,10 +226,3 @@ def claimed_bytes(decision: Decision) -> int:
     """The memory that a decision was about: what a Guaranteed container is limited to."""
     request = decision.request
     return request.memory.high_bytes if request.qos is QosClass.GUARANTEED and request.memory.exact else 0
-
-
-def promised_bytes(placement: Placement) -> int:
-    """The memory that a placement promises: the claim, or what was booked node by node."""
-    if placement.claim is not None:
-        return placement.claim.amounts_bytes.get(MEMORY, 0)
-    return sum(row.get(MEMORY, 0) for row in placement.booked_bytes.values())

@@ -22,6 +22,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "evictions_failed": "a container of a pod that was evicted has not ended",
     "drifted": "a cgroup had other values than decided, twice in a row",
     "found_containers": "a container was found that had been created without bayplan",
+    "hugepage_limits_failed": "a pod's limit of huge pages could not be raised to what its claims hold",
     "ledger_faults": "the ledger or its record contradicted itself, and was put right",
     "looks_below_low_watermark": "a second in which a node had less free than the kernel's low watermark",
     "memory_at_risk": "memory of some nodes began to be less than is outstanding there",

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.model.basis import Allocatable
+from bayplan.model.claim_parts import Parts
 from bayplan.model.container_names import parts_in_pod
 from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Ledger
@@ -75,23 +76,25 @@ def _by_pod(ledger: Ledger) -> Iterator[tuple[PodName, list[pb.ContainerResource
 
 
 def _containers(decisions: Iterable[tuple[str, Decision]]) -> Iterator[pb.ContainerResources]:
-    """The containers of one pod. CPUs that several share, because the pod has them as a whole, are those of
-    the first: who counts them is not to find them twice."""
-    listed = CpuSet()
+    """The containers of one pod. What several share, because the pod has it as a whole or through a resource
+    claim, is that of the first: who counts it is not to find it twice."""
+    listed, claims = CpuSet(), set[str]()
     for name, decision in decisions:
-        placement = decision.placement
-        cpus = placement.own_cpus - listed
+        cpus, share = decision.placement.own_cpus - listed, decision.request.claimed
         listed |= cpus
-        yield pb.ContainerResources(name=name, cpu_ids=cpus, memory=_assigned_memory(placement))
+        is_new = share is not None and claims.isdisjoint(share.uids)
+        claims.update(() if share is None else share.uids)
+        memory = _assigned_memory(decision.placement, decision.promises if is_new else ())
+        yield pb.ContainerResources(name=name, cpu_ids=cpus, memory=memory)
 
 
-def _assigned_memory(placement: Placement) -> list[pb.ContainerMemory]:
+def _assigned_memory(placement: Placement, promises: Parts) -> list[pb.ContainerMemory]:
     """A block for each resource and set of nodes that a claim has a part on; of bookings, on the nodes of the
-    container."""
+    container. *promises* are those of a container whose resource claims are listed with it."""
     if placement.mems is None:
         return []
-    if placement.claim is not None:
-        parts = placement.claim.parts
+    if promises or placement.claim is not None:
+        parts = promises or placement.promises
     else:
         booked = Counter[str]()
         for row in placement.booked_bytes.values():
