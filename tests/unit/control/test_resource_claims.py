@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.decision import QosClass
 from bayplan.model.resource_claim import cdi_name, claims_in
 from bayplan.nri import Event
+from bayplan.quantity import MIB
 from support.controllers import begun, controlled, full_disk, here
-from support.machines import container, pod
+from support.machines import container, machine, pod
 from support.resource_claims import UID, claim, device, having
 
 WIDE = claim(device(0, 64, 2), device(1, 32, request="far"))
@@ -79,6 +81,29 @@ async def test_containers_of_the_pod_get_what_is_held(tmp_path: Path) -> None:
         assert "c-name" in str(busy.value)
         await node.controller.stop_container(POD, one)
         assert await claims.release(UID)
+
+
+async def test_the_pods_limit_of_huge_pages_lets_its_containers_use_them(tmp_path: Path) -> None:
+    raised: list[tuple[str, dict[int, int]]] = []
+
+    def raise_limits(path: str, limits: Mapping[int, int]) -> None:
+        raised.append((path, dict(limits)))
+        if len(raised) > 1:
+            raise HostError(path, "refused")
+
+    pages = claim(device(0, hugepages_2Mi=64), device(1, hugepages_2Mi=32, request="far"))
+    on = machine(2, hugepages_bytes={2 * MIB: 128 * MIB})
+    async with controlled(tmp_path / "state", on=on) as node:
+        claims = ResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here, raise_limits)
+        node.controller.before_start = claims.before_start
+        await claims.prepare(pages)
+        one = having(container("c", POD), pages, requests=("near",))
+        adjustment, _ = await begun(node.controller, POD, one)
+        assert adjustment.hugepage_limits_bytes == {2 * MIB: 64 * MIB}
+        for _ in range(2):
+            await node.controller.state_changed(Event.START_CONTAINER, POD, one)
+        assert raised == [(POD.cgroup_parent, {2 * MIB: 96 * MIB})] * 2
+        assert node.controller.counters["hugepage_limits_failed"] == 1
 
 
 async def test_a_runtime_that_lists_what_runs_ends_no_claim(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.errors import HostError, ParseError
-from bayplan.host.container import ContainerCgroup, Readings, paths_by_id
+from bayplan.host.container import ContainerCgroup, Readings, paths_by_id, raise_hugepage_limits
 from bayplan.host.hierarchy import CPUSET, MEMORY
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.numa_stat import HeldPages
@@ -562,3 +562,22 @@ class TestReal:
                 pytest.raises(HostError, match=r"is the controller in the parent's cgroup.subtree_control"),
             ):
                 container.read()
+
+
+class TestHugepageLimits:
+    def test_limits_are_raised_and_never_lowered(self, v2):
+        v2.add(POD, hugetlb__2MB__max="0", hugetlb__2MB__rsvd__max="4194304", hugetlb__1GB__max="max")
+        raise_hugepage_limits(v2.detect(), POD, {2 * MIB: 64 * MIB, 1 << 30: 1 << 30})
+        files = v2.base / POD.lstrip("/")
+        assert (files / "hugetlb.2MB.max").read_text() == str(64 * MIB)
+        assert (files / "hugetlb.2MB.rsvd.max").read_text() == str(64 * MIB)
+        assert (files / "hugetlb.1GB.max").read_text() == "max\n"
+        raise_hugepage_limits(v2.detect(), POD, {2 * MIB: 32 * MIB})
+        assert (files / "hugetlb.2MB.max").read_text() == str(64 * MIB)
+
+    def test_what_is_not_there_is_said(self, v2):
+        v2.add(POD)
+        with pytest.raises(AbsentError, match=r"hugetlb\.2MB\.max"):
+            raise_hugepage_limits(v2.detect(), POD, {2 * MIB: 64 * MIB})
+        with pytest.raises(AbsentError):
+            raise_hugepage_limits(v2.detect(), f"{POD}/gone", {2 * MIB: 64 * MIB})

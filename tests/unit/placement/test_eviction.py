@@ -237,3 +237,19 @@ def test_a_pod_counts_as_a_whole_with_its_init_containers() -> None:
     first = ContainerFacts("first", ContainerKind.INIT, ContainerResources(Amounts(memory_bytes=2 * GIB)))
     large = replace(said, containers=(first, *said.containers))
     assert evictable(owner, more, large) == "it uses no more than it requests"
+
+
+def test_what_resource_claims_hold_counts_as_requested() -> None:
+    web, greedy = pod("web"), pod("greedy")
+    one, other = running(web, 2 * GIB), running(greedy, GIB)
+    found, kept = candidates(
+        [one, other],
+        {each.id: each for each in (web, greedy)},
+        lambda _: None,
+        claimed_bytes={web.uid: 2 * GIB},
+    )
+    assert [each.pod.name for each in found] == ["greedy"]
+    assert len(kept) == 1
+    over = evictable(web, [replace(one, used=3 * GIB)], None, claimed_bytes=2 * GIB)
+    assert isinstance(over, EvictablePod)
+    assert over.request == 2 * GIB

@@ -17,10 +17,12 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, Pod
+from bayplan.placement.adjustment import Ability, adjustment_for
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.ledger_check import check
 from bayplan.placement.memory_policy import MemoryPolicyAbility
-from bayplan.placement.resource_claims import decide_claim
+from bayplan.placement.page_owners import container_pages, with_claims_shared_out
+from bayplan.placement.resource_claims import decide_claim, pod_hugepages
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state.codec import decode_entry, encode
@@ -211,3 +213,46 @@ def test_claims_and_containers_come_and_go_and_nothing_is_lost(seed: int) -> Non
         ledger = ledger.without(key)
     assert not any(sum(row.values()) for row in ledger.claimed_bytes.values())
     assert ledger.exclusive_cpus == CpuSet()
+
+
+@given(st.integers(0, 1 << 32))
+def test_what_claims_hold_is_promised_once_whoever_uses_it(seed: int) -> None:
+    """Relief, eviction and what containers are told go by one count."""
+    draw = random.Random(seed)
+    amounts = [draw.choice([0, 64, 256]) for _ in range(2)]
+    one = claim(*(device(node, amount, request=f"r{node}") for node, amount in enumerate(amounts)))
+    ledger = held(Ledger(), one)
+    for number in range(draw.randint(0, 3)):
+        limit_bytes = draw.choice([None, 32 * MIB, 128 * MIB])
+        requests = tuple(draw.sample(one.requests, draw.randint(1, 2)))
+        spec = having(container(f"c{number}", POD, memory_bytes=limit_bytes), one, requests=requests)
+        decision = created(ledger, POD, spec)
+        ledger = ledger.with_entry(Entry(decision))
+        claimed_bytes = min(512 * MIB if limit_bytes is None else limit_bytes, sum(amounts) * MIB)
+        assert decision.own_bytes <= decision.promised_bytes <= decision.own_bytes + claimed_bytes
+    pages = {
+        key: container_pages(MACHINE, entry, {0: draw.choice([0, 16, 200]) * MIB}, {}, {})
+        for key, entry in ledger.entries.items()
+    }
+    shared_out, idle = with_claims_shared_out(ledger, pages)
+    own_bytes = sum(entry.decision.own_bytes for entry in ledger.entries.values())
+    promised = [page.promised_bytes for page in (*shared_out.values(), *idle)]
+    assert min([0, *promised]) >= 0
+    assert sum(promised) == own_bytes + sum(amounts) * MIB
+    assert all(page.promised_bytes <= pages[key].promised_bytes for key, page in shared_out.items())
+    assert ledger.claimed_memory_bytes == ({POD.uid: sum(amounts) * MIB})
+
+
+def test_claimed_huge_pages_raise_limits_that_know_nothing_of_them() -> None:
+    one = claim(device(0, hugepages_2Mi=64), device(1, hugepages_2Mi=32))
+    ledger = held(Ledger(), one)
+    for spec_bytes, wanted in ((0, 96), (None, 96), (200 * MIB, None)):
+        limits = {} if spec_bytes is None else {2 * MIB: spec_bytes}
+        spec = having(container("c", POD, resources=Resources(hugepage_limits_bytes=limits)), one)
+        decision = created(ledger, POD, spec)
+        found = adjustment_for(MACHINE, POLICY, Ability(), CpuSet([0]), decision, spec)
+        assert found.hugepage_limits_bytes == ({} if wanted is None else {2 * MIB: wanted * MIB})
+        with_it = ledger.with_entry(Entry(decision))
+        # The limit of 200 MiB is promised beside the claim as far as it is more.
+        assert pod_hugepages(with_it, POD.uid) == {2 * MIB: max(96 * MIB, spec_bytes or 0)}
+        assert pod_hugepages(with_it, "another") == {}
