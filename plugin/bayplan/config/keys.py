@@ -44,6 +44,7 @@ from bayplan.config.values import (
     show,
     socket_path,
     socket_path_or_none,
+    some_of,
     table,
     text_like,
     whole_number,
@@ -65,6 +66,7 @@ from bayplan.model.policy import (
     TopologyPolicy,
     TopologyScope,
 )
+from bayplan.model.wishes import KEYS as ANNOTATIONS
 from bayplan.model.wishes import POOL_NAME, wrong_rule
 from bayplan.sets import CpuSet
 
@@ -410,6 +412,11 @@ REWRITING: Final = (
         "annotationErrors", "refuse_wrong_annotations", "annotation-errors", "WHAT",
         one_of({"default": False, "refuse": True}), syntax.text, "default",
         "what a wrong bayplan.dev annotation does: default logs and ignores it, refuse refuses the container",
+    ),
+    Key(
+        "forbiddenAnnotations", "forbidden_annotations", "forbidden-annotations", "KEY[,...]",
+        some_of(ANNOTATIONS), syntax.text, "none",
+        "bayplan.dev annotations that count for no container of this node, e.g. cpu-partition,irqs",
     ),
 )  # fmt: skip
 

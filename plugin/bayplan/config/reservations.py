@@ -85,6 +85,7 @@ def resolve_policy(
         default_memory_limit_bytes=settings.default_memory_limit_bytes,
         set_oom_score_adj=settings.set_oom_score_adj,
         refuse_wrong_annotations=settings.refuse_wrong_annotations,
+        forbidden_annotations=settings.forbidden_annotations,
         refuse_undecided=settings.refuse_undecided,
         undecided_namespaces=settings.undecided_namespaces,
         outside_requests=settings.outside_requests,

@@ -112,6 +112,7 @@ class Settings(Struct, frozen=True):
     set_oom_score_adj: bool = True
     default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
     refuse_wrong_annotations: bool = False
+    forbidden_annotations: frozenset[str] = frozenset()
     refuse_undecided: bool = False
     undecided_namespaces: frozenset[str] = frozenset({"kube-system"})
     outside_requests: OutsideRequests = OutsideRequests.LIMITS

@@ -220,6 +220,24 @@ def namespaces(path: str, value: object) -> frozenset[str]:
     return frozenset(read(path if alone else f"{path}[{place}]", one) for place, one in enumerate(names))
 
 
+def some_of(known: Collection[str]) -> Reader[frozenset[str]]:
+    """Some of *known*, as a list, or with commas between them; the word none, or an empty text, for none."""
+
+    def read(path: str, value: object) -> frozenset[str]:
+        names = [name for name in value.split(",") if name] if isinstance(value, str) else value
+        if names == ["none"]:
+            return frozenset()
+        expected = f"some of {', '.join(sorted(known))}"
+        if not isinstance(names, list):
+            raise invalid(path, show(value), f"a list with {expected}")
+        for name in names:
+            if name not in known:
+                raise invalid(path, show(name), expected)
+        return frozenset(names)
+
+    return read
+
+
 def absolute_path(path: str, value: object) -> Path:
     """A path that starts at the root."""
     if isinstance(value, str) and value.startswith("/") and "\0" not in value:

@@ -546,7 +546,8 @@ class Controller:
             PlacementError: the operator has it refused.
         """
         policy = self.policy
-        opted_out = readable_wishes(pod.annotations, container.name, self.machine).opted_out
+        forbidden = policy.forbidden_annotations
+        opted_out = readable_wishes(pod.annotations, container.name, self.machine, forbidden).opted_out
         if policy.refuse_undecided and not opted_out and pod.namespace not in policy.undecided_namespaces:
             raise undecided(container_name(pod, container))
         free = not opted_out and container.resources.cpuset_cpus is None

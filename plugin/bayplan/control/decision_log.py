@@ -15,7 +15,7 @@ from bayplan.model.decision import Decision, Move, Outcome, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.life import OF_THE_LIVING, Phase, Report
 from bayplan.model.sentences import FOUND, FOUND_AFTER_ITS_END, after_its_end, move
-from bayplan.placement.decide import WRONG_ANNOTATION
+from bayplan.placement.decide import FORBIDDEN_ANNOTATION, WRONG_ANNOTATION
 from bayplan.placement.foreign_cpusets import (
     PinningManager,
     how_detected,
@@ -79,7 +79,7 @@ class DecisionLog:
             for code in {reason.code for reason in decision.reasons}:
                 self._counters[f"{decision.outcome.value}_{code.replace('-', '_')}"] += 1
         self._count_pinning(decision)
-        wrong = any(reason.code == WRONG_ANNOTATION for reason in decision.reasons)
+        wrong = any(one.code in (WRONG_ANNOTATION, FORBIDDEN_ANNOTATION) for one in decision.reasons)
         level = logging.WARNING if wrong or decision.outcome is not Outcome.PLACED else logging.INFO
         logger.log(level, message, extra=_fields(decision))
         for sentence in self.pins.note(decision.request):

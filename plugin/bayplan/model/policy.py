@@ -144,7 +144,8 @@ class PlacementPolicy(Struct, frozen=True):
     ``default_memory_limit_bytes`` maps a QoS class name (``Burstable``, ``BestEffort``) to the memory limit
     for containers whose spec has none. ``set_oom_score_adj`` can be switched off for nodes where negative
     values can't be written. ``refuse_wrong_annotations`` refuses a container whose annotations are wrong,
-    instead of ignoring them; ``refuse_undecided`` one over NRI about which nothing could be decided in time,
+    instead of ignoring them, and ``forbidden_annotations`` are the keys that count for nobody;
+    ``refuse_undecided`` refuses one over NRI about which nothing could be decided in time,
     but for those in ``undecided_namespaces``. ``strategy`` is for the engine `exact`, and for pods that say
     nothing of it.
     ``shared_cpus_minimum``, for the same engine, is how many CPUs stay in the shared pool at least: None for
@@ -164,6 +165,7 @@ class PlacementPolicy(Struct, frozen=True):
     default_memory_limit_bytes: Mapping[str, int] = field(default_factory=dict)
     set_oom_score_adj: bool = True
     refuse_wrong_annotations: bool = False
+    forbidden_annotations: frozenset[str] = frozenset()
     refuse_undecided: bool = False
     undecided_namespaces: frozenset[str] = frozenset()
     withheld_cpus: CpuSet = CpuSet()

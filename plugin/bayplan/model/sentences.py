@@ -4,7 +4,7 @@ simulator and refusals say the same of the same decision.
 The reasons, and the sentence of a shortage, are part of the decision itself; here is what stands around them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
 from bayplan.errors import PlacementError
 from bayplan.model.decision import (
@@ -85,6 +85,11 @@ def after_its_end(report: Report) -> str:
 def refusal(decision: Decision) -> PlacementError:
     """The error that the runtime, and so the user, is given for a refused decision."""
     return PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
+
+
+def annotations_forbidden(names: Iterable[str]) -> str:
+    """That annotations of a pod do not count, by their *names*."""
+    return f"forbiddenAnnotations of this node has {', '.join(names)}"
 
 
 def undecided(name: str) -> PlacementError:

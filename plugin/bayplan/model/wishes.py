@@ -272,11 +272,12 @@ def read_wishes(
     container_name: str,
     machine: Machine | None = None,
     hugepage_limits_bytes: Mapping[int, int] = _NO_HUGEPAGES,
+    forbidden: Collection[str] = (),
 ) -> Wishes:
     """The wishes for *container_name* in a pod's *annotations*; other prefixes are none of our business.
 
     With a *machine* they are held against it too, and against the container's *hugepage_limits_bytes*, by
-    page size.
+    page size. *forbidden* keys are passed over.
 
     Raises:
         ConfigError: unknown keys, wrong values and contradictions under our prefix, nodes and tiers that the
@@ -291,7 +292,9 @@ def read_wishes(
         asked = (
             one
             for one in annotations.items()
-            if one[0].startswith(ours) and one[0] not in (DECISION_ANNOTATION, DEFAULT_CPUS_ANNOTATION)
+            if one[0].startswith(ours)
+            and one[0] not in (DECISION_ANNOTATION, DEFAULT_CPUS_ANNOTATION)
+            and one[0].removeprefix(ours) not in forbidden
         )
         for annotation, text in sorted(asked):
             path, key = f"annotation {excerpt(annotation)}", KEYS.get(annotation.removeprefix(ours))
@@ -455,10 +458,26 @@ def _wrong_amount(wish: CpuWish, milli: int) -> str:
     return f"a container that requests a whole number of CPUs, and {requests}{beside}"
 
 
-def readable_wishes(annotations: Mapping[str, str], container_name: str, machine: Machine) -> Wishes:
-    """The same, or no wishes at all where an annotation is wrong: for containers that exist already."""
+def forbidden_annotations(
+    annotations: Mapping[str, str], container_name: str, forbidden: Iterable[str]
+) -> tuple[str, ...]:
+    """Those of a pod's *annotations* that would count for *container_name*, were they not
+    *forbidden* keys."""
+    prefixes = (PREFIX, f"{container_name}.{PREFIX}")
+    names = (f"{prefix}/{key}" for prefix in prefixes for key in sorted(forbidden))
+    return tuple(name for name in names if name in annotations)
+
+
+def readable_wishes(
+    annotations: Mapping[str, str],
+    container_name: str,
+    machine: Machine,
+    forbidden: Collection[str] = (),
+) -> Wishes:
+    """What `read_wishes` reads, or no wishes at all where an annotation is wrong: for containers that exist
+    already."""
     try:
-        return read_wishes(annotations, container_name, machine)
+        return read_wishes(annotations, container_name, machine, forbidden=forbidden)
     except ConfigError:
         return Wishes()
 

@@ -19,8 +19,15 @@ from bayplan.model.pod_as_a_whole import with_pod_known
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
 from bayplan.model.resources import Resources, limiting_nothing, most_bytes, overridden
-from bayplan.model.sentences import memory_text
-from bayplan.model.wishes import Wishes, read_wishes, ruled_wishes, without_cpu_wishes, wrong_cpu_wish
+from bayplan.model.sentences import annotations_forbidden, memory_text
+from bayplan.model.wishes import (
+    Wishes,
+    forbidden_annotations,
+    read_wishes,
+    ruled_wishes,
+    without_cpu_wishes,
+    wrong_cpu_wish,
+)
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.memory_policy import (
     MemoryPolicyAbility,
@@ -44,31 +51,39 @@ RULE_NOT_USED: Final = "cpu-rule-not-used"
 """Code of the reason that a rule about CPUs gives a container what it cannot have."""
 
 
+FORBIDDEN_ANNOTATION: Final = "forbidden-annotation"
+"""Code of the reason that names annotations which the operator forbids; others count beside them."""
+
+
 class Annotated(NamedTuple):
-    """What the annotations of a container ask for, and what is wrong with them: then they ask for nothing.
-    ``ruled``: how it uses CPUs is not from an annotation, but from a rule of the operator."""
+    """What the annotations of a container ask for, and what is wrong with them: where one cannot be read,
+    they ask for nothing. ``ruled``: how it uses CPUs is not from an annotation, but from a rule of the
+    operator."""
 
     wishes: Wishes
-    complaint: Reason | None = None
+    complaints: tuple[Reason, ...] = ()
     ruled: bool = False
 
 
 def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, container: Container) -> Annotated:
     """What the annotations of *pod* ask for *container*, and for its CPUs the operator's rules where these
     say nothing."""
-    wishes, complaint = Wishes(), None
+    forbidden = policy.forbidden_annotations
+    wishes, complaints = Wishes(), list[Reason]()
+    names = forbidden_annotations(pod.annotations, container.name, forbidden) if forbidden else ()
+    if names:
+        complaints.append(_complaint(policy, FORBIDDEN_ANNOTATION, annotations_forbidden(names)))
     try:
         limits_bytes = container.resources.hugepage_limits_bytes
-        wishes = read_wishes(pod.annotations, container.name, machine, limits_bytes)
+        wishes = read_wishes(pod.annotations, container.name, machine, limits_bytes, forbidden)
     except ConfigError as error:
-        complaint = _complaint(policy, error)
+        complaints.append(_complaint(policy, WRONG_ANNOTATION, error.on_one_line()))
     ruled = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
-    return Annotated(ruled, complaint, ruled.cpus != wishes.cpus)
+    return Annotated(ruled, tuple(complaints), ruled.cpus != wishes.cpus)
 
 
-def _complaint(policy: PlacementPolicy, error: ConfigError) -> Reason:
-    ignored = "" if policy.refuse_wrong_annotations else "ignored: "
-    return Reason(WRONG_ANNOTATION, f"{ignored}{error.on_one_line()}")
+def _complaint(policy: PlacementPolicy, code: str, text: str) -> Reason:
+    return Reason(code, text if policy.refuse_wrong_annotations else f"ignored: {text}")
 
 
 def as_derived(request: Request) -> tuple[Request, tuple[Reason, ...]]:
@@ -91,7 +106,7 @@ def decide_creation(
     `read_annotations` returns for it, *findings* are those about its devices, *exact* knows more of requests
     than the spec shows."""
     machine, policy, ledger = basis.machine, basis.policy, basis.ledger
-    wishes, complaint, ruled = annotated
+    wishes, complaints, ruled = annotated
     hints, notes = effective_hints(findings, wishes, machine.node_ids)
     wishes, without = wished_file(policy, wishes)
     notes = (*notes, *without)
@@ -112,13 +127,12 @@ def decide_creation(
             text = f"cpuRules gives it {wrong.found}, which is for {wrong.expected}"
             notes = (*notes, Reason(RULE_NOT_USED, text))
         else:
-            complaint = _complaint(
-                policy, ConfigError(f"annotations for container {container.name}", (wrong,))
-            )
+            error = ConfigError(f"annotations for container {container.name}", (wrong,))
+            complaints = (*complaints, _complaint(policy, WRONG_ANNOTATION, error.on_one_line()))
     request, disbelief = exact(request)
     request = with_pod_known(request, (one.decision.request for one in ledger.of_pod(request.pod_id)))
-    if complaint is not None and policy.refuse_wrong_annotations:
-        return Decision(request, Outcome.REFUSED, reasons=(complaint,))
+    if complaints and policy.refuse_wrong_annotations:
+        return Decision(request, Outcome.REFUSED, reasons=complaints)
     if container.resource_claims:
         with_claims = with_resource_claims(ledger, engine, pod, container, request)
         if isinstance(with_claims, Decision):
@@ -134,7 +148,7 @@ def decide_creation(
         decision = replace(decision, outcome=Outcome.DEGRADED)
     disbelief = (*_unused_request(wishes, request), *disbelief, *_readings(machine, request, container))
     notes = (*notes, *disbelief, *crowded)
-    added = (*device_reasons(decision), *notes, *([complaint] if complaint is not None else []))
+    added = (*device_reasons(decision), *notes, *complaints)
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
 
 

@@ -152,7 +152,7 @@ def adopt(
     is what our own looks like after a lost state store. What it claims is promised where its spec lets it go.
     """
     machine, policy, ledger = basis.machine, basis.policy, basis.ledger
-    wishes = readable_wishes(pod.annotations, container.name, machine)
+    wishes = readable_wishes(pod.annotations, container.name, machine, policy.forbidden_annotations)
     wishes = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
     if engine.name == KUBELET or (wishes.cpus is not None and wishes.cpus.pool):
         # Nothing about it is moved, also not onto the CPUs of a pool.

@@ -85,6 +85,7 @@ def test_every_flag() -> None:
         "--set-oom-score-adj=false",
         "--default-memory-limit=Burstable=4Gi,BestEffort=1Gi",
         "--annotation-errors=refuse",
+        "--forbidden-annotations=cpu-partition,irqs",
         "--when-down=refuse",
         "--when-down-except=kube-system,storage",
         "--requests-outside-kubelet=nothing",

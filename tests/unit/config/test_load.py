@@ -73,6 +73,7 @@ cdiDirectory = "/run/b/cdi"
 setOomScoreAdj = false
 defaultMemoryLimit = { Burstable = "4Gi", BestEffort = "1Gi" }
 annotationErrors = "refuse"
+forbiddenAnnotations = ["cpu-partition", "irqs"]
 whenDown = "refuse"
 whenDownExcept = ["kube-system", "storage"]
 requestsOutsideKubelet = "nothing"
@@ -152,6 +153,7 @@ FULL = Settings(
     set_oom_score_adj=False,
     default_memory_limit_bytes={"Burstable": 4 * GIB, "BestEffort": GIB},
     refuse_wrong_annotations=True,
+    forbidden_annotations=frozenset({"cpu-partition", "irqs"}),
     refuse_undecided=True,
     undecided_namespaces=frozenset({"kube-system", "storage"}),
     outside_requests=OutsideRequests.NOTHING,

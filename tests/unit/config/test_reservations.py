@@ -114,6 +114,7 @@ def test_everything_else_reaches_the_policy() -> None:
         set_oom_score_adj=False,
         default_memory_limit_bytes={"Burstable": GIB},
         refuse_wrong_annotations=True,
+        forbidden_annotations=frozenset({"irqs"}),
         outside_requests=OutsideRequests.RESERVATIONS,
     )
     policy = resolve_policy(settings, machine(GIB, GIB))
@@ -124,6 +125,7 @@ def test_everything_else_reaches_the_policy() -> None:
     assert not policy.set_oom_score_adj
     assert policy.default_memory_limit_bytes == {"Burstable": GIB}
     assert policy.refuse_wrong_annotations
+    assert policy.forbidden_annotations == {"irqs"}
     assert policy.outside_requests is OutsideRequests.RESERVATIONS
 
 

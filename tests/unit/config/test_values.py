@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayplan.config.values import InvalidValueError, kubelet_minor
+from bayplan.config.values import InvalidValueError, kubelet_minor, some_of
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,17 @@ def test_a_version_is_read_as_vendors_write_it(text: str, minor: int) -> None:
 def test_anything_else_is_none(text: str) -> None:
     with pytest.raises(InvalidValueError, match="kubeletVersion"):
         kubelet_minor("kubeletVersion", text)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [("a,b", {"a", "b"}), (["b", "b"], {"b"}), ("none", set()), ("", set()), (["none"], set()), ([], set())],
+)
+def test_some_of_what_there_is(value: object, found: set[str]) -> None:
+    assert some_of(("a", "b"))("key", value) == found
+
+
+@pytest.mark.parametrize("value", ["c", "a b", ["a", "c"], ["none", "a"], 1, {"a": True}, [["a"]]])
+def test_nothing_else_is_some_of_it(value: object) -> None:
+    with pytest.raises(InvalidValueError, match="some of a, b"):
+        some_of(("a", "b"))("key", value)

@@ -203,6 +203,10 @@ async def test_nothing_starts_undecided_where_the_operator_says_so(tmp_path: Pat
         assert fallback(replace(BEST_EFFORT, namespace="kube-system"), late).cpuset_cpus == CpuSet(range(8))
         opted_out = replace(BEST_EFFORT, annotations={"bayplan.dev/opt-out": "true"})
         assert fallback(opted_out, late) == Adjustment()
+    policy = replace(policy, forbidden_annotations=frozenset({"opt-out"}))
+    async with controlled(tmp_path / "forbidden", policy) as one:
+        with pytest.raises(PlacementError):
+            one.controller.fallback_adjustment(opted_out, late)
 
 
 async def test_the_safe_answer_keeps_off_exclusive_cpus(tmp_path: Path) -> None:

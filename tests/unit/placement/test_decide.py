@@ -59,6 +59,29 @@ def test_a_wrong_annotation_is_a_reason_that_names_it(*, refuse: bool) -> None:
     assert decision.request.tier is None
 
 
+@pytest.mark.parametrize("refuse", [False, True])
+def test_what_the_operator_forbids_does_not_count_and_everything_else_does(*, refuse: bool) -> None:
+    policy = PlacementPolicy(
+        refuse_wrong_annotations=refuse, forbidden_annotations=frozenset({"irqs", "opt-out"})
+    )
+    asked = {
+        "bayplan.dev/irqs": "away",
+        "c-name.bayplan.dev/opt-out": "true",
+        "other.bayplan.dev/irqs": "away",
+        "bayplan.dev/cpu-partition": "isolated",
+        "bayplan.dev/required-nodes": "2",
+    }
+    decision = decide(asked, policy)
+    assert decision.outcome is (Outcome.REFUSED if refuse else Outcome.PLACED)
+    request, reason = decision.request, decision.reasons[-1]
+    assert (request.irqs_away, request.opted_out, request.partition) == (False, False, True)
+    assert request.nodes == NodeWish(NodeSet([2]), required=True)
+    assert reason.code == "forbidden-annotation"
+    assert "bayplan.dev/irqs, c-name.bayplan.dev/opt-out" in reason.text
+    assert "other" not in reason.text
+    assert "forbidden-annotation" not in codes(decide({"bayplan.dev/required-nodes": "2"}, policy))
+
+
 def test_all_that_is_wrong_with_annotations_is_one_sentence() -> None:
     wrong = {"bayplan.dev/required-tier": "0", "bayplan.dev/mistyped": "1", "bayplan.dev/a\nb": "2"}
     reason = decide(wrong, PlacementPolicy(refuse_wrong_annotations=True)).reasons[-1]
