@@ -81,7 +81,9 @@ QUESTIONS: Final = ("explain", "report", "what-if")
 """What the admin socket is asked and changes nothing, of which an agent may ask, too."""
 PREPARE_CLAIM: Final = "prepare-claim"
 UNPREPARE_CLAIM: Final = "unprepare-claim"
-"""What an agent alone may ask: to hold a resource claim, and to hold it no longer."""
+CLAIMED_DEVICES: Final = "claimed-devices"
+"""What an agent alone may ask: to hold a resource claim, and to hold it no longer; to know which devices of
+other drivers the containers of a pod have through claims."""
 
 
 class Asked(Struct, frozen=True, tag="Asked", tag_field="kind"):

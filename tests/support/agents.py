@@ -9,7 +9,7 @@ from pathlib import Path
 from bayplan.admin.agent_server import AgentServer, Answering, PodReceiver, everything
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import rehearsing
-from bayplan.admin.resource_claims import claiming
+from bayplan.admin.resource_claims import KnowClaimed, claiming
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
@@ -41,9 +41,10 @@ async def serving(
     client_timeout_s: float = PATIENCE_S,
     pods: PodReceiver | None = None,
     claims: ResourceClaims | None = None,
+    know: KnowClaimed = lambda _, __: None,
 ) -> AsyncIterator[AgentServer]:
     """Serve agents of the controller *one* at *path*. What they say goes to it, or to *pods*; of resource
-    claims to *claims*, where there are any."""
+    claims to *claims*, where there are any, and of claimed devices to *know*."""
     controller = one.controller
 
     def observe() -> Observation:
@@ -68,7 +69,7 @@ async def serving(
 
     server.questions = {verb: answering(verb) for verb in QUESTIONS}
     if claims is not None:
-        server.questions = {**server.questions, **claiming(claims)}
+        server.questions = {**server.questions, **claiming(claims, know)}
     await server.start()
     try:
         yield server

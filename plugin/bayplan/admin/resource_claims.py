@@ -5,16 +5,18 @@ here: it is decided about like everything that comes from outside.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta, Struct
 
 from bayplan.admin_protocol import API_VERSION
-from bayplan.agent_protocol import PREPARE_CLAIM, UNPREPARE_CLAIM
+from bayplan.agent_protocol import CLAIMED_DEVICES, PREPARE_CLAIM, UNPREPARE_CLAIM
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.errors import ConfigError, Problem
 from bayplan.model.machine import MEMORY
-from bayplan.model.resource_claim import HeldClaim, ResourceClaim, cdi_name, is_request, is_uid
+from bayplan.model.pod_facts import MAX_CONTAINERS, Name
+from bayplan.model.resource_claim import ClaimedDevice, HeldClaim, ResourceClaim, cdi_name, is_request, is_uid
 from bayplan.quantity import UNLIMITED_BYTES
 from bayplan.views.decision_view import View
 
@@ -26,11 +28,22 @@ _MOST_NAME: Final = 253
 _MOST_CPUS: Final = 1 << 16
 
 Answering = Callable[[Mapping[str, object]], Awaitable[View]]
+KnowClaimed = Callable[[str, Mapping[str, tuple[ClaimedDevice, ...]]], None]
 
 
-def claiming(claims: ResourceClaims) -> dict[str, Answering]:
+class _DevicesOfPod(Struct, frozen=True):
+    uid: Name
+    containers: Annotated[
+        dict[Name, Annotated[tuple[ClaimedDevice, ...], Meta(max_length=MOST_DEVICES)]],
+        Meta(max_length=MAX_CONTAINERS),
+    ]
+
+
+def claiming(claims: ResourceClaims, know: KnowClaimed) -> dict[str, Answering]:
     """The questions ``prepare-claim``, whose ``claim`` has the fields of `ResourceClaim`, and
-    ``unprepare-claim`` with a ``uid``. The first answers with the CDI device of each request."""
+    ``unprepare-claim`` with a ``uid``. The first answers with the CDI device of each request. And
+    ``claimed-devices``: *know* hears what the ``containers`` of the pod with a ``uid`` have of other drivers,
+    each a list of `ClaimedDevice`."""
 
     async def prepare(request: Mapping[str, object]) -> View:
         return _prepared(await claims.prepare(_claim(request.get("claim"))))
@@ -41,7 +54,19 @@ def claiming(claims: ResourceClaims) -> dict[str, Answering]:
             raise ConfigError(UNPREPARE_CLAIM, (Problem("uid", repr(uid), "the uid of a claim"),))
         return _document("UnpreparedClaim", uid=uid, wasHeld=await claims.release(uid))
 
-    return {PREPARE_CLAIM: prepare, UNPREPARE_CLAIM: unprepare}
+    async def devices(request: Mapping[str, object]) -> View:
+        pod = _devices_of_pod(request)
+        know(pod.uid, pod.containers)
+        return _document("ClaimedDevices", uid=pod.uid)
+
+    return {PREPARE_CLAIM: prepare, UNPREPARE_CLAIM: unprepare, CLAIMED_DEVICES: devices}
+
+
+def _devices_of_pod(request: Mapping[str, object]) -> _DevicesOfPod:
+    try:
+        return msgspec.convert(request, _DevicesOfPod)
+    except msgspec.ValidationError as error:
+        raise ConfigError(CLAIMED_DEVICES, (Problem("request", str(error), "uid and containers"),)) from error
 
 
 def _document(kind: str, **content: Any) -> View:

@@ -68,7 +68,8 @@ def _kubelet_pods(settings: AgentSettings, link: DaemonLink) -> Iterator[PodWatc
             settings.kubelet_url, settings.kubelet_ca, settings.kubelet_server_name, settings.kubelet_token
         )
         endpoint = PodEndpoint(asked, link, lambda: watch is not None and watch.in_sync)
-        link.wanted, link.connected = lambda _: endpoint.ask_soon(), endpoint.ask_soon
+        link.wanted = lambda _: endpoint.ask_soon()
+        link.connected.add(endpoint.ask_soon)
         yield endpoint
 
 
@@ -82,7 +83,16 @@ def _cluster(
     api, awaited = Api(server), AwaitedPods()
     yield KubeletVersionWatch(api, node_name, link)
     if ClusterTask.PODS in settings.cluster_tasks:
-        yield ApiPodWatch(api, node_name, link, awaited, lambda: any(source.in_sync for source in kubelet))
+        objects = None
+        if ClusterTask.CLAIMS in settings.cluster_tasks:
+            from bayplan.agent.dra.claimed_devices import ClaimedDevices  # noqa: PLC0415 - loaded with that task
+
+            yield (objects := ClaimedDevices(api, link, node_name))
+
+        def needless() -> bool:
+            return any(source.in_sync for source in kubelet)
+
+        yield ApiPodWatch(api, node_name, link, awaited, needless, objects=objects)
     recorder = None
     if ClusterTask.EVENTS in settings.cluster_tasks:
         yield (recorder := EventRecorder(api, mirror, node_name, link.pod_named))

@@ -57,8 +57,8 @@ class QuestionError(BayplanError):
 
 class DaemonLink:
     """Follows the daemon at *path* into *mirror*. ``wanted`` is called for each pod that the daemon asks
-    about, ``connected`` when it could have asked about others before, ``evict`` for each pod that is to be
-    evicted, if somebody can do that; ``unusable`` counts what the daemon did not use.
+    about, each of ``connected`` when it could have asked about others before, ``evict`` for each pod that is
+    to be evicted, if somebody can do that; ``unusable`` counts what the daemon did not use.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class DaemonLink:
         self._path = path
         self._mirror = mirror
         self.wanted = wanted
-        self.connected: Callable[[], None] = lambda: None
+        self.connected: set[Callable[[], None]] = set()
         self.evict: Callable[[EvictPod], None] | None = None
         self._backoff = backoff or Backoff(random.random, limit_s=5.0)
         self._timeout_s = timeout_s
@@ -204,6 +204,10 @@ class DaemonLink:
         finally:
             writer.transport.abort()
 
+    def _tell_connected(self) -> None:
+        for listener in self.connected:
+            listener()
+
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:
             try:
@@ -222,7 +226,7 @@ class DaemonLink:
                 case UpToDate():
                     self._backoff.reset()
                     logger.info("following the daemon", extra={"position": self._mirror.position})
-                    self.connected()
+                    self._tell_connected()
                 case PodWanted():
                     self.wanted(message)
                 case EvictPod() if self.evict is not None:

@@ -6,7 +6,8 @@ fails or takes too long is a problem in the findings and gives no hint: no conta
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -15,12 +16,16 @@ from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
 from bayplan.host.netlink import Interface, interfaces_in
+from bayplan.model.decision import DeviceHint
+from bayplan.model.resource_claim import CDI_KIND, ClaimedDevice
 from bayplan.model.workload import Container, Pod
 
 logger = logging.getLogger(__name__)
 
 INTERFACES: Final = "net"
 """The kind of interfaces, and before a slash the first part of their names, as in /sys/class."""
+MOST_CLAIMING: Final = 4096
+"""Pods with claims of devices that are remembered: a node has some hundreds."""
 
 
 class DeviceSearch:
@@ -38,6 +43,9 @@ class DeviceSearch:
         self._in_thread = in_thread
         self._interfaces = interfaces
         self._pods: dict[str, asyncio.Task[Findings]] = {}
+        self._claimed: dict[str, Mapping[str, tuple[ClaimedDevice, ...]]] = {}
+        """By the pod's uid and the container's name; the pod that was last heard of is the last one."""
+        self._heard = asyncio.Event()
 
     async def prepare(self) -> None:
         """Do now what the first container would have to wait for."""
@@ -62,26 +70,53 @@ class DeviceSearch:
         for pod_id in [known for known in self._pods if known not in pod_ids]:
             self.pod_gone(pod_id)
 
+    def know_claimed(self, uid: str, devices: Mapping[str, tuple[ClaimedDevice, ...]]) -> None:
+        """What the containers of a pod have, by their names, through claims that other drivers serve."""
+        self._claimed.pop(uid, None)
+        self._claimed[uid] = devices
+        if len(self._claimed) > MOST_CLAIMING:
+            del self._claimed[next(iter(self._claimed))]
+        self._heard.set()
+
+    def may_have(self, pod: Pod, container: Container) -> bool:
+        """Whether there is anything to be looked for."""
+        return bool(pod.network_namespace or pod.uid in self._claimed) or has_devices(container)
+
     async def find(self, pod: Pod, container: Container) -> Findings:
-        """What the devices of *container* and the interfaces of its pod say; by the deadline."""
+        """What the devices of *container* and the interfaces of its pod say; by the deadline. What its claims
+        of other drivers' devices say is mostly known by then; it is waited for where a CDI device led to no
+        node."""
         looks: dict[str, asyncio.Task[Findings]] = {}
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self.deadline_s
         if has_devices(container):
-            task = asyncio.get_running_loop().create_task(self._of_container(container))
-            looks["the container's devices"] = task
+            looks["the container's devices"] = loop.create_task(self._of_container(container))
         if pod.network_namespace:
             self.pod_started(pod)
             looks["the pod's interfaces"] = self._pods[pod.id]
-        if not looks:
-            return NOTHING_FOUND
-        await asyncio.wait(looks.values(), timeout=self.deadline_s)
+        if looks:
+            await asyncio.wait(looks.values(), timeout=self.deadline_s)
         found = [
             one.result() if one.done() and not one.cancelled() else self._late(what)
             for what, one in looks.items()
         ]
-        return Findings(
-            tuple(hint for one in found for hint in one.hints),
-            tuple(problem for one in found for problem in one.problems),
-        )
+        hints = [hint for one in found for hint in one.hints]
+        problems = [problem for one in found for problem in one.problems]
+        if pod.uid not in self._claimed and self._claimed and _leads_nowhere(container, hints):
+            await self._hear_of(pod.uid, until_s)
+        if claimed := self._claimed.get(pod.uid, {}).get(container.name):
+            more = await _logged(container.id, self._in_thread(partial(self._devices.claimed, claimed)))
+            hints += [one for one in more.hints if not any(_is_same(one, other) for other in hints)]
+            problems += more.problems
+        return Findings(tuple(hints), tuple(problems)) if hints or problems else NOTHING_FOUND
+
+    async def _hear_of(self, uid: str, until_s: float) -> None:
+        """Wait until it is known what that pod has claimed, but no longer than that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                while uid not in self._claimed:
+                    self._heard.clear()
+                    await self._heard.wait()
 
     def _late(self, what: str) -> Findings:
         problem = f"{what} were not found within {self.deadline_s * 1000:g} ms"
@@ -104,6 +139,20 @@ class DeviceSearch:
             for one in interfaces
         )
         return Findings(tuple(hint for hint in hints if hint is not None))
+
+
+def _leads_nowhere(container: Container, hints: Collection[DeviceHint]) -> bool:
+    """Whether a CDI device of *container* is in none of *hints*, and is not one of ours."""
+    named = {hint.device for hint in hints}
+    return any(not one.startswith(f"{CDI_KIND}=") and one not in named for one in container.cdi_devices)
+
+
+def _is_same(claimed: DeviceHint, found: DeviceHint) -> bool:
+    """Whether a device that was *claimed* was *found* by the spec as well: by its PCI address, or, where that
+    is not known, on the same nodes through a CDI device of its driver."""
+    if len(claimed.names) > 1:
+        return not set(claimed.names).isdisjoint(found.names)
+    return claimed.nodes == found.nodes and claimed.kind in found.kind.partition("/")[0]
 
 
 async def _logged(owner: str, look: Awaitable[Findings]) -> Findings:

@@ -24,7 +24,7 @@ from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import EngineThread, InThread
 from bayplan.control.transactions import Transaction
-from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices, looks_at_devices
+from bayplan.engines.device_hints import NOTHING_FOUND, Findings, looks_at_devices
 from bayplan.errors import HostError
 from bayplan.host import shadow_mode
 from bayplan.model.basis import Basis
@@ -371,7 +371,7 @@ class Placements:
 
     async def _findings(self, pod: Pod, container: Container, wishes: Wishes) -> Findings:
         """What the devices of a new container say, if it has any and its annotations do not overrule them."""
-        if self._devices is None or not (pod.network_namespace or has_devices(container)):
+        if self._devices is None or not self._devices.may_have(pod, container):
             return NOTHING_FOUND
         return await self._devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
 

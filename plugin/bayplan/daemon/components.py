@@ -177,8 +177,8 @@ class Daemon:
     async def _make_controller(self, recorder: Recorder) -> None:
         """The owner of the ledger, and the hardware that it decides by."""
         deadline_s = DEVICES_SHARE * self.settings.request_deadline_ms / 1000
-        devices = DeviceSearch(HostDevices(), self.device_thread.do, deadline_s)
-        await devices.prepare()
+        self.devices = DeviceSearch(HostDevices(), self.device_thread.do, deadline_s)
+        await self.devices.prepare()
         machine, policy = self.hardware.machine, self.hardware.policy
         self.controller = Controller(
             machine,
@@ -193,7 +193,7 @@ class Daemon:
             verify_soon=self._verify_now.set,
             has_process=self._has_process,
             weighted_interleave=has_weighted_interleave(),
-            devices=devices,
+            devices=self.devices,
             capacity_freed=self.room_due.set,
             decide_in_thread=self.decision_thread.do,
         )
@@ -468,7 +468,7 @@ class Daemon:
         controller, pods = self.controller, self.controller.placements.kubelet_pods
         server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
         answering = {verb: self._answering(questions[verb]) for verb in QUESTIONS}
-        server.questions = {**answering, **claiming(self.resource_claims)}
+        server.questions = {**answering, **claiming(self.resource_claims, self.devices.know_claimed)}
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
         pods.not_used = lambda *found: server.say(Unusable(*found))
         server.kubelet_said = lambda version: self._kubelet_versions.put_nowait(

@@ -24,6 +24,7 @@ _VFIO_GROUP: Final = re.compile(r"/devices/virtual/vfio/(?:noiommu-)?([0-9]{1,9}
 _NVME_SUBSYSTEM: Final = re.compile(r"(.*/nvme-subsystem/nvme-subsys[0-9]{1,9})(?:/.*)?")
 _NVME_CONTROLLER: Final = re.compile(r"nvme[0-9]{1,9}")
 _PCI_ADDRESS: Final = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?=/|$)")
+_PCI_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 class Place(NamedTuple):
@@ -60,6 +61,14 @@ class DeviceTree:
     def of_bus_device(self, bus: str, name: str) -> Place:
         """The place of the device *name* on *bus*, the parent of a network interface for instance."""
         return self._at(f"{self._sys}/bus/{bus}/devices/{name}", MAX_DEPTH)
+
+    def of_pci_root(self, name: str) -> Place:
+        """The place of what is below a root of PCI devices, such as ``pci0000:3a``."""
+        place = UNKNOWN
+        for path in _entries(f"{self._sys}/devices/{name}") if _PCI_ROOT.fullmatch(name) else ():
+            if _PCI_ADDRESS.search(path):
+                place = place.and_also(self._climbed(path) or UNKNOWN)
+        return place
 
     def of_path(self, path: str) -> Place:
         """The place of the device that a *path* below /sys belongs to."""

@@ -5,8 +5,9 @@ on a file system that does not answer. How a device leads to its NUMA node is in
 """
 
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -17,10 +18,13 @@ from bayplan.host.cdi import CdiNode, CdiSpecs
 from bayplan.host.device_tree import UNKNOWN, DeviceTree, Place
 from bayplan.host.kernelfs import refusal
 from bayplan.model.decision import DeviceHint
-from bayplan.model.resource_claim import CDI_KIND
+from bayplan.model.resource_claim import CDI_KIND, ClaimedDevice
 from bayplan.model.workload import Container, DeviceType
+from bayplan.sets import NodeSet
 
 MAX_DIRECTORY_ENTRIES: Final = 256
+
+_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 _Numbers = tuple[DeviceType, int, int]
 
@@ -57,6 +61,30 @@ class HostDevices:
                 continue
             if place.nodes:
                 hints.append(_hint(name, place, kind))
+        return Findings(tuple(hints), tuple(problems))
+
+    def claimed(self, devices: Iterable[ClaimedDevice]) -> Findings:
+        """The hints of devices that other drivers allocated: what the kernel says of an address goes before
+        what a driver says of the node, and that before what the kernel says of a root."""
+        hints, problems = [], []
+        for device in devices:
+            kind, names = device.name.partition("/")[0], [device.name]
+            try:
+                place = UNKNOWN
+                if _ADDRESS.fullmatch(device.pci_address):
+                    place = self._tree.of_bus_device("pci", device.pci_address)
+                    names.append(device.pci_address)
+                if not place.nodes and device.numa_node is not None:
+                    place = Place(NodeSet([device.numa_node]))
+                if not place.nodes:
+                    place = Place(self._tree.of_pci_root(device.pcie_root).nodes)
+            except HostError as error:
+                problems.append(f"{device.name}: {error}")
+                continue
+            if place.nodes:
+                hints.append(DeviceHint(device.name, place.nodes, names=tuple(names), kind=kind))
+            else:
+                problems.append(f"{device.name}: neither its driver nor the kernel says on which node it is")
         return Findings(tuple(hints), tuple(problems))
 
     def hint_of_parent(self, name: str, kind: str, bus: str, device: str) -> DeviceHint | None:

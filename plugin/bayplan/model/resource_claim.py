@@ -100,6 +100,16 @@ class ClaimShare(Struct, frozen=True):
     cpus: CpuSet = CpuSet()
 
 
+class ClaimedDevice(Struct, frozen=True):
+    """A device of another driver that a container has through a claim, as far as its driver says where it is:
+    by the NUMA node, by its PCI address, or by the PCI root above it (``pci0000:3a``)."""
+
+    name: str
+    numa_node: int | None = None
+    pci_address: str = ""
+    pcie_root: str = ""
+
+
 def claim_key(uid: str) -> str:
     """By what the ledger knows the claim *uid*."""
     return f"{_KEY}{uid}"

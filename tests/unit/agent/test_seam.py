@@ -149,7 +149,7 @@ async def test_each_new_connection_is_an_occasion_to_ask_kubelet(tmp_path: Path)
     """A pod that started before it is one that the daemon could not ask about."""
     path, connected = tmp_path / "a.sock", asyncio.Queue[None]()
     async with following(path) as (link, _):
-        link.connected = lambda: connected.put_nowait(None)
+        link.connected.add(lambda: connected.put_nowait(None))
         for number in range(2):
             async with controlled(tmp_path / str(number)) as one, serving(one, path):
                 await connected.get()

@@ -8,9 +8,9 @@ is away, what it said last stays known.
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlencode
 
 import msgspec
@@ -60,9 +60,22 @@ class _Event(msgspec.Struct):
     object: Object
 
 
+class ObjectKeeper(Protocol):
+    """Takes pods as the API server has them, with the uids by which kubelet knows them."""
+
+    def know(self, pod: Object) -> None:
+        """The pod is so now."""
+
+    def forget(self, uid: str) -> None:
+        """There is no such pod any more."""
+
+    def keep(self, uids: Collection[str]) -> None:
+        """There are no others."""
+
+
 class ApiPodWatch:
     """Follows the pods of the node *node_name* into *keeper*, unless that is *needless*, as another source
-    knows more; those that are pending into *awaited*."""
+    knows more; those that are pending into *awaited*; and all as objects into *objects*."""
 
     def __init__(
         self,
@@ -72,8 +85,10 @@ class ApiPodWatch:
         awaited: AwaitedPods,
         needless: Callable[[], bool] = lambda: False,
         backoff: Backoff | None = None,
+        objects: ObjectKeeper | None = None,
     ) -> None:
         self._api = api
+        self._objects = objects
         self._query = urlencode({"fieldSelector": f"spec.nodeName={node_name}"})
         self._keeper = keeper
         self._awaited = awaited
@@ -111,6 +126,8 @@ class ApiPodWatch:
         self._pods, self._pending = {}, {}
         for item in listed.items or ():
             self._know(item, msgspec.convert(item, _Item))
+        if self._objects is not None:
+            self._objects.keep(self._pods.keys())
         self._progress(listed.metadata)
 
     def _take(self, told: Object) -> None:
@@ -123,6 +140,8 @@ class ApiPodWatch:
         elif event.type == "DELETED":
             self._pods.pop(_uid(one.metadata), None)
             self._pending.pop(_uid(one.metadata), None)
+            if self._objects is not None:
+                self._objects.forget(_uid(one.metadata))
         self._progress(one.metadata)
 
     def _know(self, item: Object, one: _Item) -> None:
@@ -133,6 +152,8 @@ class ApiPodWatch:
         except ParseError as error:
             logger.warning("a pod cannot be read", extra={"problem": str(error)})
             return
+        if self._objects is not None:
+            self._objects.know(item)
         self._pending.pop(uid, None)
         if one.status is not None and one.status.phase == _PENDING:
             self._pending[uid] = (pod.namespace, pod.name)

@@ -64,7 +64,9 @@ class _Status(Struct, frozen=True, rename="camel"):
     reserved_for: tuple[_Consumer, ...] = ()
 
 
-class _Claim(Struct, frozen=True):
+class Claim(Struct, frozen=True):
+    """A ResourceClaim, as far as it is used."""
+
     metadata: _Metadata
     status: _Status = _Status()
 
@@ -150,7 +152,7 @@ class ClaimDriver:
             ClaimError: it is not allocated, or not as it can be held here.
             BayplanError: it cannot be read.
         """
-        found = await self._api.get(_path(claim.namespace, claim.name), _Claim)
+        found = await self._api.get(claim_path(claim.namespace, claim.name), Claim)
         if found.metadata.uid != claim.uid:
             problem = f"its uid is {found.metadata.uid} now, and kubelet asks for {claim.uid}"
             raise ClaimError(claim.namespace, claim.name, problem)
@@ -188,7 +190,7 @@ class ClaimDriver:
     async def _is_needed(self, held: ResourceClaim) -> bool:
         """Whether a claim is still reserved for the pod that it is held for; also if that cannot be seen."""
         try:
-            found = await self._api.get(_path(held.namespace, held.name), _Claim)
+            found = await self._api.get(claim_path(held.namespace, held.name), Claim)
         except ApiError as error:
             return error.status != HTTPStatus.NOT_FOUND
         except BayplanError:
@@ -197,7 +199,8 @@ class ClaimDriver:
         return same and bool({one.uid for one in found.status.reserved_for} & set(held.pod_uids))
 
 
-def _path(namespace: str, name: str) -> str:
+def claim_path(namespace: str, name: str) -> str:
+    """Where the API server has a claim."""
     return f"/apis/{API_GROUP}/{API_VERSION}/namespaces/{namespace}/resourceclaims/{name}"
 
 
