@@ -7,8 +7,7 @@ Pure. What a cell cannot show is in its tip; a node's cells are a link to its ow
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bayplan.drawing.style import STYLE
-from bayplan.drawing.svg import box, element, text
+from bayplan.drawing.svg import STYLE, box, element, text
 from bayplan.quantity import counted, format_bytes
 
 _WIDTH, _CELL, _HEIGHT, _GAP, _LINE, _HEAD = 1200, 11, 22, 6, 30, 34

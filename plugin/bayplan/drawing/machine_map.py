@@ -1,21 +1,392 @@
-"""The whole picture: sockets with their nodes as cards, the legend, the distances.
+"""The whole picture of a machine: sockets with their nodes as cards, the legend, the distances.
 
 It is drawn for a width, and its height follows. Nodes are grouped by their sockets; what has no CPUs, such as
 CXL memory, is a group of its own. Nodes that have nothing are named in a line. Nothing is written over
-anything else.
+anything else. In this order: bars, cores, a card, where sockets and cards go, the table of distances, the
+picture.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Final
+from math import ceil
+from typing import Any, Final, NamedTuple, TypeAlias
 
-from bayplan.drawing.distances import distances
-from bayplan.drawing.node_card import Card, NodeView, holders_of, is_empty
-from bayplan.drawing.socket_layout import GAP, Row, Socket, rows_of
-from bayplan.drawing.style import STYLE, colors_of
-from bayplan.drawing.svg import box, element, folded, plain, text
-from bayplan.quantity import counted
-from bayplan.sets import IdSet, NodeSet
+from bayplan.drawing.svg import (
+    NAMED,
+    STYLE,
+    box,
+    colors_of,
+    element,
+    fitting,
+    folded,
+    plain,
+    text,
+    text_width,
+)
+from bayplan.quantity import counted, format_bytes
+from bayplan.sets import CpuSet, IdSet, NodeSet
+
+Part: TypeAlias = tuple[int, str, str]
+"""Bytes, the class of their colour, and what they are."""
+
+_SEEN: float = 0.8
+"""A part that is narrower is not drawn: it could not be seen, and there may be hundreds."""
+
+
+def bar(y: float, width: float, height: float, total_bytes: int, parts: Iterable[Part]) -> str:
+    """*parts* one after the other, on ground that stands for the whole. What is more than the whole, as can
+    happen when memory was taken away, does not leave the bar."""
+    drawn = [box(0, y, width, height, "free", radius=2)]
+    at_bytes = 0
+    for amount_bytes, class_, what in parts:
+        shown_bytes = min(amount_bytes, total_bytes - at_bytes)
+        length = width * shown_bytes / total_bytes if total_bytes else 0
+        if length >= _SEEN:
+            start = width * at_bytes / total_bytes
+            gap = 0.6 if length > 3 * _SEEN else 0  # a thin gap between neighbours
+            drawn.append(box(start, y, length - gap, height, class_, f"{what}: {format_bytes(amount_bytes)}"))
+        at_bytes += max(0, shown_bytes)
+    return "".join(drawn)
+
+
+def promised_parts(node: Mapping[str, Any], resource: str, colors: Mapping[str, str]) -> list[Part]:
+    """What of a resource is reserved, and what each container is promised, the largest first."""
+    amounts = node["resources"][resource]
+    held = [(one["bookedBytes"].get(resource, 0), one["name"]) for one in node["containers"]]
+    promised = [(amount, colors[name], name) for amount, name in sorted(held, key=_largest_first) if amount]
+    return [(amounts["reservedBytes"], "kept", "reserved"), *promised]
+
+
+def used_parts(live: Mapping[str, Any]) -> list[Part]:
+    """What of the memory is really used, and by whom."""
+    return [
+        (live["heldOutsideBytes"], "kept", "held outside of containers"),
+        (live["usedByOwnersBytes"], "used", "used by containers that stay here"),
+        (live["movableBytes"], "stray", "used by containers, and may lie elsewhere"),
+        (live["reclaimableBytes"], "cache", "can be reclaimed"),
+    ]
+
+
+def _largest_first(one: tuple[int, str]) -> tuple[int, str]:
+    return -one[0], one[1]
+
+
+_GAP: Final = 3.0
+
+
+def cores(
+    node: Mapping[str, Any], y: float, width: float, size: float, colors: Mapping[str, str]
+) -> tuple[float, str]:
+    """Each core as a column of its CPUs, in rows across *width*; a CPU is *size* wide and high.
+
+    Returns:
+        The height, and the picture.
+    """
+    owners = {cpu: one["name"] for one in node["containers"] for cpu in CpuSet.parse(one["exclusiveCpus"])}
+    kinds = {key: CpuSet.parse(node["cpus"][key]) for key in ("contested", "reserved", "isolated", "shared")}
+    pools = {cpu: name for name, text in node["cpus"]["pools"].items() for cpu in CpuSet.parse(text)}
+    siblings = [list(CpuSet.parse(text)) for text in node["cpus"]["cores"]]
+    if not siblings:
+        return 0.0, ""
+    threads = max(map(len, siblings))
+    step_x, step_y = size + _GAP, threads * size + _GAP
+    columns = max(1, int((width + _GAP) / step_x))
+    drawn = []
+    for number, core in enumerate(siblings):
+        left, top = (number % columns) * step_x, y + (number // columns) * step_y
+        for place, cpu in enumerate(core):
+            class_, whose = _look(cpu, owners, pools, kinds, colors)
+            drawn.append(box(left, top + place * size, size, size, class_, f"CPU {cpu}: {whose}", 1.5))
+    rows = -(-len(siblings) // columns)
+    return rows * step_y - _GAP, "".join(drawn)
+
+
+def _look(
+    cpu: int,
+    owners: Mapping[int, str],
+    pools: Mapping[int, str],
+    kinds: Mapping[str, CpuSet],
+    colors: Mapping[str, str],
+) -> tuple[str, str]:
+    """The class of a CPU's colour, and whose it is."""
+    if cpu in pools:
+        return "pool", f"the pool {pools[cpu]}"
+    if cpu in owners:
+        whose = f"{owners[cpu]} and others" if cpu in kinds["contested"] else f"only {owners[cpu]}"
+        return colors[owners[cpu]], whose
+    if cpu in kinds["reserved"]:
+        return "kept", "reserved"
+    if cpu in kinds["isolated"]:
+        return "kept", "isolated, for who asks for it"
+    return ("shared", "shared") if cpu in kinds["shared"] else ("free", "nobody's")
+
+
+NodeView: TypeAlias = Mapping[str, Any]
+"""A node as the answer to ``nodes`` has it."""
+
+PADDING: Final = 12.0
+_CARD_LINE: Final = 17.0
+_MEMORY: Final = "memory"
+
+
+class Card:
+    """Draws a node downwards from its top; ``height`` is how far it came."""
+
+    def __init__(self, node: NodeView, width: float, colors: Mapping[str, str], *, compact: bool) -> None:
+        self.height = PADDING
+        self._node = node
+        self._width = width - 2 * PADDING
+        self._colors = colors
+        self._compact = compact
+        self._parts: list[str] = []
+        self._draw()
+        self.height += PADDING
+
+    def picture(self, width: float, height: float) -> str:
+        """The card; all of a line have the same *height*."""
+        ground = box(0, 0, width, height, "card", radius=8)
+        inside = element("g", *self._parts, transform=f"translate({PADDING:g} 0)")
+        return element("g", ground, inside, data_node=str(self._node["id"]))
+
+    def _draw(self) -> None:
+        memory = self._node["resources"][_MEMORY]
+        self._head(memory)
+        if memory["totalBytes"]:
+            self._bars(memory)
+        if not self._compact:
+            self._huge_pages()
+        size = 7.0 if self._compact else 12.0
+        height, drawn = cores(self._node, self.height, self._width, size, self._colors)
+        if drawn:
+            self._parts.append(drawn)
+            self.height += height
+        if not self._compact:
+            self._containers()
+
+    def _head(self, memory: Mapping[str, Any]) -> None:
+        name, note = f"Node {self._node['id']}", _kind(self._node)
+        self._parts.append(text(0, self.height + 12, name, "head"))
+        if self._compact:
+            promised, allocatable = memory["bookedBytes"], memory["allocatableBytes"]
+            note = f"{_percent(promised, allocatable)}" if memory["totalBytes"] else "no memory"
+        if text_width(name, 15, bold=True) + text_width(note, 11) > self._width:
+            self.height += 15
+            note = fitting(note, self._width, 11)
+            self._parts.append(text(0, self.height + 12, note, "soft small"))
+        else:
+            self._parts.append(text(self._width, self.height + 12, note, "soft small", "end"))
+        self.height += 22
+
+    def _bars(self, memory: Mapping[str, Any]) -> None:
+        total_bytes = memory["totalBytes"]
+        if not self._compact:
+            promised, allocatable = (format_bytes(memory[f"{key}Bytes"]) for key in ("booked", "allocatable"))
+            self._label(f"{promised} of {allocatable} promised", f"{format_bytes(memory['freeBytes'])} left")
+        parts = promised_parts(self._node, _MEMORY, self._colors)
+        self._bar(10 if self._compact else 18, total_bytes, parts)
+        live = self._node["live"]
+        if live is None:
+            return
+        used = used_parts(live)
+        if not self._compact:
+            self._label(f"{format_bytes(sum(part[0] for part in used[:3]))} really used", _still(live))
+        self._bar(5 if self._compact else 9, total_bytes, used)
+
+    def _huge_pages(self) -> None:
+        for resource, amounts in self._node["resources"].items():
+            if resource != _MEMORY and amounts["totalBytes"]:
+                promised, total = format_bytes(amounts["bookedBytes"]), format_bytes(amounts["totalBytes"])
+                self._label(f"{promised} of {total} {resource}")
+                parts = promised_parts(self._node, resource, self._colors)
+                self._bar(9, amounts["totalBytes"], parts)
+
+    def _containers(self) -> None:
+        holders = holders_of(self._node)
+        if holders:
+            self.height += 6
+        for one in holders[:NAMED]:
+            self.height += _CARD_LINE
+            amount = _amounts(one)
+            self._parts.append(box(0, self.height - 9, 9, 9, self._colors[one["name"]], radius=2))
+            room = self._width - 20 - 6.2 * len(amount)
+            self._parts.append(text(15, self.height, fitting(one["name"], room, 12)))
+            self._parts.append(text(self._width, self.height, amount, "soft small", "end"))
+        if len(holders) > NAMED:
+            self.height += _CARD_LINE
+            self._parts.append(text(15, self.height, f"and {len(holders) - NAMED} more", "soft small"))
+
+    def _label(self, left: str, right: str = "") -> None:
+        self._parts.append(text(0, self.height + 10, left))
+        if right:
+            self._parts.append(text(self._width, self.height + 10, right, "soft small", "end"))
+        self.height += 16
+
+    def _bar(self, height: float, total_bytes: int, parts: list[tuple[int, str, str]]) -> None:
+        self._parts.append(bar(self.height, self._width, height, total_bytes, parts))
+        self.height += height + (4 if self._compact else 8)
+
+
+def holders_of(node: NodeView) -> list[Mapping[str, Any]]:
+    """The containers of a node, those with the most memory there first."""
+    return sorted(node["containers"], key=lambda one: (-_held(one), one["name"]))
+
+
+def is_empty(node: NodeView) -> bool:
+    """Whether a node has neither memory nor CPUs, nor anybody there, such as those that a GPU's driver keeps
+    for its partitions. They have no card."""
+    return not (
+        node["cpus"]["all"]
+        or node["containers"]
+        or any(amounts["totalBytes"] for amounts in node["resources"].values())
+    )
+
+
+def _kind(node: NodeView) -> str:
+    """What is to be said of the node's memory, beside its size."""
+    kind = node["kind"]
+    if not node["memTotalBytes"]:
+        return "no memory"
+    if kind["owner"]:
+        return f"memory of {kind['owner']}"
+    return "" if kind["tier"] is None or kind["ordinary"] else f"tier {kind['tier']}"
+
+
+def _still(live: Mapping[str, Any]) -> str:
+    outstanding_bytes = live["outstandingBytes"]
+    return f"{format_bytes(outstanding_bytes)} outstanding" if outstanding_bytes else ""
+
+
+def _held(container: Mapping[str, Any]) -> int:
+    return int(container["bookedBytes"].get(_MEMORY, 0)) or int(container["heldBytes"] or 0)
+
+
+def _amounts(container: Mapping[str, Any]) -> str:
+    """What the container is promised here, else what it holds here; and its CPUs."""
+    promised_bytes = container["bookedBytes"].get(_MEMORY, 0)
+    held_bytes = container["heldBytes"]
+    parts = []
+    if promised_bytes:
+        parts.append(format_bytes(promised_bytes))
+    elif held_bytes:
+        parts.append(f"holds {format_bytes(held_bytes)}")
+    count = len(CpuSet.parse(container["exclusiveCpus"]))
+    if count:
+        parts.append(counted(count, "CPU"))
+    return ", ".join(parts)
+
+
+def _percent(part_bytes: int, whole_bytes: int) -> str:
+    return f"{100 * part_bytes // whole_bytes if whole_bytes else 0} %"
+
+
+GAP: Final = 12.0
+_WIDEST: Final = 580.0
+
+
+class Socket(NamedTuple):
+    """The nodes of one socket, or of several that have nodes in common; of none: memory without CPUs."""
+
+    ids: tuple[int, ...]
+    nodes: tuple[NodeView, ...]
+    columns: int = 1
+
+
+class Row(NamedTuple):
+    """Sockets beside each other, and how wide each of their cards is."""
+
+    sockets: tuple[Socket, ...]
+    card_width: float
+
+    def width_of(self, socket: Socket) -> float:
+        """The width of a socket, with the space around its cards."""
+        return socket.columns * (self.card_width + GAP) + GAP
+
+
+def rows_of(sockets: Sequence[Socket], width: float, narrowest: float) -> list[Row]:
+    """All sockets in their order, in rows of *width*, with cards that are not narrower than *narrowest* where
+    at least one of these fits."""
+    rows: list[list[Socket]] = []
+    for socket in sockets:
+        placed = _in_columns(socket, width, narrowest)
+        if rows and _card_width([*rows[-1], placed], width) >= narrowest:
+            rows[-1].append(placed)
+        else:
+            rows.append([placed])
+    return [Row(tuple(row), min(_WIDEST, _card_width(row, width))) for row in rows]
+
+
+def _in_columns(socket: Socket, width: float, narrowest: float) -> Socket:
+    """In as many columns as fit, or as few as need no more lines: four nodes are 2 by 2, not 3 and 1."""
+    count = len(socket.nodes)
+    most = max(1, min(count, int((width - GAP) / (narrowest + GAP))))
+    return Socket(socket.ids, socket.nodes, ceil(count / ceil(count / most)))
+
+
+def _card_width(sockets: Sequence[Socket], width: float) -> float:
+    columns = sum(socket.columns for socket in sockets)
+    spaces = columns + len(sockets) + len(sockets) - 1  # one after each card, one before them, one between
+    return (width - spaces * GAP) / columns
+
+
+_LABELS: Final = 30.0
+_LARGEST_CELL: Final = 34.0
+_SIZES: Final = (("small", 11.0), ("tiny", 9.0))
+"""Fonts of numbers in cells; the first one that has room."""
+
+_TOP: Final = 44.0
+
+
+def distances(nodes: Sequence[Mapping[str, Any]], width: float) -> tuple[float, str]:
+    """The height and the table; nothing for a single node."""
+    if len(nodes) < 2:  # noqa: PLR2004 - it takes two for a distance
+        return 0.0, ""
+    cell = min(_LARGEST_CELL, (width - _LABELS) / len(nodes))
+    known: list[int] = [value for node in nodes for value in node["distances"].values()]
+    nearest, farthest = min(known), max(known)
+    longest = max(len(str(number)) for number in (*known, *(node["id"] for node in nodes)))
+    font = next((name for name, size in _SIZES if text_width("0" * longest, size) + 3 <= cell), None)
+    style = f"soft {font or 'tiny'}"
+    # Rows that are lower than a line of text do not all have their ids.
+    step = 1 if font else max(1, ceil(text_width("0" * longest, 9) * 1.6 / cell))
+
+    def opacity(value: int) -> float:
+        return 0.75 - 0.65 * (value - nearest) / max(1, farthest - nearest)
+
+    drawn = [text(0, 16, "Distances", "strong")]
+    for row, node in enumerate(nodes):
+        top = _TOP + row * cell
+        if not row % step:
+            drawn.append(text(_LABELS - 8, top + cell / 2 + 4, str(node["id"]), style, "end"))
+            drawn.append(text(_LABELS + (row + 0.5) * cell, _TOP - 8, str(node["id"]), style, "middle"))
+        for column, other in enumerate(nodes):
+            value = node["distances"].get(str(other["id"]))
+            if value is None:
+                continue
+            left = _LABELS + column * cell
+            tip = f"from node {node['id']} to node {other['id']}: {value}"
+            side = cell - (1.5 if font else 0.5)
+            drawn.append(box(left, top, side, side, "near", tip, 2 if font else 0, opacity(value)))
+            if font:
+                drawn.append(text(left + cell / 2 - 1, top + cell / 2 + 4, str(value), font, "middle"))
+    height = _TOP + len(nodes) * cell + 8
+    if font:
+        return height, "".join(drawn)
+    key_height, key = _key(sorted(set(known)), width, opacity)
+    return height + key_height, f"{''.join(drawn)}{element('g', key, transform=f'translate(0 {height:g})')}"
+
+
+def _key(values: Sequence[int], width: float, opacity: Callable[[int], float]) -> tuple[float, str]:
+    """Each shade with its number."""
+    drawn, x, y = [], 0.0, 14.0
+    for value in values:
+        length = 27 + text_width(str(value), 11)
+        if x and x + length > width:
+            x, y = 0.0, y + 20
+        drawn.append(box(x, y - 9, 10, 10, "near", radius=2, opacity=opacity(value)))
+        drawn.append(text(x + 15, y, str(value), "soft small"))
+        x += length
+    return y + 12, "".join(drawn)
+
 
 WIDTH: Final = 1180.0
 NARROWEST: Final = 320.0

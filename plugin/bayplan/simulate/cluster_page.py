@@ -6,8 +6,7 @@ Pure; nothing outside the page is needed to show it.
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from bayplan.drawing.style import STYLE
-from bayplan.drawing.svg import box, element, fitting, plain, text
+from bayplan.drawing.svg import STYLE, box, element, fitting, plain, text
 from bayplan.quantity import counted, format_bytes
 
 View = dict[str, Any]

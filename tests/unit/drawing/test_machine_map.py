@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.drawing.machine_map import NARROWEST, WIDTH, machine_map
-from bayplan.drawing.node_card import holders_of
-from bayplan.drawing.socket_layout import Socket, rows_of
-from bayplan.drawing.style import COLORS, NAMED, colors_of
+from bayplan.drawing.machine_map import NARROWEST, WIDTH, Socket, holders_of, machine_map, rows_of
+from bayplan.drawing.svg import COLORS, NAMED, colors_of
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.model.decision import CpuUse, CpuWish

@@ -21,7 +21,7 @@ from bayplan.agent.http.exchange import PageRequest, Response, text
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.machine_map import WIDTH, machine_map
-from bayplan.drawing.style import STYLE
+from bayplan.drawing.svg import STYLE
 from bayplan.quantity import US_PER_S
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view, spreads_of, status_view
