@@ -11,7 +11,7 @@ from bayplan.drawing.machine_map import cores
 from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.sets import CpuSet
-from bayplan.views.metrics.text import metrics_view
+from bayplan.views.metrics import metrics_view
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view, status_view
 from support.snapshots import BURSTABLE, make_snapshot

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from bayplan.views.event_counts import EVENTS
-from bayplan.views.metrics import containers, daemon, kubelet, nodes
-from bayplan.views.metrics.metric import Metric
+from bayplan.views.metrics import METRIC_GROUPS, Metric
 
 _OPENING: Final = """\
 # Metrics
 
-This page is generated from the definitions in `plugin/bayplan/views/metrics`; `make reference` writes it.
+This page is generated from the definitions in `plugin/bayplan/views/metrics.py`; `make reference` writes it.
 
 `bayplan-agent` serves them at `/metrics`, and `bayplan metrics` prints the same, without single containers,
 for the textfile collector of node_exporter. A name, once published, keeps its meaning. Counters begin with
@@ -23,17 +22,13 @@ Beside these, `degraded_CODE` and `refused_CODE` count decisions by the codes of
 `bayplan_decision_reasons_total` does, from the first one on.
 """
 
-_GROUPS: Final = (
-    ("The daemon", daemon.METRICS),
-    ("Nodes", nodes.METRICS),
-    ("Containers", containers.METRICS),
-    ("Under kubelet's names", kubelet.METRICS),
-)
-
 
 def page() -> str:
     """The page, in Markdown."""
-    parts = [_OPENING, *(f"\n## {title}\n\n" + _table(_rows(group)) for title, group in _GROUPS)]
+    parts = [
+        _OPENING,
+        *(f"\n## {title}\n\n" + _table(_rows(group)) for title, group in METRIC_GROUPS.items()),
+    ]
     events = ((f"`{name}`", text) for name, text in EVENTS.items())
     parts.append("\n## Events\n\nThe values of the label `event` of `bayplan_events_total`:\n\n")
     parts.append(_table((("event", "counts one for each time that"), *events)))

@@ -18,7 +18,7 @@ from bayplan.admin.questions import Question
 from bayplan.admin_protocol import API_VERSION, LOG_LEVELS, MAX_REQUEST_BYTES, printable_answer
 from bayplan.errors import BayplanError
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
-from bayplan.views.metrics.text import metrics_view
+from bayplan.views.metrics import metrics_view
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import View, nodes_view, ping_view, status_view
 

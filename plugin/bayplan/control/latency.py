@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 
-from bayplan.views.durations import BOUNDS_MS, Durations
+from bayplan.views.snapshot import BOUNDS_MS, Durations
 
 
 class DurationCounter:

@@ -2,10 +2,13 @@
 
 `Snapshot` is what decisions depend on (machine, policy, engine, ledger) with everything that was observed
 beside it. `bayplan.admin.snapshot_source` takes one in the daemon, `bayplan.agent.mirror` puts one together
-elsewhere.
+elsewhere. How long answers took is counted in the buckets of a histogram (`Durations`): those of kubelet's
+own histogram of admissions, so that both can be compared, and above them how long an answer of ours may
+take, and how long the runtime waits for one.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -16,7 +19,19 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.page_placement import LivePages
 from bayplan.sets import CpuSet
-from bayplan.views.durations import Durations
+
+KUBELET_BOUNDS_MS: Final = tuple(0.05 * 2**step for step in range(15))
+"""Of kubelet's topology_manager_admission_duration_ms: 0.05 to 819.2."""
+
+BOUNDS_MS: Final = (*KUBELET_BOUNDS_MS, 1000.0, 2000.0)
+
+
+class Durations(Struct, frozen=True):
+    """``counts`` has a number for each of `BOUNDS_MS`, of what took no longer and longer than the bound
+    before, and a last one for all else; ``total_ms`` is the sum."""
+
+    counts: tuple[int, ...] = (0,) * (len(BOUNDS_MS) + 1)
+    total_ms: float = 0.0
 
 
 class RuntimeState(Struct, frozen=True):

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from bayplan import __version__
 from bayplan.cli.main import EXIT_STATUSES, VERBS, main
 from bayplan.model.ledger import Ledger
-from bayplan.views.metrics.text import metrics_view
+from bayplan.views.metrics import metrics_view
 from bayplan.views.status import nodes_view, status_view
 from support.snapshots import make_snapshot
 from support.sysfs import SysfsTree

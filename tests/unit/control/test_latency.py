@@ -9,7 +9,7 @@ from bayplan.control.threads import EngineThread
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.model.decision import Decision
-from bayplan.views.durations import BOUNDS_MS, KUBELET_BOUNDS_MS
+from bayplan.views.snapshot import BOUNDS_MS, KUBELET_BOUNDS_MS
 from support.controllers import MACHINE
 
 

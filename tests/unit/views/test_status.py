@@ -13,7 +13,7 @@ from bayplan.model.machine import Machine, Node, Performance
 from bayplan.model.policy import CpuPool, PlacementPolicy
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.views.metrics.text import metrics_view
+from bayplan.views.metrics import metrics_view
 from bayplan.views.node_room import l3_caches
 from bayplan.views.snapshot import MemoryReservation, Snapshot
 from bayplan.views.status import nodes_view, ping_view, status_view

@@ -24,8 +24,7 @@ from prometheus_client.registry import Collector
 from bayplan.agent.http.exchange import PageRequest, Response
 from bayplan.agent.mirror import Mirror
 from bayplan.printable import printable
-from bayplan.views.metrics import METRICS
-from bayplan.views.metrics.metric import Facts, Histogram, Kind, Metric
+from bayplan.views.metrics import METRICS, Facts, Histogram, Kind, Metric
 from bayplan.views.snapshot import Snapshot
 
 FRESH_S: Final = 1.0

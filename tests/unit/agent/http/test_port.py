@@ -19,9 +19,7 @@ from bayplan.agent.http.metrics import MetricsPage
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.mirror import Mirror
 from bayplan.errors import ConfigError
-from bayplan.views.metrics import METRICS
-from bayplan.views.metrics.metric import Facts
-from bayplan.views.metrics.text import metrics_text
+from bayplan.views.metrics import METRICS, Facts, metrics_text
 from support.http import get
 from support.mirrors import mirror_of, nobody
 from support.snapshots import make_snapshot

@@ -9,10 +9,8 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
-from bayplan.views.durations import BOUNDS_MS, Durations
-from bayplan.views.metrics import METRICS
-from bayplan.views.metrics.metric import Facts, Histogram, Kind
-from bayplan.views.snapshot import Snapshot
+from bayplan.views.metrics import METRICS, Facts, Histogram, Kind
+from bayplan.views.snapshot import BOUNDS_MS, Durations, Snapshot
 from support.snapshots import GUARANTEED
 
 LIVE = LivePages(

@@ -8,7 +8,7 @@ from bayplan.model.decision import Claim, Placement
 from bayplan.model.ledger import Ledger
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
-from bayplan.views.metrics.text import metrics_view
+from bayplan.views.metrics import metrics_view
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view, spreads_of, status_view
 
