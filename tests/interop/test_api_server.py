@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from testbed import kubernetes
 
-from bayplan.agent.kubelet_pods.pod_spec import pod_of_object
+from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.errors import PlacementError

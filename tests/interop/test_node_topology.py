@@ -12,10 +12,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from bayplan.agent.cluster.fingerprint import pod_fingerprint
-from bayplan.agent.cluster.topology import topology_object
-from bayplan.agent.pod_resources.kubelet import KubeletPodResources
-from bayplan.agent.pod_resources.service import PodResourcesService
+from bayplan.agent.cluster.topology import pod_fingerprint, topology_object
+from bayplan.agent.pod_resources import KubeletPodResources, PodResourcesService
 from bayplan.host.sysfs import read_machine
 from bayplan.model.decision import Placement
 from bayplan.model.ledger import Entry, Ledger

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bayplan.agent.command_line import Address, AgentSettings
 from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.http.answers import Asking
+from bayplan.agent.http.page import Asking
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Refused

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.agent.pod_resources.kubelet import KubeletPodResources
-from bayplan.agent.pod_resources.service import PodResourcesService
+from bayplan.agent.pod_resources import KubeletPodResources, PodResourcesService
 from bayplan.quantity import GIB, MIB
 from support.kubelet_pod_resources import KubeletService
 from support.snapshots import make_snapshot

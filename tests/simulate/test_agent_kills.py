@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.agent.kubelet_pods.pod_spec import pods_of_json
+from bayplan.agent.kubelet_pods import pods_of_json
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.control.kubelet_pods import KubeletPods
 from bayplan.model.decision import QosClass

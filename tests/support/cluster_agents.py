@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent.cluster.topology import topology_object
-from bayplan.agent.kubelet_pods.pod_spec import pod_of_object
+from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.quantity import GIB
 from support.control_plane import ControlPlane, Object
 from support.controllers import Controlled, begun

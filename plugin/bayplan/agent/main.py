@@ -1,20 +1,144 @@
-"""Where bayplan-agent starts: flags, logs, then its tasks until a signal ends them."""
+"""Where bayplan-agent starts: flags, logs, then its parts until a signal ends them. Each part is a coroutine
+that runs until it is cancelled.
+"""
 
 import asyncio
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Protocol
 
 from bayplan import __version__, logs
-from bayplan.agent.app import serve
-from bayplan.agent.cluster.api import Api
-from bayplan.agent.cluster.kubeconfig import api_server
-from bayplan.agent.cluster.publisher import remove_topology
-from bayplan.agent.command_line import AgentSettings, parse
+from bayplan.agent.cluster.api import Api, api_server
+from bayplan.agent.cluster.events import EventRecorder
+from bayplan.agent.cluster.own_node import KubeletVersionWatch
+from bayplan.agent.cluster.pods import EVICTION_TIMEOUT_S, ApiPodWatch, AwaitedPods, PodEvictions
+from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
+from bayplan.agent.command_line import AgentSettings, ClusterTask, parse
+from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.http.port import HttpPort
+from bayplan.agent.http_client import Server
+from bayplan.agent.kubelet_pods import PodEndpoint, PodWatch
+from bayplan.agent.mirror import Mirror
+from bayplan.agent.pod_resources import KubeletPodResources, PodResourcesService
 from bayplan.errors import EXIT_FAILURE, BayplanError
 from bayplan.standard_streams import make_writable
+
+
+class Part(Protocol):
+    """A part that runs until it is cancelled."""
+
+    async def run(self) -> None:
+        """Run."""
+
+
+class Service(Protocol):
+    """A part that serves clients of its own."""
+
+    async def start(self) -> None:
+        """Begin to serve; raises BayplanError."""
+
+    async def close(self) -> None:
+        """Stop serving."""
+
+
+async def serve(settings: AgentSettings) -> None:
+    """Run all parts until cancelled, or until one of them fails."""
+    mirror = Mirror()
+    link = DaemonLink(settings.daemon_socket, mirror)
+    kubelet = list(_kubelet_pods(settings, link))
+    cluster = list(_cluster(settings, mirror, link, kubelet))
+    claims, driver = _claims(settings, mirror, link)
+    async with AsyncExitStack() as serving:
+        for service in (*_services(settings, mirror, link), *driver):
+            await serving.enter_async_context(_running(service))
+        async with asyncio.TaskGroup() as parts:
+            for part in (link, *kubelet, *cluster, *claims):
+                parts.create_task(part.run())
+
+
+def _kubelet_pods(settings: AgentSettings, link: DaemonLink) -> Iterator[PodWatch | PodEndpoint]:
+    """Where it is learned what kubelet says of pods: its Pods service, and its endpoint while that is not
+    there."""
+    watch = None
+    if settings.kubelet_pods_socket is not None:
+        yield (watch := PodWatch(settings.kubelet_pods_socket, link))
+    if settings.kubelet_url is not None:
+        asked = Server(
+            settings.kubelet_url, settings.kubelet_ca, settings.kubelet_server_name, settings.kubelet_token
+        )
+        endpoint = PodEndpoint(asked, link, lambda: watch is not None and watch.in_sync)
+        link.wanted = lambda _: endpoint.ask_soon()
+        link.connected.add(endpoint.ask_soon)
+        yield endpoint
+
+
+def _cluster(
+    settings: AgentSettings, mirror: Mirror, link: DaemonLink, kubelet: Sequence[PodWatch | PodEndpoint]
+) -> Iterator[Part]:
+    """What is done at the API server, if there is one; raises ConfigError."""
+    if settings.kubeconfig is None:
+        return
+    server, node_name = api_server(settings.kubeconfig), settings.node_name
+    api, awaited = Api(server), AwaitedPods()
+    yield KubeletVersionWatch(api, node_name, link)
+    if ClusterTask.PODS in settings.cluster_tasks:
+        objects = None
+        if ClusterTask.CLAIMS in settings.cluster_tasks:
+            from bayplan.agent.dra.claimed_devices import ClaimedDevices  # noqa: PLC0415 - loaded with that task
+
+            yield (objects := ClaimedDevices(api, link, node_name))
+
+        def needless() -> bool:
+            return any(source.in_sync for source in kubelet)
+
+        yield ApiPodWatch(api, node_name, link, awaited, needless, objects=objects)
+    recorder = None
+    if ClusterTask.EVENTS in settings.cluster_tasks:
+        yield (recorder := EventRecorder(api, mirror, node_name, link.pod_named))
+    if ClusterTask.TOPOLOGY in settings.cluster_tasks:
+        yield TopologyPublisher(api, mirror, awaited, node_name, recorder.report if recorder else None)
+    if ClusterTask.EVICTIONS in settings.cluster_tasks:
+        yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
+
+
+def _claims(
+    settings: AgentSettings, mirror: Mirror, link: DaemonLink
+) -> tuple[Sequence[Part], Sequence[Service]]:
+    """What serves resource claims, if somebody wants that: what runs, and what kubelet asks."""
+    if settings.kubeconfig is None or ClusterTask.CLAIMS not in settings.cluster_tasks:
+        return (), ()
+    from bayplan.agent.dra.driver import ClaimDriver  # noqa: PLC0415 - loaded with that task
+    from bayplan.agent.dra.service import DraService  # noqa: PLC0415 - likewise
+    from bayplan.agent.dra.slice_publisher import SlicePublisher  # noqa: PLC0415 - likewise
+
+    api, node_name = Api(api_server(settings.kubeconfig)), settings.node_name
+    driver = ClaimDriver(api, link, mirror, node_name)
+    sockets = settings.kubelet_plugins, settings.kubelet_plugins_registry
+    return (SlicePublisher(api, mirror, node_name), driver), (
+        DraService(*sockets, node_name, driver, mirror),
+    )
+
+
+def _services(settings: AgentSettings, mirror: Mirror, link: DaemonLink) -> Iterator[Service]:
+    if settings.pod_resources_socket is not None:
+        kubelet = KubeletPodResources(settings.kubelet_pod_resources)
+        yield PodResourcesService(settings.pod_resources_socket, lambda: mirror.snapshot, kubelet)
+    if settings.listen is not None:
+        yield HttpPort(settings.listen, settings, mirror, link.ask)
+
+
+@asynccontextmanager
+async def _running(service: Service) -> AsyncIterator[None]:
+    await service.start()
+    try:
+        yield
+    finally:
+        await service.close()
+
 
 logger = logging.getLogger(__name__)
 

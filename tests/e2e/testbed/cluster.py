@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bayplan.agent.cluster.fingerprint import pod_fingerprint
+from bayplan.agent.cluster.topology import pod_fingerprint
 from bayplan.model.container_names import parts_in_pod
 from bayplan.sets import CpuSet
 from support.control_plane import GUESTS_VIEW, SERVICE, ControlPlane

@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.http.answers import Answers
-from bayplan.agent.http.exchange import PageRequest
+from bayplan.agent.http.page import Answers
+from bayplan.agent.http.server import PageRequest
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
     MAX_DAEMON_MESSAGE_BYTES,

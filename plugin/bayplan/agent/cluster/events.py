@@ -1,7 +1,8 @@
-"""Events (events.k8s.io/v1) on pods about what happened to them and their containers, and on the Node.
+"""Events (events.k8s.io/v1): on pods that containers were refused, placed less well than asked, or moved,
+and that the pod is evicted; on the Node that its room is not published as it should be.
 
-Rate-limited: of each container and reason one request in half a minute, in which repetitions are counted, and
-five requests a second in all. What the API server cannot take now is reported later, for the latest
+Rate-limited: of each container and reason one request in half a minute, in which repetitions are counted,
+and five requests a second in all. What the API server cannot take now is reported later, for the latest
 containers; what it refuses is not reported again, nor what happened before the agent knew the daemon.
 """
 
@@ -10,22 +11,92 @@ import contextlib
 import datetime as dt
 import random
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Final
 
 from msgspec import Struct
 
-from bayplan.agent.cluster import happenings
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.cluster.happenings import Happening
 from bayplan.agent.condition import Condition
 from bayplan.agent.mirror import Mirror
+from bayplan.agent_protocol import Evicted
 from bayplan.backoff import Backoff
 from bayplan.errors import UnavailableError
+from bayplan.model.container_names import parts_in_pod
+from bayplan.model.decision import MOVED_OVER, RELOCATED, Decision, Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.pod_facts import ContainerKind, PodFacts
+from bayplan.model.sentences import summary
 from bayplan.quantity import US_PER_S
+
+REFUSED: Final = "PlacementRefused"
+DEGRADED: Final = "PlacementDegraded"
+MOVED: Final = "PlacementMoved"
+EVICTED: Final = "Evicted"
+"""kubelet's own word."""
+NOT_PUBLISHED: Final = "TopologyNotPublished"
+OVERWRITTEN: Final = "TopologyOverwritten"
+
+
+class Happening(Struct, frozen=True):
+    """What happened to the container *container* of the pod *name*, or to all of the pod if that is empty, or
+    to the Node *name* if *namespace* is, too: *reason* is a word for programs, *note* a sentence, of pods the
+    one that `bayplan explain` has for it."""
+
+    namespace: str
+    name: str
+    container: str
+    reason: str
+    note: str
+    annotations: Mapping[str, str] = {}
+
+
+def refused(decision: Decision) -> Iterator[Happening]:
+    """A container was refused by *decision*."""
+    yield from _of(decision, REFUSED, summary(decision))
+
+
+def evicted(message: Evicted) -> Iterator[Happening]:
+    """A pod is evicted, in kubelet's words."""
+    parts = parts_in_pod(message.record.name)
+    if parts is not None:
+        namespace, pod, _ = parts
+        yield Happening(namespace, pod, "", EVICTED, message.record.message.strip(), message.annotations)
+
+
+def on_node(node_name: str, reason: str, note: str) -> Happening:
+    """It concerns all of a node."""
+    return Happening("", node_name, "", reason, note)
+
+
+def between(before: Ledger, after: Ledger) -> Iterator[Happening]:
+    """What happened to containers when *before* became *after*."""
+    for container_id, entry in after.entries.items():
+        former = before.entries.get(container_id)
+        if former is entry:
+            continue
+        decision, earlier = entry.decision, None if former is None else former.decision
+        if decision.outcome is Outcome.DEGRADED and (
+            earlier is None or earlier.outcome is not decision.outcome
+        ):
+            yield from _of(decision, DEGRADED, summary(decision))
+        moved = _moved(decision)
+        if moved and (earlier is None or _moved(earlier) != moved):
+            yield from _of(decision, MOVED, moved)
+
+
+def _moved(decision: Decision) -> str:
+    return next((reason.text for reason in decision.reasons if reason.code in (MOVED_OVER, RELOCATED)), "")
+
+
+def _of(decision: Decision, reason: str, sentence: str) -> Iterator[Happening]:
+    """Nothing of a container that is in no pod."""
+    parts = parts_in_pod(decision.request.name)
+    if parts is not None:
+        namespace, pod, container = parts
+        yield Happening(namespace, pod, container, reason, f"container {container}: {sentence}")
+
 
 SERIES_INTERVAL_S: Final = 30.0
 LEAST_INTERVAL_S: Final = 0.2
@@ -40,12 +111,12 @@ _MAX_NOTE_BYTES: Final = 1024
 """Of the API server; source: ValidateEventCreate, pkg/apis/core/validation/events.go."""
 
 _ACTIONS: Final = {
-    happenings.REFUSED: "CreateContainer",
-    happenings.DEGRADED: "CreateContainer",
-    happenings.MOVED: "MoveContainer",
-    happenings.EVICTED: "EvictPod",
-    happenings.NOT_PUBLISHED: "PublishTopology",
-    happenings.OVERWRITTEN: "PublishTopology",
+    REFUSED: "CreateContainer",
+    DEGRADED: "CreateContainer",
+    MOVED: "MoveContainer",
+    EVICTED: "EvictPod",
+    NOT_PUBLISHED: "PublishTopology",
+    OVERWRITTEN: "PublishTopology",
 }
 
 
@@ -122,12 +193,12 @@ class EventRecorder:
         if self._ledger is not None:
             for key, one in refusals.items():
                 if key not in self._refused:
-                    self._notice(one.at_us, *happenings.refused(one.decision))
+                    self._notice(one.at_us, *refused(one.decision))
             for key, eviction in evictions.items():
                 if key not in self._evicted:
-                    self._notice(eviction.record.at_us, *happenings.evicted(eviction))
+                    self._notice(eviction.record.at_us, *evicted(eviction))
             if self._ledger is not ledger:
-                self._notice(_now_us(), *happenings.between(self._ledger, ledger))
+                self._notice(_now_us(), *between(self._ledger, ledger))
         self._ledger, self._refused, self._evicted = ledger, refusals.keys(), evictions.keys()
 
     def _notice(self, at_us: int, *happened: Happening) -> None:
@@ -230,7 +301,7 @@ class EventRecorder:
             "reason": one.reason,
             "regarding": self._regarding(one),
             "note": _cut(one.note),
-            "type": "Normal" if one.reason == happenings.MOVED else "Warning",
+            "type": "Normal" if one.reason == MOVED else "Warning",
             **(_repeated(series) if series.count > 1 else {}),
         }
 

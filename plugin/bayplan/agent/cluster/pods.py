@@ -1,35 +1,89 @@
-"""This node's pods as the API server has them: listed, then each change, as a watch tells them.
+"""This node's pods at the API server: listed, then each change, as a watch tells them; and evicted
+(policy/v1), where the daemon decided so: a controller makes another one, and disruption budgets are
+respected.
 
-What kubelet says itself is nearer to what runs, so that nothing is said to the daemon while another source
-knows more; the pods are followed all the same, to be there at once, and for their uids. While the API server
-is away, what it said last stays known.
+What kubelet says itself is nearer to what runs, so that nothing is said to the daemon while another
+source knows more; the pods are followed all the same, to be there at once, and for their uids. While the
+API server is away, what it said last stays known.
+
+Only what the daemon asks for is evicted, one after the other, each answered once. An answer comes before
+the daemon has done with waiting (`bayplan.daemon.pod_end.ANSWER_S`): what could not be had in time is
+ended without it.
 """
 
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from http import HTTPStatus
 from typing import Final, Protocol
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.cluster.awaited_pods import AwaitedPods, PodName
 from bayplan.agent.condition import Condition
-from bayplan.agent.kubelet_pods.pod_spec import pod_of_object
-from bayplan.agent.kubelet_pods.watch import PodKeeper
+from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.kubelet_pods import PodKeeper, pod_of_object
+from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.backoff import Backoff
 from bayplan.errors import ParseError, UnavailableError
 from bayplan.model.pod_facts import PodFacts
+
+AWAITED_LIMIT_S: Final = 60.0
+"""Then a pod is counted no more: one that never starts would keep the scheduler from comparing at all."""
+
+PodName = tuple[str, str]
+"""Namespace and name."""
+
+
+class AwaitedPods:
+    """Pods that are bound to this node and hold no promise yet, since their containers are still to be
+    created. ``names`` are those of now, each for *limit_s* at most.
+
+    A scheduler that compares fingerprints counts what it has placed itself until the publisher knows the same
+    pods. It compares with running pods only: were these not in the fingerprint, it would stop counting a pod
+    between its binding and its creation, and give its room to another one.
+    """
+
+    def __init__(self, limit_s: float = AWAITED_LIMIT_S) -> None:
+        self.names: frozenset[PodName] = frozenset()
+        self._limit_s = limit_s
+        self._pending: dict[str, PodName | None] = {}
+        """By uid; None after the limit."""
+        self._news = asyncio.Event()
+
+    def keep(self, pending: Mapping[str, PodName]) -> None:
+        """All pods of the node that are pending, by uid."""
+        for uid in pending.keys() - self._pending.keys():
+            asyncio.get_running_loop().call_later(self._limit_s, self._give_up, uid)
+        self._pending = {uid: self._pending.get(uid, name) for uid, name in pending.items()}
+        self._look()
+
+    async def wait_for_change(self, seen: frozenset[PodName]) -> None:
+        """Wait until ``names`` are not *seen*."""
+        while self.names == seen:
+            await self._news.wait()
+
+    def _give_up(self, uid: str) -> None:
+        if uid in self._pending:
+            self._pending[uid] = None
+            self._look()
+
+    def _look(self) -> None:
+        names = frozenset(name for name in self._pending.values() if name is not None)
+        if names != self.names:
+            self.names = names
+            self._news.set()
+            self._news = asyncio.Event()
+
 
 logger = logging.getLogger(__name__)
 
 WATCH_S: Final = 240
 """The server ends the watch after this time; the next one continues where it was."""
 
-RETRY_LIMIT_S: Final = 30.0
+RETRY_AWAITED_LIMIT_S: Final = 30.0
 _PODS: Final = "/api/v1/pods"
 _PENDING: Final = "Pending"
 _MIRROR: Final = "kubernetes.io/config.mirror"
@@ -93,7 +147,7 @@ class ApiPodWatch:
         self._keeper = keeper
         self._awaited = awaited
         self._needless = needless
-        self._backoff = backoff or Backoff(random.random, first_s=0.5, limit_s=RETRY_LIMIT_S)
+        self._backoff = backoff or Backoff(random.random, first_s=0.5, limit_s=RETRY_AWAITED_LIMIT_S)
         self._condition = Condition(
             "the API server's pods are not followed", "the API server's pods are followed again"
         )
@@ -170,3 +224,46 @@ class ApiPodWatch:
 
 def _uid(metadata: _Metadata) -> str:
     return (metadata.annotations or {}).get(_MIRROR) or metadata.uid
+
+
+EVICTION_TIMEOUT_S: Final = 4.0
+"""For the API server: less than the daemon waits."""
+
+_BUDGET: Final = "DisruptionBudget"
+"""Source: DisruptionBudgetCause, k8s.io/api/policy/v1/types.go."""
+
+
+class PodEvictions:
+    """Answers on *link* what *api* says of each eviction."""
+
+    def __init__(self, api: Api, link: DaemonLink) -> None:
+        self._api = api
+        self._link = link
+        self._asked: asyncio.Queue[EvictPod] = asyncio.Queue()
+        link.evict = self._asked.put_nowait
+
+    async def run(self) -> None:
+        """Carry out what is asked for until cancelled."""
+        while True:
+            asked = await self._asked.get()
+            self._link.answer(await self._evict(asked))
+
+    async def _evict(self, asked: EvictPod) -> EvictionAnswer:
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"namespace": asked.namespace, "name": asked.name},
+            # Another pod may have got the name.
+            "deleteOptions": {"gracePeriodSeconds": asked.grace_s, "preconditions": {"uid": asked.uid}},
+        }
+        path = f"/api/v1/namespaces/{quote(asked.namespace, '')}/pods/{quote(asked.name, '')}/eviction"
+        try:
+            await self._api.create(path, eviction)
+        except ApiError as error:
+            # By its status alone it might as well be an API server with too much to do.
+            later = _BUDGET in error.causes
+            outcome = EvictionOutcome.LATER if later else EvictionOutcome.REFUSED
+            return EvictionAnswer(asked.uid, outcome, str(error))
+        except UnavailableError as error:
+            return EvictionAnswer(asked.uid, EvictionOutcome.REFUSED, str(error))
+        return EvictionAnswer(asked.uid, EvictionOutcome.ACCEPTED)

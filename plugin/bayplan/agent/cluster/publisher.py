@@ -1,12 +1,14 @@
 """Publishes the node's room and pods: on each change, at most once a second, and now and then again.
 
-What others changed or deleted is thereby put right within minutes. Where it cannot go on it says so once and
-tries again, less and less often; nothing is queued, since the next object says everything.
+What others changed or deleted is thereby put right within minutes. Where it cannot go on it says so once
+and tries again, less and less often; nothing is queued, since the next object says everything. That
+others write the object too, as another agent under the same name does, is seen by its generation.
 """
 
 import asyncio
 import random
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
@@ -15,16 +17,61 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.cluster.awaited_pods import AwaitedPods, PodName
-from bayplan.agent.cluster.happenings import NOT_PUBLISHED, OVERWRITTEN, Happening, on_node
-from bayplan.agent.cluster.other_writers import OtherWriters, Written
+from bayplan.agent.cluster.events import NOT_PUBLISHED, OVERWRITTEN, Happening, on_node
 from bayplan.agent.cluster.own_node import own_node_uid
+from bayplan.agent.cluster.pods import AwaitedPods, PodName
 from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
 from bayplan.agent.condition import Condition
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.errors import ConfigError, UnavailableError
 from bayplan.views.snapshot import Snapshot
+
+
+class _Metadata(Struct, frozen=True):
+    uid: str = ""
+    generation: int = 0
+
+
+class Written(Struct, frozen=True):
+    """What the API server answers to a write."""
+
+    metadata: _Metadata = _Metadata()
+
+
+class OtherWriters:
+    """Looks at each write of one's own. *report* is called with *problem* when there is another writer; it is
+    over when nobody else has written for *quiet_s*.
+
+    The API server raises an object's generation by one with each change of its content. Between two writes of
+    one's own it rises by one at most.
+    """
+
+    def __init__(self, problem: str, report: Callable[[str], None], quiet_s: float) -> None:
+        self._problem = problem
+        self._report = report
+        self._quiet_s = quiet_s
+        self._condition = Condition(
+            "the node's room is written by others, too", "the node's room is written by nobody else any more"
+        )
+        self._last = _Metadata()
+        self._seen_s = float("-inf")
+
+    def wrote(self, written: Written) -> None:
+        """This was the answer to a write."""
+        last, self._last = self._last, written.metadata
+        now_s = time.monotonic()
+        if last.uid == self._last.uid and last.generation + 1 < self._last.generation:
+            self._seen_s = now_s
+            if self._condition.holds(self._problem) == 1:
+                self._report(self._problem)
+        elif self._seen_s + self._quiet_s <= now_s:
+            self._condition.over()
+
+    def failed(self) -> None:
+        """A write may have been carried out all the same: the next one says nothing about others."""
+        self._last = _Metadata()
+
 
 LEAST_INTERVAL_S: Final = 1.0
 AGAIN_AFTER_S: Final = 300.0

@@ -1,22 +1,46 @@
 """The node's NodeResourceTopology object (`topology.node.k8s.io/v1alpha2`), by which schedulers know its
-room. Pure.
+room; with the fingerprint of the pods, by which a scheduler sees whether it and the publisher know the
+same ones. Pure.
 
 What is available on a node is what one more container could still be promised there alone, as `bayplan
 what-if` says it. A promise on several nodes counts on one of them only as far as it cannot be kept on the
 others, so that the sum over the nodes may be more than what is left of them together.
+
+Source of the fingerprint: podfingerprint, version v001, which scheduler-plugins and NFD use: the XXH64 of
+each pod's name, with that of its namespace as the seed; sorted; together the XXH64 of these as
+little-endian words of 64 bits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from bayplan.agent.cluster.awaited_pods import PodName
-from bayplan.agent.cluster.fingerprint import pod_fingerprint
+from xxhash import xxh64, xxh64_intdigest
+
+from bayplan.agent.cluster.pods import PodName
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.container_names import parts_in_pod
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node
 from bayplan.views.node_room import free_cpus_by_node, node_rooms
 from bayplan.views.snapshot import Snapshot
+
+_PREFIX: Final = "pfp0v001"
+
+
+def pod_fingerprint(pods: Iterable[tuple[str, str]]) -> str:
+    """The fingerprint of *pods*, each a namespace and a name, in whatever order.
+
+    >>> pod_fingerprint([])
+    'pfp0v001ef46db3751d8e999'
+    """
+    hashes = sorted(
+        xxh64_intdigest(name.encode(), seed=xxh64_intdigest(namespace.encode())) for namespace, name in pods
+    )
+    together = xxh64()
+    for one in hashes:
+        together.update(one.to_bytes(8, "little"))
+    return f"{_PREFIX}{together.hexdigest()}"
+
 
 API_GROUP: Final = "topology.node.k8s.io"
 API_VERSION: Final = "v1alpha2"

@@ -20,9 +20,8 @@ from bayplan._proto.plugin_registration import api_pb2 as registration
 from bayplan.agent.condition import Condition
 from bayplan.agent.dra.driver import ClaimDriver
 from bayplan.agent.dra.slices import DRIVER, device_name
+from bayplan.agent.grpc_sockets import for_owner_and_group, make_place, unary_method
 from bayplan.agent.mirror import Mirror
-from bayplan.agent.protobuf import unary_method
-from bayplan.agent.socket_file import for_owner_and_group, make_place
 from bayplan.errors import BayplanError, HostError
 from bayplan.placement.shortfall import overclaims
 from bayplan.views.snapshot import Snapshot

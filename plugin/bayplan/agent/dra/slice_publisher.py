@@ -16,13 +16,7 @@ from msgspec import Struct, field
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
 from bayplan.agent.cluster.own_node import own_node_uid
-from bayplan.agent.cluster.publisher import (
-    AGAIN_AFTER_S,
-    LEAST_INTERVAL_S,
-    Publisher,
-    first_of,
-    is_same_room,
-)
+from bayplan.agent.cluster.publisher import AGAIN_AFTER_S, LEAST_INTERVAL_S, Publisher, first_of, is_same_room
 from bayplan.agent.condition import Condition
 from bayplan.agent.dra.slices import (
     API_GROUP,

@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from bayplan.agent.http.exchange import PageRequest, Response
+from bayplan.agent.http.server import PageRequest, Response
 from bayplan.agent.mirror import Mirror
 from bayplan.printable import printable
 from bayplan.views.metrics import METRICS, Facts, Histogram, Kind, Metric

@@ -1,20 +1,147 @@
-"""What the agent's HTTP port serves, made from its settings and from the mirror of the daemon's state."""
+"""What the agent's HTTP port serves, made from its settings and from the mirror of the daemon's state, and
+who may ask, and by which name: a bearer token, this server's names, and the certificate that the port is
+served with. Token and certificate can be replaced in their files while the agent runs.
+
+`/livez` and `/readyz` are as Kubernetes' components have them: a word, or the reason in a sentence.
+"""
 
 import asyncio
 import contextlib
+import hmac
+import ipaddress
 import logging
+import ssl
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Final
 
 from bayplan.agent.command_line import Address, AgentSettings
-from bayplan.agent.http.access import BearerToken, Certificate, HostNames, is_loopback
-from bayplan.agent.http.answers import Answers, Asking
-from bayplan.agent.http.exchange import PageRequest, Response
-from bayplan.agent.http.health import Readiness, livez
 from bayplan.agent.http.metrics import MetricsPage
-from bayplan.agent.http.page import Page
-from bayplan.agent.http.server import HttpServer
+from bayplan.agent.http.page import Answers, Asking, Page
+from bayplan.agent.http.server import HttpServer, PageRequest, Response, plain_text
 from bayplan.agent.mirror import Mirror
-from bayplan.errors import ConfigError
+from bayplan.errors import ConfigError, Problem
+from bayplan.quantity import counted
+
+MAX_TOKEN_BYTES: Final = 4096
+_SCHEME: Final = "bearer "
+
+
+class BearerToken:
+    """The token in a file, which is read again when it was replaced."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError: the file cannot be read, or holds no token."""
+        self._path = path
+        self._seen: tuple[int, int] | None = None
+        self._token = b""
+        self._read()
+
+    def why_refused(self, request: PageRequest) -> Response | None:
+        """The answer to somebody who has not the token; None for others."""
+        try:
+            self._read()
+        except ConfigError:
+            return plain_text(503, "the token cannot be read")
+        header = request.headers.get("authorization", "")
+        given = header[len(_SCHEME) :].strip().encode() if header.lower().startswith(_SCHEME) else b""
+        if hmac.compare_digest(given, self._token):
+            return None
+        return plain_text(401, "a bearer token is needed", ("WWW-Authenticate", "Bearer"))
+
+    def _read(self) -> None:
+        try:
+            status = self._path.stat()
+            if self._seen == (status.st_mtime_ns, status.st_ino):
+                return
+            with self._path.open("rb") as file:
+                token = file.read(MAX_TOKEN_BYTES + 1).strip()
+        except OSError as error:
+            raise _wrong(self._path, error.strerror or str(error), "a file with a bearer token") from error
+        if not 0 < len(token) <= MAX_TOKEN_BYTES:
+            raise _wrong(self._path, counted(len(token), "byte"), f"a token of 1 to {MAX_TOKEN_BYTES} bytes")
+        self._token, self._seen = token, (status.st_mtime_ns, status.st_ino)
+
+
+class HostNames:
+    """The names by which a server on loopback may be asked: loopback's own, and those in *names*.
+
+    A page from elsewhere cannot read what is served on loopback, except by a name of its own that leads there
+    (DNS rebinding); then its browser sends that name.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = {_bare(name) for name in names}
+
+    def why_refused(self, request: PageRequest) -> Response | None:
+        """The answer to somebody who asked by another name; None for others."""
+        name = _bare(_without_port(request.headers.get("host", "")))
+        if name in self._names or is_loopback(name):
+            return None
+        return plain_text(421, "asked by another name than this server's; --allowed-hosts adds some")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether *host*, a name or an address, is this machine's alone by its form."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _without_port(host: str) -> str:
+    """*host* as in a Host header, without what follows the name or the address in brackets."""
+    return host.partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _bare(name: str) -> str:
+    return name.strip().strip("[]").rstrip(".").lower()
+
+
+class Certificate:
+    """A certificate with its key; ``context`` has what the files had when `refresh` looked last."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises ConfigError: the files hold no certificate with its key."""
+        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._files = certificate, key
+        self._seen: tuple[int, ...] = ()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over files that were replaced; raises ConfigError as at the start, and keeps what it had."""
+        certificate, key = self._files
+        try:
+            seen = tuple(path.stat().st_mtime_ns for path in self._files)
+            if seen != self._seen:
+                self.context.load_cert_chain(certificate, key)
+        except (OSError, ssl.SSLError) as error:
+            problem = error.strerror or str(error)
+            raise _wrong(certificate, problem, f"a certificate in PEM, its key in {key}") from error
+        self._seen = seen
+
+
+def _wrong(path: Path, found: str, expected: str) -> ConfigError:
+    return ConfigError("command line", (Problem(str(path), found, expected),))
+
+
+async def livez(_: PageRequest) -> Response:
+    """That the agent's event loop turns, or there would be no answer."""
+    return plain_text(200, "ok")
+
+
+class Readiness:
+    """Answers for `/readyz`: 200 while *why_not* returns None, 503 with its sentence while it has one."""
+
+    def __init__(self, why_not: Callable[[], str | None]) -> None:
+        self._why_not = why_not
+
+    async def __call__(self, _: PageRequest) -> Response:
+        """Whether what the agent tells is the daemon's state of now."""
+        reason = self._why_not()
+        return plain_text(200, "ok") if reason is None else plain_text(503, reason)
+
 
 logger = logging.getLogger(__name__)
 

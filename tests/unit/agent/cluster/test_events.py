@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.agent.cluster.api import Api
-from bayplan.agent.cluster.events import EventRecorder
-from bayplan.agent.cluster.happenings import NOT_PUBLISHED, on_node, refused
-from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes
+from bayplan.agent.cluster.events import NOT_PUBLISHED, EventRecorder, on_node, refused
+from bayplan.agent.kubelet_pods import pod_of_bytes
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Change, Evicted, Refused
 from bayplan.backoff import Backoff

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bayplan.agent.cluster.api import Api, ApiError
-from bayplan.agent.cluster.kubeconfig import IN_CLUSTER, api_server
+from bayplan.agent.cluster.api import IN_CLUSTER, Api, ApiError, api_server
 from bayplan.agent.command_line import ClusterTask, parse
 from bayplan.agent.http_client import Server
 from bayplan.errors import ConfigError, UnavailableError

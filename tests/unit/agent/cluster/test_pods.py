@@ -12,9 +12,8 @@ from urllib.request import urlopen
 import pytest
 
 from bayplan.agent.cluster.api import Api
-from bayplan.agent.cluster.awaited_pods import AwaitedPods
-from bayplan.agent.cluster.pods import ApiPodWatch
-from bayplan.agent.kubelet_pods.pod_spec import pods_of_json
+from bayplan.agent.cluster.pods import ApiPodWatch, AwaitedPods
+from bayplan.agent.kubelet_pods import pods_of_json
 from bayplan.backoff import Backoff
 from support.conditions import running, until
 from support.fake_api_server import NODE, PODS, FakeApiServer

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bayplan.agent.cluster.api import Api, ApiError
-from bayplan.agent.cluster.awaited_pods import AwaitedPods
-from bayplan.agent.cluster.happenings import Happening
+from bayplan.agent.cluster.events import Happening
+from bayplan.agent.cluster.pods import AwaitedPods
 from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
 from bayplan.agent.cluster.topology import topology_object
 from bayplan.agent.mirror import Mirror

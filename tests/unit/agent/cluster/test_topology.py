@@ -4,8 +4,7 @@ import json
 
 from msgspec.structs import replace
 
-from bayplan.agent.cluster.fingerprint import pod_fingerprint
-from bayplan.agent.cluster.topology import pods_of, topology_object
+from bayplan.agent.cluster.topology import pod_fingerprint, pods_of, topology_object
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Placement
 from bayplan.model.ledger import Entry, Ledger

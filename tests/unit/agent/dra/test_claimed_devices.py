@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bayplan.agent.cluster.api import Api
-from bayplan.agent.cluster.awaited_pods import AwaitedPods
-from bayplan.agent.cluster.pods import ApiPodWatch
+from bayplan.agent.cluster.pods import ApiPodWatch, AwaitedPods
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.claimed_devices import ClaimedDevices, place_of, wanted_of
 from bayplan.agent.mirror import Mirror

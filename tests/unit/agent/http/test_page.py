@@ -8,10 +8,9 @@ import json
 import re
 from collections.abc import AsyncIterator
 
-from bayplan.agent.http import fragments
-from bayplan.agent.http.answers import SINCE_S, events_of, happened
-from bayplan.agent.http.exchange import PageRequest
-from bayplan.agent.http.page import MOST_STREAMS, Page
+from bayplan.agent.http.page import MOST_STREAMS, SINCE_S, Page, containers, events_of, happened
+from bayplan.agent.http.page import attention as fragment_of_attention
+from bayplan.agent.http.server import PageRequest
 from bayplan.agent.mirror import Mirror
 from bayplan.views.attention import attention, cpus_text
 from bayplan.views.status import nodes_view, status_view
@@ -100,10 +99,10 @@ async def test_only_so_many_are_followed_and_who_leaves_makes_room() -> None:
 def test_page_and_status_say_the_same_of_every_container() -> None:
     snapshot = make_snapshot()
     view, shown = status_view(snapshot), nodes_view(snapshot)["nodes"]
-    page = html.unescape(fragments.attention(view))
+    page = html.unescape(fragment_of_attention(view))
     for kind, name, what in attention(view):
         assert f"<b>{kind if name == '-' else f'{kind}: {name}'}</b> <span>{what}</span>" in page
-    found = html.unescape(fragments.containers(view, shown))
+    found = html.unescape(containers(view, shown))
     cells = re.findall(r'data-label="CPUs"[^>]*><span>(.*?)</span>', found)
     assert cells == [cpus_text(one) for one in view["containers"]]
     assert "7 (set by others)" in cells

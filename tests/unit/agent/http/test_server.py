@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.agent.http.access import Certificate
-from bayplan.agent.http.connection import MAX_REQUEST_BYTES
-from bayplan.agent.http.exchange import PageRequest, Response, Route, text
-from bayplan.agent.http.server import HttpServer
+from bayplan.agent.http.port import Certificate
+from bayplan.agent.http.server import MAX_REQUEST_BYTES, HttpServer, PageRequest, Response, Route, plain_text
 from bayplan.errors import HostError
 from support.http import Answer, exchange, get, parse
 
@@ -19,7 +17,7 @@ TLS = Path(__file__).parents[3] / "data" / "tls"
 
 
 async def hello(request: PageRequest) -> Response:
-    return text(200, f"hello {request.headers.get('x-name', 'you')}")
+    return plain_text(200, f"hello {request.headers.get('x-name', 'you')}")
 
 
 async def fails(_: PageRequest) -> Response:
@@ -178,7 +176,7 @@ async def test_clients_that_are_being_answered_are_not_disconnected_for_others()
     async def waits(_: PageRequest) -> Response:
         begun.release()
         await go.wait()
-        return text(200, "done")
+        return plain_text(200, "done")
 
     async with serving({"/": waits}, max_clients=2) as address:
         busy = [asyncio.create_task(get(address, "/")) for _ in range(2)]

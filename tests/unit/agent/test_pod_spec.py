@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes, pod_of_object, pods_of_json
+from bayplan.agent.kubelet_pods import pod_of_bytes, pod_of_object, pods_of_json
 from bayplan.errors import ParseError
 from bayplan.model.decision import QosClass
 from bayplan.model.pod_facts import Amounts, ContainerKind, ContainerResources

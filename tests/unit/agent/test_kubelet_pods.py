@@ -9,9 +9,7 @@ import pytest
 from bayplan._proto.pods import api_pb2 as pb
 from bayplan._proto.pods import core_pb2
 from bayplan.agent.http_client import Server
-from bayplan.agent.kubelet_pods.endpoint import PodEndpoint
-from bayplan.agent.kubelet_pods.pod_spec import pod_of_bytes
-from bayplan.agent.kubelet_pods.watch import PodWatch
+from bayplan.agent.kubelet_pods import PodEndpoint, PodWatch, pod_of_bytes
 from bayplan.backoff import Backoff
 from support.conditions import running, until
 from support.fake_kubelet import RECORDED, TOKEN, FakeEndpoint, FakePodsService, Keeper, recorded

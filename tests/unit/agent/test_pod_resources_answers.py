@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.agent.pod_resources.answers import allocatable_answer, get_answer, list_answer
+from bayplan.agent.pod_resources import allocatable_answer, get_answer, list_answer
 from bayplan.model.decision import Claim, Decision, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy

@@ -14,8 +14,7 @@ import grpc
 import pytest
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.agent.pod_resources.kubelet import KubeletPodResources
-from bayplan.agent.pod_resources.service import MAX_REQUEST_BYTES, PodResourcesService
+from bayplan.agent.pod_resources import MAX_REQUEST_BYTES, KubeletPodResources, PodResourcesService
 from bayplan.errors import UnavailableError
 from bayplan.views.snapshot import Snapshot
 from support.kubelet_pod_resources import KubeletService
