@@ -52,7 +52,7 @@ from bayplan.placement.adjustment import (
     nodes_updates,
     resized,
 )
-from bayplan.placement.after_removal import with_completed_claims
+from bayplan.placement.after_removal import with_completed_claims, with_resized_pools
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -280,7 +280,11 @@ class Placements:
         entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, recorded_origin=origin.recorded)
         most = MOST_UPDATES if replied else None
         self.lives.begin(container.id, phase, had_process=origin.had_process)
-        updates = self._accept(transaction, basis.ledger.with_entry(entry), container.id, most)
+        ledger = with_resized_pools(basis.with_ledger(basis.ledger.with_entry(entry)), basis.engine)
+        updates = self._accept(transaction, ledger, container.id, most)
+        if entry.decision.request.pool:
+            # No reply has the CPUs of what came without NRI, also where the pool stays as it is.
+            self._sync_cpusets_soon()
         self.known.add(pod, container)
         self.kubelet_pods.expect(pod)
         self.decision_log.found(entry.decision)

@@ -1,5 +1,5 @@
 """Containers that have no record: their entries, made from their own annotation, else from what they run on.
-Nothing about them is moved.
+Nothing about them is moved, but onto the CPUs of the named pool that they belong to.
 
 What an annotation says counts only as far as the container runs on it: no container gets an exclusive CPU
 that its cpuset does not have already. Pure.
@@ -11,18 +11,19 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from bayplan.engines.exact.cpu_pools import in_pool
 from bayplan.engines.exact.relocations import is_relocatable
 from bayplan.engines.interface import KUBELET, Engine
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
-from bayplan.model.ledger import Entry
+from bayplan.model.ledger import Entry, with_pool_cpus
 from bayplan.model.life import Report
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus, whole_cpus
 from bayplan.model.policy import Defragment
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources
-from bayplan.model.wishes import readable_wishes, ruled_wishes, without_cpu_wishes
+from bayplan.model.wishes import readable_wishes, ruled_wishes, without_cpu_wishes, wrong_cpu_wish
 from bayplan.model.workload import Container, Pod
 from bayplan.sets import CpuSet, NodeSet
 
@@ -154,10 +155,14 @@ def adopt(
     machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     wishes = readable_wishes(pod.annotations, container.name, machine, policy.forbidden_annotations)
     wishes = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
-    if engine.name == KUBELET or (wishes.cpus is not None and wishes.cpus.pool):
-        # Nothing about it is moved, also not onto the CPUs of a pool.
+    if engine.name == KUBELET:
         wishes = without_cpu_wishes(wishes)
     request = derive_request(pod, container, machine, wishes, outside=policy.outside_requests)
+    if wishes.cpus is not None and wishes.cpus.pool:
+        unpinned = replace(request, pinned_cpus=None)
+        if wrong_cpu_wish(unpinned, machine, policy.cpu_pools) is not None:
+            wishes = without_cpu_wishes(wishes)
+            request = derive_request(pod, container, machine, wishes, outside=policy.outside_requests)
     request = replace(request, placement_file=container.has_our_placement, environment=(), exec_cpus=None)
     cpus, mems = request.pinned_cpus, request.pinned_mems
     isolated = request.wishes_isolated_cpus
@@ -173,7 +178,19 @@ def adopt(
     placement = engine.adopt(basis, request, mems)
     if cpus and own:
         placement = replace(placement, mems=mems, exclusive_cpus=cpus)
-    return Entry(Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)), notified_cpus=cpus)
+    entry = Entry(Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)), notified_cpus=cpus)
+    return in_its_pool(basis, entry)
+
+
+def in_its_pool(basis: Basis, entry: Entry) -> Entry:
+    """*entry* of a container that was found with the CPUs of the named pool that it is in, if it is in one.
+    They are as many as the pool has without it."""
+    decision = entry.decision
+    if not decision.request.pool:
+        return entry
+    reasons = (*decision.reasons, in_pool(basis, decision.request.pool))
+    pooled = with_pool_cpus(entry, basis.ledger.pool_cpus(decision.request.pool))
+    return replace(pooled, decision=replace(pooled.decision, reasons=reasons))
 
 
 def shared_pools(basis: Basis, found: Collection[Entry], *, lost: bool) -> frozenset[CpuSet]:

@@ -25,6 +25,7 @@ from bayplan.placement.after_removal import with_completed_claims, with_resized_
 from bayplan.placement.found_containers import (
     adopt,
     has_annotated_placement,
+    in_its_pool,
     shared_pools,
     updated_from_container,
 )
@@ -75,7 +76,8 @@ def reconcile(
        set are respected.
     4. Containers without any record are adopted as they are.
     5. Pods without a container keep their room as long as the runtime lists them.
-    6. Found containers that run on the shared CPUs become members of the shared pool.
+    6. Found containers that run on the shared CPUs, or on those of the named pool that a rule or their
+       annotation puts them into, become members of the shared pool, or of the named one.
     7. Containers whose CPUs are not what they should be get an update, as many as fit into one reply.
 
     Example: the record has a, b and c; the runtime lists b, with the CPUs of the record, and d, without a
@@ -110,7 +112,7 @@ def reconcile(
         agreed = Ledger.of([*entries, *found])
         candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
         pools = shared_pools(basis.with_ledger(agreed), candidates, lost=not known)
-        if members := _members(pools, candidates):
+        if members := _members(basis.with_ledger(agreed), pools, candidates):
             agreed = Ledger.of([*entries, *found, *members])
     if recovered:
         # What a pod has as a whole is in the annotation of the container that was its first.
@@ -332,12 +334,16 @@ def _as_observed(
     return replace(entry, decision=decision, notified_cpus=cpus, previous_cpus=None), repair
 
 
-def _members(pools: Collection[CpuSet], found: Collection[Entry]) -> list[Entry]:
-    """Those *found* that run on one of the shared *pools*, as members of it, not as pinned."""
+def _members(basis: Basis, pools: Collection[CpuSet], found: Collection[Entry]) -> list[Entry]:
+    """Those *found* that run on one of the shared *pools*, or on the CPUs of their named pool, as members of
+    it, not as pinned."""
     members = []
     for entry in found:
         request = entry.decision.request
-        if request.pinned_cpus in pools:
-            decision = replace(entry.decision, request=replace(request, pinned_cpus=None))
-            members.append(replace(entry, decision=decision))
+        unpinned = replace(request, pinned_cpus=None)
+        if request.pinned_cpus is None:
+            continue
+        if request.pinned_cpus in pools or request.pinned_cpus == basis.ledger.pool_cpus(unpinned.pool):
+            decision = replace(entry.decision, request=unpinned)
+            members.append(in_its_pool(basis, replace(entry, decision=decision)))
     return members

@@ -1,12 +1,13 @@
 """The ledger against the runtime's list."""
 
+import pytest
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.policy import CpuPool, PlacementPolicy
+from bayplan.model.policy import CpuPool, CpuRule, PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.wishes import read_wishes
@@ -215,8 +216,53 @@ def test_a_pool_whose_record_is_lost_is_made_again_but_for_what_others_own_by_no
     assert result.ledger.entries["x"].decision.placement.exclusive_cpus == own
 
 
-def test_a_container_that_was_found_is_not_put_into_a_pool() -> None:
+RULED = replace(POOLS, cpu_rules=(CpuRule(cpus="pool=db"),))
+
+
+@pytest.mark.parametrize(("policy", "annotations"), [(POOLS, IN_POOL), (RULED, {})])
+@pytest.mark.parametrize("there", [{}, {"a": 1000}], ids=["the-first", "beside-another"])
+def test_a_container_that_was_found_joins_the_pool_that_it_belongs_to(
+    policy: PlacementPolicy, annotations: dict[str, str], there: dict[str, int]
+) -> None:
+    owner, ledger = pod("n", QosClass.BURSTABLE, annotations), members(**there)
+    known = (
+        [running(container("a", pod("a"), memory_bytes=50 * MIB), str(ledger.pool_cpus("db")))]
+        if there
+        else []
+    )
+    stranger = running(container("n", owner, memory_bytes=50 * MIB, milli_cpus=2000))
+    result = reconcile(
+        Basis(MACHINE, policy, ledger), ExactEngine(), PODS | {owner.id: owner}, [*known, stranger]
+    )
+    pool = result.ledger.pool_cpus("db")
+    assert result.ledger.pool_ids == {"db": frozenset({"n", *there})}
+    assert len(pool) == 2 + len(there)
+    assert ledger.pool_cpus("db") <= pool
+    assert Update("n", cpuset_cpus=pool) in result.updates
+    entry = result.ledger.entries["n"].decision
+    assert [reason.code for reason in entry.reasons] == ["created-without-us", "cpu-pool"]
+    assert contradictions(result.ledger) == ()
+
+
+def test_a_container_that_runs_on_the_shared_cpus_or_on_its_pools_joins_it_and_no_other() -> None:
+    ledger = members(a=1000)
+    pool = ledger.pool_cpus("db")
+    shared = ledger.shared_cpus(MACHINE)
     owner = pod("n", QosClass.BURSTABLE, IN_POOL)
+    known = running(container("a", pod("a"), memory_bytes=50 * MIB), str(pool))
+    for cpus, joins in ((shared, True), (pool, True), (CpuSet([min(shared)]), False)):
+        stranger = running(container("n", owner, memory_bytes=50 * MIB, milli_cpus=500), str(cpus))
+        result = reconcile(
+            Basis(MACHINE, POOLS, ledger), ExactEngine(), PODS | {owner.id: owner}, [known, stranger]
+        )
+        assert result.ledger.pool_ids["db"] == frozenset("an" if joins else "a")
+        pinned = result.ledger.entries["n"].decision.request.pinned_cpus
+        assert pinned == (None if joins else cpus)
+        assert contradictions(result.ledger) == ()
+
+
+def test_a_container_that_was_found_joins_no_pool_that_there_is_not() -> None:
+    owner = pod("n", QosClass.BURSTABLE, {"bayplan.dev/cpus": "pool=gone"})
     stranger = running(container("n", owner, memory_bytes=50 * MIB))
     result = reconcile(Basis(MACHINE, POOLS, Ledger()), ExactEngine(), {owner.id: owner}, [stranger])
     assert result.ledger.pool_ids == {}

@@ -91,11 +91,18 @@ def decide_for_member(
     lacking = pool.lacking(request, cpus, wanted, others)
     if lacking is not None and current is None and strict:
         return Decision(request, Outcome.REFUSED, reasons=(*decision.reasons, lacking))
-    text = f"in the pool {request.pool}, whose {pool.sizes_text} its containers share"
-    reasons = [*decision.reasons, Reason(IN_POOL, text), *([] if lacking is None else [lacking])]
+    reasons = [*decision.reasons, in_pool(basis, request.pool), *([] if lacking is None else [lacking])]
     outcome = decision.outcome if lacking is None else Outcome.DEGRADED
     placement = replace(decision.placement, exclusive_cpus=CpuSet(), pool_cpus=cpus)
     return replace(decision, request=request, outcome=outcome, placement=placement, reasons=tuple(reasons))
+
+
+def in_pool(basis: Basis, name: str) -> Reason:
+    """That a container is in the pool *name*."""
+    pool, cpus = basis.policy.cpu_pools.get(name), len(basis.ledger.pool_cpus(name))
+    minimum, maximum = (cpus, cpus) if pool is None else (pool.minimum, pool.maximum)
+    sizes = f"{minimum} to {counted(maximum, 'CPU')}"
+    return Reason(IN_POOL, f"in the pool {name}, whose {sizes} its containers share")
 
 
 def resized_pools(topology: NodeTopology, basis: Basis) -> Mapping[str, CpuSet]:
@@ -128,11 +135,6 @@ class _Pool:
         """How many CPUs it is to have where its members request *milli*; with full-pcpus-only in whole
         cores."""
         return self._in_whole_cores(self._pool.size(milli))
-
-    @property
-    def sizes_text(self) -> str:
-        """``2 to 8 CPUs``."""
-        return f"{self._pool.minimum} to {counted(self._pool.maximum, 'CPU')}"
 
     @cached_property
     def room(self) -> int:
