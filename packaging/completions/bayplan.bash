@@ -5,7 +5,7 @@
 #    source ~/.local/share/bash_completion/bayplan
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_bayplan_subparsers=(status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release)
+_shtab_bayplan_subparsers=(status refused explain history report nodes claims map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release)
 
 _shtab_bayplan_status_option_strings=(-h --help -n --namespace --outcome -w --watch -o --output --json --admin-socket --no-color)
 _shtab_bayplan_refused_option_strings=(-h --help --since -n --namespace -w --watch -o --output --json --admin-socket --no-color)
@@ -13,6 +13,7 @@ _shtab_bayplan_explain_option_strings=(-h --help -o --output --json --admin-sock
 _shtab_bayplan_history_option_strings=(-h --help -o --output --json --admin-socket --no-color)
 _shtab_bayplan_report_option_strings=(-h --help --since -o --output --json --admin-socket --no-color)
 _shtab_bayplan_nodes_option_strings=(-h --help -w --watch -o --output --json --admin-socket --no-color)
+_shtab_bayplan_claims_option_strings=(-h --help -n --namespace -o --output --json --admin-socket --no-color)
 _shtab_bayplan_map_option_strings=(-h --help --svg -o --output --json --admin-socket --no-color)
 _shtab_bayplan_top_option_strings=(-h --help --sort --interval --once -n --namespace -o --output --json --admin-socket --no-color)
 _shtab_bayplan_what_if_option_strings=(-h --help --topology --config --name --memory --memory-limit --cpus --hugepages --qos --annotation --count -o --output --json --admin-socket --no-color)
@@ -40,6 +41,9 @@ _shtab_bayplan_history_pos_0_COMPGEN=_shtab_cmd_compgen_cae9377b
 _shtab_bayplan_history___admin_socket_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_report___admin_socket_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_nodes___admin_socket_COMPGEN=_shtab_compgen_files
+_shtab_bayplan_claims__n_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_bayplan_claims___namespace_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_bayplan_claims___admin_socket_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_map___svg_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_map___admin_socket_COMPGEN=_shtab_compgen_files
 _shtab_bayplan_top__n_COMPGEN=_shtab_cmd_compgen_717393f5
@@ -87,6 +91,8 @@ _shtab_bayplan_report__o_choices=(table wide json yaml name)
 _shtab_bayplan_report___output_choices=(table wide json yaml name)
 _shtab_bayplan_nodes__o_choices=(table wide json yaml name)
 _shtab_bayplan_nodes___output_choices=(table wide json yaml name)
+_shtab_bayplan_claims__o_choices=(table wide json yaml name)
+_shtab_bayplan_claims___output_choices=(table wide json yaml name)
 _shtab_bayplan_map__o_choices=(table wide json yaml name)
 _shtab_bayplan_map___output_choices=(table wide json yaml name)
 _shtab_bayplan_top___sort_choices=(elsewhere used promised faults stall)
@@ -117,7 +123,7 @@ _shtab_bayplan_export_state__o_choices=(table wide json yaml name)
 _shtab_bayplan_export_state___output_choices=(table wide json yaml name)
 _shtab_bayplan_release__o_choices=(table wide json yaml name)
 _shtab_bayplan_release___output_choices=(table wide json yaml name)
-_shtab_bayplan_pos_0_choices=(status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release)
+_shtab_bayplan_pos_0_choices=(status refused explain history report nodes claims map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release)
 _shtab_bayplan__o_choices=(table wide json yaml name)
 _shtab_bayplan___output_choices=(table wide json yaml name)
 
@@ -151,6 +157,10 @@ _shtab_bayplan_nodes__w_nargs='?'
 _shtab_bayplan_nodes___watch_nargs='?'
 _shtab_bayplan_nodes___json_nargs=0
 _shtab_bayplan_nodes___no_color_nargs=0
+_shtab_bayplan_claims__h_nargs=0
+_shtab_bayplan_claims___help_nargs=0
+_shtab_bayplan_claims___json_nargs=0
+_shtab_bayplan_claims___no_color_nargs=0
 _shtab_bayplan_map__h_nargs=0
 _shtab_bayplan_map___help_nargs=0
 _shtab_bayplan_map___json_nargs=0

@@ -50,7 +50,7 @@ function _shtab_bayplan_using
   test "$_shtab_bayplan_cmdpath" = "$argv"
 end
 
-set -g _shtab_bayplan_commands status refused explain history report nodes map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release
+set -g _shtab_bayplan_commands status refused explain history report nodes claims map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release
 set -g _shtab_bayplan_opts_with_value --admin-socket --annotation --cluster --column --config --count --cpus --engine --from --hugepages --interval --jobs --kubelet-directory --load --memory --memory-limit --name --namespace --nri-socket --nrt-resync --only --outcome --output --qos --results --root --scheduler --seed --set --since --sort --state-directory --svg --topology --trace --trace-format --watch -n -o -w
 
 complete -c bayplan -e
@@ -108,6 +108,13 @@ complete -c bayplan -n '_shtab_bayplan_using nodes' -s o -l output -xka "table w
 complete -c bayplan -n '_shtab_bayplan_using nodes' -l json -d 'the same as --output json'
 complete -c bayplan -n '_shtab_bayplan_using nodes' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'
 complete -c bayplan -n '_shtab_bayplan_using nodes' -l no-color -d 'no colours on a terminal; the environment variable NO_COLOR does the same'
+complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a claims -d 'Show the resource claims that are held (DRA): on which nodes, how much, and for whom.'
+complete -c bayplan -n '_shtab_bayplan_using claims' -s h -l help -d 'show this help message and exit'
+complete -c bayplan -n '_shtab_bayplan_using claims' -s n -l namespace -xka "(bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u)" -d 'only the claims of this namespace'
+complete -c bayplan -n '_shtab_bayplan_using claims' -s o -l output -xka "table wide json yaml name" -d 'table or wide, with more in it, for people; json, yaml or name for scripts (default: table)'
+complete -c bayplan -n '_shtab_bayplan_using claims' -l json -d 'the same as --output json'
+complete -c bayplan -n '_shtab_bayplan_using claims' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'
+complete -c bayplan -n '_shtab_bayplan_using claims' -l no-color -d 'no colours on a terminal; the environment variable NO_COLOR does the same'
 complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a map -d 'Draw the machine as a picture: sockets, nodes, CPUs, who holds what.'
 complete -c bayplan -n '_shtab_bayplan_using map' -s h -l help -d 'show this help message and exit'
 complete -c bayplan -n '_shtab_bayplan_using map' -l svg -xka "(__fish_complete_path (commandline -ct))" -d 'the file to write, in SVG; browsers show it'

@@ -5,17 +5,20 @@
 #    source ~/.local/share/bash_completion/kubectl-bayplan
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_kubectl_bayplan_subparsers=(status explain nodes map)
+_shtab_kubectl_bayplan_subparsers=(status explain nodes claims map)
 
 _shtab_kubectl_bayplan_status_option_strings=(-h --help -n --namespace --outcome --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
 _shtab_kubectl_bayplan_explain_option_strings=(-h --help --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
 _shtab_kubectl_bayplan_nodes_option_strings=(-h --help --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
+_shtab_kubectl_bayplan_claims_option_strings=(-h --help -n --namespace --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
 _shtab_kubectl_bayplan_map_option_strings=(-h --help --svg --node --all --pool-label -o --output --no-color --installed-in --timeout --context --kubeconfig)
 _shtab_kubectl_bayplan_option_strings=(-h --help --version)
 
 _shtab_kubectl_bayplan_status__n_COMPGEN=_shtab_cmd_compgen_717393f5
 _shtab_kubectl_bayplan_status___namespace_COMPGEN=_shtab_cmd_compgen_717393f5
 _shtab_kubectl_bayplan_explain_pos_0_COMPGEN=_shtab_cmd_compgen_cae9377b
+_shtab_kubectl_bayplan_claims__n_COMPGEN=_shtab_cmd_compgen_717393f5
+_shtab_kubectl_bayplan_claims___namespace_COMPGEN=_shtab_cmd_compgen_717393f5
 _shtab_kubectl_bayplan_map___svg_COMPGEN=_shtab_compgen_files
 
 _shtab_kubectl_bayplan_status___outcome_choices=(placed degraded adopted)
@@ -25,9 +28,11 @@ _shtab_kubectl_bayplan_explain__o_choices=(table wide json yaml)
 _shtab_kubectl_bayplan_explain___output_choices=(table wide json yaml)
 _shtab_kubectl_bayplan_nodes__o_choices=(table wide json yaml)
 _shtab_kubectl_bayplan_nodes___output_choices=(table wide json yaml)
+_shtab_kubectl_bayplan_claims__o_choices=(table wide json yaml)
+_shtab_kubectl_bayplan_claims___output_choices=(table wide json yaml)
 _shtab_kubectl_bayplan_map__o_choices=(table wide json yaml)
 _shtab_kubectl_bayplan_map___output_choices=(table wide json yaml)
-_shtab_kubectl_bayplan_pos_0_choices=(status explain nodes map)
+_shtab_kubectl_bayplan_pos_0_choices=(status explain nodes claims map)
 
 _shtab_kubectl_bayplan_status__h_nargs=0
 _shtab_kubectl_bayplan_status___help_nargs=0
@@ -41,6 +46,10 @@ _shtab_kubectl_bayplan_nodes__h_nargs=0
 _shtab_kubectl_bayplan_nodes___help_nargs=0
 _shtab_kubectl_bayplan_nodes___all_nargs=0
 _shtab_kubectl_bayplan_nodes___no_color_nargs=0
+_shtab_kubectl_bayplan_claims__h_nargs=0
+_shtab_kubectl_bayplan_claims___help_nargs=0
+_shtab_kubectl_bayplan_claims___all_nargs=0
+_shtab_kubectl_bayplan_claims___no_color_nargs=0
 _shtab_kubectl_bayplan_map__h_nargs=0
 _shtab_kubectl_bayplan_map___help_nargs=0
 _shtab_kubectl_bayplan_map___all_nargs=0

@@ -50,7 +50,7 @@ function _shtab_kubectl_bayplan_using
   test "$_shtab_kubectl_bayplan_cmdpath" = "$argv"
 end
 
-set -g _shtab_kubectl_bayplan_commands status explain nodes map
+set -g _shtab_kubectl_bayplan_commands status explain nodes claims map
 set -g _shtab_kubectl_bayplan_opts_with_value --context --installed-in --kubeconfig --namespace --node --outcome --output --pool-label --svg --timeout -n -o
 
 complete -c kubectl-bayplan -e
@@ -94,6 +94,18 @@ complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l installed
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l timeout -x -d 'how long a node is waited for (default: 30)'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l context -x -d 'kubectl'"'"'s option --context'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using nodes' -l kubeconfig -x -d 'kubectl'"'"'s option --kubeconfig'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using; and test $_shtab_kubectl_bayplan_npos -eq 0' -a claims -d 'On every node: show the resource claims that are held (DRA): on which nodes, how much, and for whom.'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -s h -l help -d 'show this help message and exit'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -s n -l namespace -xka "(bayplan status -o name 2>/dev/null | cut -d/ -f1 | sort -u)" -d 'only the claims of this namespace'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l node -x -d 'only this node; may be given more than once'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l all -d 'each node whole, also where there are more than 8'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l pool-label -x -d 'the label of nodes by which they are counted together (default: the first of karpenter.sh/nodepool, eks.amazonaws.com/nodegroup, cloud.google.com/gke-nodepool, kubernetes.azure.com/agentpool, node.kubernetes.io/instance-type)'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -s o -l output -xka "table wide json yaml" -d 'table or wide, with more in it, for people; json or yaml for scripts (default: table)'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l no-color -d 'no colours on a terminal, as with NO_COLOR'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l installed-in -x -d 'the namespace of bayplan'"'"'s own pods (default: bayplan)'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l timeout -x -d 'how long a node is waited for (default: 30)'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l context -x -d 'kubectl'"'"'s option --context'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l kubeconfig -x -d 'kubectl'"'"'s option --kubeconfig'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using; and test $_shtab_kubectl_bayplan_npos -eq 0' -a map -d 'On every node: draw the machine as a picture: sockets, nodes, CPUs, who holds what.'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -s h -l help -d 'show this help message and exit'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l svg -xka "(__fish_complete_path (commandline -ct))" -d 'where to write a picture NODE.svg of each node, and cluster.svg of all'

@@ -95,9 +95,7 @@ def _refused(one: RefusedItem, snapshot: Snapshot) -> View:
         "lastAt": timestamp(one.last_us),
         "secondsAgo": max(0, (snapshot.taken_us - one.last_us) // US_PER_S),
         "reasons": [{"code": reason.code, "text": reason.text} for reason in one.decision.reasons],
-        "placedSince": any(
-            entry.decision.request.name == request.name for entry in snapshot.ledger.entries.values()
-        ),
+        "placedSince": any(entry.decision.request.name == request.name for entry in snapshot.ledger.holders),
     }
 
 

@@ -122,7 +122,7 @@ async def subject_of(
     subject = request.get("subject")
     if not isinstance(subject, str) or not subject or not _is_unicode(subject):
         raise ConfigError(verb, (Problem("subject", repr(subject), "a pod, a container or an id"),))
-    entries = snapshot.ledger.entries.values()
+    entries = snapshot.ledger.holders
     known = [(entry.decision.request.name, entry.container_id) for entry in entries]
     recorded = await records.history(MAX_RECORDED, subject)
     if recorded or any(names_container(subject, name, container_id) for name, container_id in known):
@@ -231,11 +231,16 @@ def explanation_view(
         by_name.setdefault(decision.request.name, []).append((at_us, decision))
     entries = {
         entry.decision.request.name: entry
-        for entry in snapshot.ledger.entries.values()
+        for entry in snapshot.ledger.holders
         if names_container(subject, entry.decision.request.name, entry.container_id)
     }
     current, holders = {name: entry.decision for name, entry in entries.items()}, cpu_holders(snapshot)
-    also_of = {name: holders.others(entry) for name, entry in entries.items()}
+    also_of = {
+        # The containers of a claim run on its CPUs.
+        name: holders.others(entry)
+        for name, entry in entries.items()
+        if entry.resource_claim is None
+    }
     if any(decision.placement.claim is not None for decision in current.values()):
         current = _with_witness(snapshot, current)
     names = sorted(by_name.keys() | current.keys())
@@ -331,7 +336,8 @@ def _rooms_beside_refusal(snapshot: Snapshot, decision: Decision) -> list[View] 
 
 def _with_witness(snapshot: Snapshot, current: Mapping[str, Decision]) -> dict[str, Decision]:
     """*current* with what each has on which node now; later decisions may have routed it otherwise."""
-    spreads = witness(snapshot.basis)
+    claims = snapshot.ledger.resource_claims
+    spreads = {**witness(snapshot.basis), **{key: held.by_node() for key, held in claims.items()}}
     return {
         name: replace(one, placement=replace(one.placement, booked_bytes=spreads[one.request.container_id]))
         for name, one in current.items()

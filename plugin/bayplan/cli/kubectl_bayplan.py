@@ -10,7 +10,7 @@ from typing import Any, Final, TextIO
 
 from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION, printable_answer
-from bayplan.cli import explain, machine_map, nodes, status
+from bayplan.cli import claims, explain, machine_map, nodes, status
 from bayplan.cli.cluster import POOL_LABELS, DaemonPod, Kubectl, NodeAnswer
 from bayplan.cli.cluster_summary import FEW_NODES, nodes_summary, silent_blocks, status_summary
 from bayplan.cli.render import show
@@ -65,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in (status, explain, nodes, machine_map):
+    for verb in (status, explain, nodes, claims, machine_map):
         below = verbs.add_parser(verb.VERB, help=verb.HELP, description=f"On every node: {verb.HELP}.")
         if verb is machine_map:
             below.add_argument(
@@ -157,10 +157,8 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     """The verb's own arguments, as the daemons' command line is given them."""
     if arguments.verb == explain.VERB:
         return ["--", arguments.subject]
-    if arguments.verb == status.VERB:
-        chosen = {"namespace": arguments.namespace, "outcome": arguments.outcome}
-        return [f"--{option}={value}" for option, value in chosen.items() if value is not None]
-    return []
+    chosen = {option: getattr(arguments, option, None) for option in ("namespace", "outcome")}
+    return [f"--{option}={value}" for option, value in chosen.items() if value is not None]
 
 
 def _from_who_knows(answers: tuple[NodeAnswer, ...]) -> tuple[NodeAnswer, ...]:
@@ -249,6 +247,7 @@ def _blocks(arguments: argparse.Namespace, views: list[View], pools: Mapping[str
         status.VERB: status.wide_blocks if arguments.output == "wide" else status.blocks,
         nodes.VERB: nodes.wide_blocks if arguments.output == "wide" else nodes.blocks,
         explain.VERB: explain.blocks,
+        claims.VERB: claims.wide_blocks if arguments.output == "wide" else claims.blocks,
         machine_map.VERB: machine_map.blocks,
     }
     summary = _SUMMARIES[arguments.verb] if _summarized(arguments, len(views)) else None

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TextIO
 from bayplan import __version__
 from bayplan.admin_protocol import DEFAULT_SOCKET, printable_answer
 from bayplan.cli import (
+    claims,
     doctor,
     explain,
     export_state,
@@ -82,6 +83,7 @@ _MODULES: Final[tuple[Verb, ...]] = (
     history,
     report,
     nodes,
+    claims,
     machine_map,
     top,
     what_if,
@@ -101,12 +103,14 @@ VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
 _WIDE: Final[Mapping[str, Callable[[dict[str, Any]], list[Block]]]] = {
     status.VERB: status.wide_blocks,
     nodes.VERB: nodes.wide_blocks,
+    claims.VERB: claims.wide_blocks,
 }
 """Verbs that have more to show where there is room."""
 _NAMES: Final[Mapping[str, Callable[[dict[str, Any]], list[str]]]] = {
     status.VERB: status.names,
     refused.VERB: refused.names,
     nodes.VERB: nodes.names,
+    claims.VERB: claims.names,
 }
 """Verbs that list something, and its names."""
 _OF_DECISIONS: Final = (status.VERB, refused.VERB, explain.VERB, history.VERB, report.VERB, nodes.VERB)

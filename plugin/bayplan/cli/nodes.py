@@ -3,6 +3,7 @@
 import argparse
 from typing import Any, Final
 
+from bayplan.cli.claims import held_claims
 from bayplan.cli.client import ask
 from bayplan.cli.status import cpu_pools, kept_for_pods
 from bayplan.cli.table_layout import Block, Column, Table
@@ -81,7 +82,13 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
         shown.append(_distances([node for node in nodes if _has_memory(node) or node["cpus"]["all"]]))
     if any(_is_of_note(node["kind"]) for node in nodes if _has_memory(node)):
         shown.append(_kinds([node for node in nodes if _has_memory(node)]))
-    return [*shown, *_containers(nodes), *cpu_pools(answer), *kept_for_pods(answer)]
+    return [
+        *shown,
+        *_containers(nodes),
+        *cpu_pools(answer),
+        *kept_for_pods(answer),
+        *held_claims(answer["resourceClaims"]),
+    ]
 
 
 def wide_blocks(answer: dict[str, Any]) -> list[Block]:

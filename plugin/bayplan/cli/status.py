@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from bayplan import sets
+from bayplan.cli.claims import held_claims
 from bayplan.cli.client import ask
 from bayplan.cli.table_layout import Block, Column, Row, Table
 from bayplan.quantity import MILLI_PER_CPU, amounts, counted, duration, format_bytes, format_column
@@ -60,7 +61,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     status["refusals"] = ask(arguments.admin_socket, "refused")["refusals"]
     namespace, outcome = arguments.namespace, arguments.outcome
     if namespace is not None:
-        for key in ("containers", "unmanaged", "drift", "keptForPods", "refusals"):
+        for key in ("containers", "unmanaged", "drift", "keptForPods", "resourceClaims", "refusals"):
             status[key] = [one for one in status[key] if one["name"].split("/")[0] == namespace]
     if outcome is not None:
         status["containers"] = [one for one in status["containers"] if one["outcome"] == outcome]
@@ -116,6 +117,7 @@ def _below(status: dict[str, Any]) -> list[Block]:
         *cpu_pools(status),
         *([unmatched] if unmatched else []),
         *kept_for_pods(status),
+        *held_claims(status["resourceClaims"]),
     ]
 
 

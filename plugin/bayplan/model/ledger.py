@@ -341,6 +341,12 @@ class Ledger(Struct, frozen=True):
         return {key: one.resource_claim for key, one in self.retained.items() if one.resource_claim}
 
     @property
+    def holders(self) -> list[Entry]:
+        """All who were decided about and hold something: containers, and resource claims."""
+        claims = (one for one in self.retained.values() if one.resource_claim is not None)
+        return [*self.entries.values(), *claims]
+
+    @property
     def claimed_memory_bytes(self) -> dict[str, int]:
         """The memory that resource claims hold, by the uid of the pod that they are reserved for."""
         return sum_of(

@@ -22,6 +22,7 @@ from msgspec import Struct
 from bayplan.admin_protocol import API_VERSION
 from bayplan.model.basis import Allocatable
 from bayplan.model.decision import Outcome, QosClass
+from bayplan.model.machine import union
 from bayplan.printable import printable
 from bayplan.quantity import US_PER_S
 from bayplan.sets import CpuSet
@@ -277,6 +278,37 @@ def _promised(facts: Facts) -> Iterable[Sample]:
     return found.items()
 
 
+def _claimed(facts: Facts) -> Iterable[Sample]:
+    """By node and resource, and 0 where no claim holds anything."""
+    found: Counter[tuple[str, ...]] = Counter()
+    for node in facts.nodes:
+        found.update({(str(node["id"]), resource): 0 for resource in node["resources"]})
+    for held in facts.snapshot.ledger.resource_claims.values():
+        for node_id, row in held.by_node().items():
+            for resource, amount_bytes in row.items():
+                found[str(node_id), resource] += amount_bytes
+    return found.items()
+
+
+def _claimed_cpus(facts: Facts) -> Iterator[Sample]:
+    own = union(held.cpus_of() for held in facts.snapshot.ledger.resource_claims.values())
+    for node in facts.nodes:
+        yield (str(node["id"]),), len(own & CpuSet.parse(node["cpus"]["all"]))
+
+
+def _claims(facts: Facts) -> Iterator[Sample]:
+    ledger = facts.snapshot.ledger
+    used = {
+        uid
+        for entry in ledger.entries.values()
+        if (share := entry.decision.request.claimed) is not None
+        for uid in share.uids
+    }
+    uids = {held.claim.uid for held in ledger.resource_claims.values()}
+    yield ("used",), len(uids & used)
+    yield ("idle",), len(uids - used)
+
+
 def _used(facts: Facts) -> Iterable[Sample]:
     live, entries = facts.snapshot.live, facts.snapshot.ledger.entries
     if live is None:
@@ -316,6 +348,23 @@ _OF_NODES: Final = (
         "What is promised to containers of each class; of a promise on several nodes, what is to lie here.",
         _promised,
         ("node", "resource", "qos"),
+    ),
+    Metric(
+        "bayplan_node_claimed_bytes",
+        Kind.GAUGE,
+        "What resource claims hold, beside what is promised to containers.",
+        _claimed,
+        ("node", "resource"),
+    ),
+    Metric(
+        "bayplan_node_claimed_cpus", Kind.GAUGE, "CPUs that resource claims hold.", _claimed_cpus, ("node",)
+    ),
+    Metric(
+        "bayplan_resource_claims",
+        Kind.GAUGE,
+        "Resource claims that are held; idle: no container has them.",
+        _claims,
+        ("state",),
     ),
     Metric(
         "bayplan_node_live_bytes",

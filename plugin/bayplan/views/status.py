@@ -21,8 +21,9 @@ from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.foreign_cpusets import CpuHolders
 from bayplan.placement.page_placement import LivePages
+from bayplan.placement.resource_claims import users_of
 from bayplan.quantity import MIB, US_PER_S
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.node_room import free_bytes_by_node
 from bayplan.views.snapshot import MemoryReservation, RuntimeState, Snapshot
 
@@ -74,6 +75,7 @@ def status_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
             {"id": one.container_id, "name": one.name, "difference": one.difference} for one in snapshot.drift
         ],
         keptForPods=_kept_for_pods(snapshot),
+        resourceClaims=_resource_claims(snapshot),
         problems=list(snapshot.problems),
         counters=dict(sorted(snapshot.counters.items())),
     )
@@ -85,7 +87,8 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
     machine = snapshot.machine
     allocatable, ranks = Allocatable(machine, snapshot.policy).bytes_by_node, tier_ranks(machine)
     spreads = spreads_of(snapshot) if spreads is None else spreads
-    booked = by_node(spreads.values())
+    claims = snapshot.ledger.resource_claims.values()
+    booked = by_node([*spreads.values(), *(one.by_node() for one in claims)])
     free = free_bytes_by_node(snapshot.basis)
     holders = cpu_holders(snapshot)
     return _document(
@@ -100,6 +103,7 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
         ],
         cpuPools=_cpu_pools(snapshot),
         keptForPods=_kept_for_pods(snapshot),
+        resourceClaims=_resource_claims(snapshot),
     )
 
 
@@ -122,6 +126,35 @@ def _cpu_pools(snapshot: Snapshot) -> list[View]:
             }
         )
     return found
+
+
+def _resource_claims(snapshot: Snapshot) -> list[View]:
+    """The resource claims that are held, each with what it has by device, and the containers that have it."""
+    ledger = snapshot.ledger
+    found = []
+    for held in ledger.resource_claims.values():
+        claim = held.claim
+        found.append(
+            {
+                "name": f"{claim.namespace}/{claim.name}",
+                "uid": claim.uid,
+                "podUids": list(claim.pod_uids),
+                "nodes": str(NodeSet(device.node for device in claim.devices)),
+                "bytes": claim.amounts_bytes,
+                "cpus": str(held.cpus_of()),
+                "devices": [
+                    {
+                        "request": device.request,
+                        "node": device.node,
+                        "bytes": dict(device.amounts_bytes),
+                        "cpus": str(cpus),
+                    }
+                    for device, cpus in zip(claim.devices, held.cpus, strict=True)
+                ],
+                "containers": sorted(one.decision.request.name for one in users_of(ledger, claim.uid)),
+            }
+        )
+    return sorted(found, key=lambda one: (one["name"], one["uid"]))
 
 
 def _kept_for_pods(snapshot: Snapshot) -> list[View]:

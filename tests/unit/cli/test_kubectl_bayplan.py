@@ -238,8 +238,8 @@ def test_what_others_said_is_printable(cluster: Cluster, capsys: Capture) -> Non
 def test_the_documented_commands(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = commands("run by tests/unit/cli/test_kubectl_bayplan.py")
     asked = {shlex.split(one, comments=True)[2]: shlex.split(one, comments=True)[3:] for one in shown}
-    assert asked.keys() == {"status", "explain", "nodes", "map"}
-    answers = {"status": status(), "explain": json.dumps(EXPLANATION)}
+    assert asked.keys() == {"status", "explain", "nodes", "claims", "map"}
+    answers = {"status": status(), "explain": json.dumps(EXPLANATION), "claims": '{"claims": []}'}
     names = [cluster.pod(node) for node in ("a", "b")]
     monkeypatch.chdir(tmp_path)
     for verb, words in asked.items():

@@ -365,6 +365,7 @@ def foreign_words(daemon: "Daemon", tmp_path: Path) -> dict[str, tuple[str, ...]
     return {
         "status": ("status",),
         "nodes": ("nodes",),
+        "claims": ("claims",),
         "metrics": ("metrics",),
         "refused": ("refused",),
         "history": ("history", name),

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from bayplan.cli import nodes, status
+from bayplan.agent.http import page
+from bayplan.cli import claims, nodes, status
 from bayplan.cli.main import main
 from bayplan.cli.render import Output, rendered
 from bayplan.cli.table_layout import Block, Table, table_lines
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Affinity,
     Claim,
@@ -25,14 +28,19 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Node
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
+from bayplan.model.resource_claim import ClaimShare
+from bayplan.placement.resource_claims import decide_claim
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.attention import MOST_OF_A_KIND
+from bayplan.views.metrics import METRICS, Facts
 from bayplan.views.snapshot import Unmanaged
 from bayplan.views.status import nodes_view, status_view
 from support.crowded import crowded, crowded_machine
 from support.machines import container, machine, pod
+from support.resource_claims import claim, device
 from support.snapshots import BURSTABLE, GUARANTEED, make_snapshot
 
 if TYPE_CHECKING:
@@ -362,3 +370,48 @@ def test_top_shows_rates_between_two_looks_and_sorts(daemon: "Daemon", capsys: C
     assert said["nodes"][0]["missedPagesPerSecond"] == 0.5
     said = asked(daemon, capsys, "top", "--interval", "0.01", "--sort", "faults", "-n", "default")
     assert [one["name"] for one in said["containers"]] == ["default/web-0/nginx"]
+
+
+def test_resource_claims_are_shown_with_who_has_them(daemon: "Daemon", capsys: Capture) -> None:
+    one = claim(device(0, 64, 2), device(1, 32, request="far"), uid="u-1")
+    idle = claim(device(1, hugepages_2Mi=4), uid="u-2", name="pages", namespace="shop")
+    ledger, engine = Ledger(), ExactEngine()
+    on = machine(2, hugepages_bytes={2 * MIB: 8 * MIB})
+    for each in (one, idle):
+        ledger = ledger.with_entry(decide_claim(Basis(on, PlacementPolicy(), ledger), engine, each))
+    request = GUARANTEED.request
+    share = ClaimShare(("u-1",), NodeSet([0, 1]), {"memory": 96 * MIB})
+    ledger = ledger.with_entry(Entry(Decision(replace(request, claimed=share), Outcome.PLACED)))
+    daemon.snapshot = replace(make_snapshot(), machine=on, policy=PlacementPolicy(), ledger=ledger)
+    shown = asked(daemon, capsys, "claims")
+    assert [item["name"] for item in shown["claims"]] == ["default/memory", "shop/pages"]
+    assert shown["claims"][0]["containers"] == [request.name]
+    assert shown["claims"][0]["devices"][0] == {
+        "request": "near",
+        "node": 0,
+        "bytes": {"memory": 64 * MIB},
+        "cpus": str(ledger.exclusive_cpus),
+    }
+    assert claims.names(shown) == ["default/memory", "shop/pages"]
+    for blocks in (claims.blocks(shown), status.blocks(asked(daemon, capsys, "status"))):
+        (*_, table) = tables(blocks)
+        assert [row["NODES"] for row in rows(table)] == ["0-1", "1"]
+        assert rows(table)[0]["CONTAINERS"] == request.name
+    (wide,) = tables(claims.wide_blocks(shown))
+    assert [(row["REQUEST"], row["NODE"]) for row in rows(wide)] == [
+        ("near", "0"),
+        ("far", "1"),
+        ("near", "1"),
+    ]
+    assert len(asked(daemon, capsys, "claims", "--namespace", "shop")["claims"]) == 1
+    # What they hold is promised on the nodes, and explained like what a container got.
+    booked = [node["resources"]["memory"]["bookedBytes"] for node in asked(daemon, capsys, "nodes")["nodes"]]
+    assert booked == [64 * MIB, 32 * MIB]
+    (explained,) = asked(daemon, capsys, "explain", "default/memory")["containers"]
+    assert (explained["name"], explained["outcome"]) == ("default/memory", "placed")
+    facts = Facts.of(daemon.snapshot)
+    samples = {metric.name: dict(metric.samples(facts)) for metric in METRICS}
+    assert samples["bayplan_resource_claims"] == {("used",): 1, ("idle",): 1}
+    assert samples["bayplan_node_claimed_bytes"]["1", "hugepages-2Mi"] == 4 * MIB
+    assert samples["bayplan_node_claimed_cpus"]["0",] == 2
+    assert "shop/pages" in page.claims(status_view(daemon.snapshot))

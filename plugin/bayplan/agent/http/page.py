@@ -30,7 +30,7 @@ from bayplan.agent_protocol import Refused
 from bayplan.drawing.machine_map import WIDTH, machine_map
 from bayplan.drawing.svg import STYLE, box, element, plain, text
 from bayplan.errors import BayplanError
-from bayplan.quantity import US_PER_S, counted, format_bytes, format_column
+from bayplan.quantity import US_PER_S, amounts, counted, format_bytes, format_column
 from bayplan.sets import NodeSet
 from bayplan.views import attention as words
 from bayplan.views.attention import why
@@ -133,6 +133,25 @@ def containers(status: View, nodes: Sequence[View]) -> str:
     rows = [_row(*one) for one in zip(shown, promised, holds, strict=True)]
     names = ("container", "class", "outcome", "nodes", "CPUs", "promised", "holds", "why")
     return head + table(names, rows) + _more(all_of_them)
+
+
+def claims(status: View) -> str:
+    """The resource claims that are held; nothing where there are none."""
+    held = status["resourceClaims"]
+    if not held:
+        return ""
+    rows = [
+        (
+            ("name", one["name"]),
+            ("number", one["nodes"]),
+            ("number", amounts(one["bytes"])),
+            ("number", one["cpus"] or "-"),
+            ("why", ", ".join(one["containers"]) or "none yet"),
+        )
+        for one in held[:MOST_ROWS]
+    ]
+    names = ("claim", "nodes", "held", "CPUs", "containers")
+    return f"<h2>Resource claims <small>{len(held)}</small></h2>" + table(names, rows) + _more(held)
 
 
 def _promised_bytes(one: View) -> int | None:
@@ -397,7 +416,7 @@ _POLICY: Final = (
 Parts = Mapping[str, str]
 """What stands in each section of the page, by its id."""
 
-_SECTIONS: Final = ("node", "summary", "map", "attention", "refused", "containers")
+_SECTIONS: Final = ("node", "summary", "map", "attention", "refused", "claims", "containers")
 
 
 class Page:
@@ -469,5 +488,6 @@ def _parts(snapshot: Snapshot | None, refusals: Sequence[Refused], width: float,
         "map": machine_map(nodes, width, embedded=True),
         "attention": attention(status),
         "refused": refused(refusals, int(time.time() * US_PER_S)),
+        "claims": claims(status),
         "containers": containers(status, nodes),
     }

@@ -59,7 +59,7 @@ async def test_the_stream_has_everything_first_and_then_what_is_new() -> None:
     mirror = mirror_of(crowded(2, 4))
     async with following(Page(mirror, fresh_s=0)) as chunks:
         first = parts(await anext(chunks))
-        assert first.keys() == {"node", "summary", "map", "attention", "refused", "containers"}
+        assert first.keys() == {"node", "summary", "map", "attention", "refused", "claims", "containers"}
         show(mirror, crowded(2, 5))
         news = parts(await anext(chunks))
         assert "containers" in news
