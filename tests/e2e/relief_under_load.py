@@ -6,13 +6,14 @@ python tests/e2e/relief_under_load.py [--minutes N] [--rate MIB] [--nodes equal|
 The load of `test_memory_load.py` in a virtual machine for each row, for as long as one likes. Then the races
 of `testbed.promise_races`, each as often as asked for, with the kernel's own settings. Ends with 1 if
 somebody within its claim was killed with relief, or less than 99 % of promised memory was on promised
-nodes. Each race is told as soon as it is over: what follows may be interrupted.
+nodes. Each race is told as soon as it is over, as what follows may be interrupted; at the end comes a table.
+With `--logs` each leaves what nodes and containers had every half second, and logs if somebody was killed.
 Page faults and copying are those of this machine: under emulation they tell only rows of one run apart.
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from rich.table import Table
 from testbed.errors import TestBedError
 from testbed.full_nodes import EQUAL_LOAD, RATE_MIB, UNEQUAL_LOAD, Load, Measured, measured
 from testbed.node import Node
-from testbed.promise_races import RACES, TOPOLOGY, Raced
+from testbed.promise_races import OFF, RACES, RELIEVE, TOPOLOGY, Raced
 
 LOADS = {"equal": EQUAL_LOAD, "unequal": UNEQUAL_LOAD}
-RELIEVE, OFF = MODES = ("relieve", "off")
+MODES = (RELIEVE, OFF)
 LEAST_SHARE = 0.99
 COLUMNS = (
     "nodes",
@@ -48,12 +49,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--race", choices=RACES, action="append", help="all if it is not given")
     parser.add_argument("--times", type=int, default=5, metavar="N", help="each race is run")
     parser.add_argument("--races-only", action="store_true", help="without the load before them")
-    parser.add_argument("--logs", type=Path, metavar="DIRECTORY", help="of races in which one was killed")
+    parser.add_argument("--logs", type=Path, metavar="DIRECTORY", help="where what was seen of races is left")
     asked = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
         kept = asked.races_only or show_loads(console, asked)
-        kept = show_races(console, asked.race or list(RACES), asked.times, asked.logs) and kept
+        kept = show_races(console, asked) and kept
     except TestBedError as error:
         sys.stderr.write(f"relief_under_load: {error}\n")
         return 1
@@ -77,29 +78,56 @@ def show_loads(console: Console, asked: argparse.Namespace) -> bool:
     return kept
 
 
-def show_races(console: Console, names: Sequence[str], times: int, logs: Path | None) -> bool:
-    """A line for each race; whether nobody within its claim was killed in any."""
+def show_races(console: Console, asked: argparse.Namespace) -> bool:
+    """A line for each race, and a table of all; whether nobody within its claim was killed in any with
+    relief."""
     kept = True
     console.print("the kernel's own settings, the daemon's defaults")
+    shown = Table("memoryPressure", "race", "killed within claims", "killed others", "seconds", title="Races")
     node = Node(TOPOLOGY, "2.3")
     try:
-        for name in names:
-            for number in range(1, times + 1):
-                found = RACES[name](node)
-                console.print(f"{name}, {number} of {times}: {raced(found)}")
-                kept = kept and not found.killed_within_claims
-                if logs is not None and found.killed_within_claims:
-                    node.save_logs(logs / f"{name.replace(' ', '-')}-{number}")
+        for mode in asked.mode or (RELIEVE,):
+            for name in asked.race or RACES:
+                runs = list(raced_often(console, node, mode, name, asked))
+                kept = kept and not (mode == RELIEVE and any(one.killed_within_claims for one in runs))
+                shown.add_row(mode, name, *race_row(runs))
     finally:
         node.shut_down()
+        console.print(shown)
     return kept
+
+
+def raced_often(
+    console: Console, node: Node, mode: str, name: str, asked: argparse.Namespace
+) -> Iterator[Raced]:
+    """The race of this name, as often as asked for; each is told, and leaves its files."""
+    for number in range(1, asked.times + 1):
+        found = RACES[name](node, mode)
+        console.print(f"{mode}, {name}, {number} of {asked.times}: {raced(found)}")
+        if asked.logs is not None:
+            directory = asked.logs / f"{mode}-{name.replace(' ', '-')}-{number}"
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "samples.jsonl").write_text(found.sampled)
+            if found.killed_within_claims:
+                node.save_logs(directory)
+        yield found
+
+
+def race_row(runs: Sequence[Raced]) -> tuple[str, ...]:
+    """What became of all runs of a race: a run's numbers between commas."""
+    return (
+        ", ".join(" and ".join(one.killed_within_claims) or "0" for one in runs),
+        ", ".join(str(one.killed_others) for one in runs),
+        ", ".join(f"{one.seconds:.0f}" for one in runs),
+    )
 
 
 def raced(found: Raced) -> str:
     """What became of a race, on a line."""
     unfinished = f", not finished {' '.join(found.unfinished)}" if found.unfinished else ""
     return (
-        f"killed within claims {len(found.killed_within_claims)}, others {found.killed_others}{unfinished}; "
+        f"killed within claims {len(found.killed_within_claims)} {', '.join(found.killed_within_claims)}; "
+        f"others {found.killed_others}{unfinished}; "
         f"{found.free_mib} MiB free; {found.seconds:.0f} s; "
         + " ".join(f"{key} {amount}" for key, amount in found.counted.items() if amount)
     )

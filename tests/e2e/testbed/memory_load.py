@@ -20,6 +20,7 @@ WATCH = Path(__file__).parent / "programs" / "memory_watch.py"
 SERVICE = "memory-watch"
 LOG = "/run/testbed/memory-watch.log"
 _KILLED = re.compile(r"Killed process (\d+) \(([^)]*)\).*oom_score_adj:(-?\d+)")
+_CHOSEN = re.compile(r"oom-kill:constraint=(\w+).*?mems_allowed=([\d,-]*).*?task_memcg=([^,]*),.*?pid=(\d+)")
 # As the units of containerd and kubelet have it.
 _PROTECT = """
 for pid in $(pidof containerd) $(pgrep -f agent.py); do echo -999 >/proc/$pid/oom_score_adj; done
@@ -28,11 +29,16 @@ for pid in $(pidof containerd) $(pgrep -f agent.py); do echo -999 >/proc/$pid/oo
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A process that the kernel killed for memory. Who is BestEffort was promised nothing."""
+    """A process that the kernel killed for memory. Who is BestEffort was promised nothing. ``constraint``
+    says what had none left: a cpuset, a memory policy, a cgroup or the machine; ``nodes`` are those of who
+    asked, ``cgroup`` that of who was killed."""
 
     pid: int
     program: str
     oom_score_adj: int
+    constraint: str = ""
+    nodes: str = ""
+    cgroup: str = ""
 
     @property
     def of_a_claim(self) -> bool:
@@ -42,8 +48,12 @@ class Kill:
 
 def kills(node: Node) -> list[Kill]:
     """All since the boot, by the kernel's log."""
-    found = _KILLED.findall(node.guest.run("dmesg").stdout)
-    return [Kill(int(pid), program, int(score)) for pid, program, score in found]
+    log = node.guest.run("dmesg").stdout
+    chosen = {pid: why for *why, pid in _CHOSEN.findall(log)}
+    return [
+        Kill(int(pid), program, int(score), *chosen.get(pid, ()))
+        for pid, program, score in _KILLED.findall(log)
+    ]
 
 
 def install(node: Node) -> None:

@@ -5,13 +5,18 @@ nine tenths of what they were promised as fast as they can, and it is told who w
 judges.
 """
 
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from signal import SIGTERM
 
 from testbed.crictl import Running
-from testbed.memory_load import install, kills
+from testbed.memory_load import Kill, install, kills
 from testbed.node import Node
 from testbed.pods import MIB, Pod, best_effort, burstable, guaranteed
 from testbed.topology import SIX_NODES
@@ -23,15 +28,20 @@ MEASURED_S = 32.0
 """What is held outside of containers is measured every 30 s, and more is held since the sandboxes run."""
 MEASURED_MIB = 24
 """And what it may rise by until the last container is created."""
+SAMPLES = Path(__file__).parent / "programs" / "race_samples.py"
+SAMPLED = "race-samples"
+SAMPLES_LOG = "/run/testbed/race-samples.log"
+RELIEVE, OFF = "relieve", "off"
 FILES = "/run/testbed/files"
 FILES_MIB = 450
 
 
 @dataclass(frozen=True)
 class Raced:
-    """Programs that were killed though they are within their claims, and how many others; containers that
-    have not touched what they were to touch; MiB that were free when somebody was killed, or at the end; how
-    long it took; and what the daemon counted."""
+    """Who was killed though it is within its claim, by the pod's name or the program's, with the nodes of who
+    asked; how many others; containers that have not touched what they were to touch; MiB that were free when
+    somebody was killed, or at the end; how long it took; and what the daemon counted. ``sampled`` are the
+    lines of `programs/race_samples.py`, then the containers' names."""
 
     killed_within_claims: list[str]
     killed_others: int
@@ -39,6 +49,7 @@ class Raced:
     free_mib: int
     seconds: float
     counted: Mapping[str, int] = field(default_factory=dict)
+    sampled: str = field(default="", repr=False)
 
 
 def allocatable_mib(node: Node) -> dict[int, int]:
@@ -49,29 +60,31 @@ def allocatable_mib(node: Node) -> dict[int, int]:
     }
 
 
-def beside_burstable(node: Node, part: float, pause_s: float = 0.0) -> Raced:
+def beside_burstable(node: Node, mode: str, part: float, pause_s: float = 0.0) -> Raced:
     """Four Burstable containers have touched nine tenths of their requests; then Guaranteed ones are promised
     five of six nodes, and *part* of all that can be promised is promised."""
-    begin(node)
-    run_burstable(node, part)
-    return raced(node, lambda: owners_of_five(node, part), pause_s)
+    begin(node, mode)
+    there = run_burstable(node, part)
+    return raced(node, lambda: owners_of_five(node, part), there, pause_s)
 
 
 def in_the_way(node: Node, rate: str) -> list[Running]:
     """The same, of nine tenths, up to the start of the Guaranteed containers; pages move that slowly."""
-    begin(node, "--page-move-rate", rate)
+    begin(node, RELIEVE, "--page-move-rate", rate)
     run_burstable(node, 0.9)
     return all_created(node, lambda: owners_of_five(node, 0.9))
 
 
-def run_burstable(node: Node, part: float) -> None:
+def run_burstable(node: Node, part: float) -> list[Running]:
     """See `beside_burstable`: they may lie anywhere, and request as much as *part* of the last node."""
     has = allocatable_mib(node)
     total = node.kernel.memory_total_bytes()
     request = int(has[max(has)] * part) // 4 - 4
     pods = [burstable(f"web-{number}", node_memory_bytes=total, memory=f"{request}Mi") for number in range(4)]
-    for one in [node.launch(pod.touching(f"{int(request * TOUCHED)}Mi")) for pod in pods]:
+    running = [node.launch(pod.touching(f"{int(request * TOUCHED)}Mi")) for pod in pods]
+    for one in running:
         node.crictl.await_log(one, "touched")
+    return running
 
 
 def owners_of_five(node: Node, part: float) -> list[Pod]:
@@ -100,10 +113,10 @@ def start_all(node: Node, created: Sequence[Running]) -> None:
         list(pool.map(lambda one: node.crictl.start(one.container_id), created))
 
 
-def beside_a_tmpfs(node: Node) -> Raced:
+def beside_a_tmpfs(node: Node, mode: str) -> Raced:
     """A BestEffort container fills a tmpfs; then six Guaranteed ones touch theirs, wherever they were
     placed."""
-    begin(node)
+    begin(node, mode)
     node.guest.run("sh", "-c", f"mkdir -p {FILES}; mount -t tmpfs -o size=1g tmpfs {FILES}")
     try:
         batch = best_effort("batch")
@@ -128,9 +141,9 @@ def owners_beside_files(node: Node) -> list[Pod]:
     ]
 
 
-def beside_hogs(node: Node) -> Raced:
+def beside_hogs(node: Node, mode: str) -> Raced:
     """BestEffort containers take all there is, beside Guaranteed ones."""
-    begin(node)
+    begin(node, mode)
     total_mib = sum(allocatable_mib(node).values())
     hogs = [best_effort(f"hog-{number}").touching(f"{total_mib}Mi") for number in range(2)]
     return raced(node, lambda: owners_of_seven_tenths(node), beside=hogs)
@@ -149,22 +162,23 @@ def owners_of_seven_tenths(node: Node) -> list[Pod]:
     ]
 
 
-RACES: Mapping[str, Callable[[Node], Raced]] = {
-    "all promised": lambda node: beside_burstable(node, 1.0),
-    "nine tenths promised": lambda node: beside_burstable(node, 0.9),
-    "15 s before the start": lambda node: beside_burstable(node, 1.0, 15.0),
+RACES: Mapping[str, Callable[[Node, str], Raced]] = {
+    "all promised": partial(beside_burstable, part=1.0),
+    "nine tenths promised": partial(beside_burstable, part=0.9),
+    "15 s before the start": partial(beside_burstable, part=1.0, pause_s=15.0),
     "tmpfs": beside_a_tmpfs,
     "hogs": beside_hogs,
 }
+"""Each with the `memoryPressure` that it is run with."""
 TOPOLOGY = SIX_NODES
 
 
-def begin(node: Node, *flags: str) -> None:
+def begin(node: Node, mode: str, *flags: str) -> None:
     """A clean node with the daemon as it is by default, which in other scenarios it is not."""
     node.prepare()
     install(node)
     node.bayplan.start(
-        *("--memory-pressure", "relieve"),
+        *("--memory-pressure", mode),
         *("--measured-reservation", "true"),
         *("--request-deadline", "1s"),
         *flags,
@@ -173,34 +187,59 @@ def begin(node: Node, *flags: str) -> None:
 
 
 def raced(
-    node: Node, promised: Callable[[], list[Pod]], pause_s: float = 0.0, beside: Sequence[Pod] = ()
+    node: Node,
+    promised: Callable[[], list[Pod]],
+    there: Sequence[Running] = (),
+    pause_s: float = 0.0,
+    beside: Sequence[Pod] = (),
 ) -> Raced:
     """Create all the pods that are *promised*, start them at the same moment, and wait until all have touched
-    theirs, or somebody within its claim is killed."""
+    theirs, or somebody within its claim is killed. Those that are *there* run already."""
     before = len(kills(node))
     owners, began_s = all_created(node, promised), time.monotonic()
     time.sleep(pause_s)
-    for hog in beside:
-        node.launch(hog)
-    start_all(node, owners)
-    waiting = list(owners)
-    while waiting and time.monotonic() - began_s < LIMIT_S:
-        waiting = [one for one in waiting if "touched" not in node.crictl.logs(one)]
-        if any(one.of_a_claim for one in kills(node)[before:]):
-            break
-        time.sleep(POLL_S)
+    with sampled(node):
+        hogs = [node.launch(hog) for hog in beside]
+        start_all(node, owners)
+        waiting = list(owners)
+        while waiting and time.monotonic() - began_s < LIMIT_S:
+            waiting = [one for one in waiting if "touched" not in node.crictl.logs(one)]
+            if any(one.of_a_claim for one in kills(node)[before:]):
+                break
+            time.sleep(POLL_S)
     found = kills(node)[before:]
     free = sum(int(one["memFreeBytes"]) for one in free_of_nodes(node)) // MIB
     counters = node.bayplan.status()["counters"]
     names = ("relieved_bytes", "moves", "slowed_down", "slowed_in_vain", "starts_held", "starts_held_ms")
+    containers = {one.container_id: one.pod.name for one in (*owners, *hogs, *there)}
     return Raced(
-        [one.program for one in found if one.of_a_claim],
+        [named(one, containers) for one in found if one.of_a_claim],
         sum(not one.of_a_claim for one in found),
         [one.pod.name for one in waiting],
         free,
         time.monotonic() - began_s,
         {name: int(counters.get(name, 0)) for name in names},
+        f"{node.guest.read(SAMPLES_LOG)}{json.dumps(containers)}\n",
     )
+
+
+def named(killed: Kill, containers: Mapping[str, str]) -> str:
+    """The pod that was killed, or the program of none, and on which nodes memory was asked for."""
+    pod = containers.get(killed.cgroup.rpartition("/")[2], killed.program)
+    return f"{pod} for {killed.nodes}"
+
+
+@contextmanager
+def sampled(node: Node) -> Iterator[None]:
+    """While the block runs, what nodes have and containers use is noted in `SAMPLES_LOG`."""
+    path = f"/run/testbed/{SAMPLES.name}"
+    node.guest.write(path, SAMPLES.read_text())
+    node.guest.run("rm", "-f", SAMPLES_LOG)
+    node.guest.start(SAMPLED, "python3", path, "/sys/fs/cgroup/kubepods", log=SAMPLES_LOG)
+    try:
+        yield
+    finally:
+        node.guest.signal(SAMPLED, SIGTERM)
 
 
 def all_created(node: Node, promised: Callable[[], list[Pod]]) -> list[Running]:
