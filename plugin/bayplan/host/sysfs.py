@@ -25,6 +25,7 @@ from bayplan.host.kernelfs import (
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
 from bayplan.host.memory_tiers import read_owners, read_reach, read_tiers
 from bayplan.host.topology_files import HYBRID, TopologyTree
+from bayplan.host.zoneinfo import NO_ZONES, read_zones
 from bayplan.model.machine import LOCAL_DISTANCE, Cpu, Machine, Node, in_first_nodes, kinds_of
 from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import KIB
@@ -166,7 +167,7 @@ def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ..
     if sharing and not tiers:
         # Without them the memory of nodes that have CPUs counts as ordinary, and those others have some too.
         tiers = {node: 0 for node, cpus in listed.items() if cpus}
-    nodes = []
+    nodes, zones = [], read_zones(Path(tree.root))
     for node_id in online_nodes:
         directory = f"{tree.system}/node/node{node_id}"
         reach = read_reach(tree, directory, cpu_nodes)
@@ -182,6 +183,7 @@ def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ..
                 owner=owners.get(node_id, ""),
                 devices=devices[node_id],
                 performance=reach.performance,
+                is_movable=zones.get(node_id, NO_ZONES).is_movable,
             )
         )
     return tuple(nodes), (shared_cpus(sharing),) if sharing else ()

@@ -68,7 +68,8 @@ class Node(Struct, frozen=True):
     where the kernel says nothing. ``initiators`` are the nodes that reach its memory best (HMAT ``access0``).
     ``owner`` names the device whose memory the node is, empty for memory of the machine itself. ``devices``
     counts the devices close to it that containers are made for: accelerators, InfiniBand, adapters with
-    virtual functions.
+    virtual functions. ``is_movable``: all of its memory is in the zone Movable, so that the kernel has none
+    there for itself.
     """
 
     id: int
@@ -81,6 +82,7 @@ class Node(Struct, frozen=True):
     owner: str = ""
     devices: int = 0
     performance: Performance = Performance()
+    is_movable: bool = False
 
     def capacity_bytes(self) -> dict[str, int]:
         """Bytes by resource: ordinary memory is MemTotal less what the huge page pools hold of it."""
@@ -133,6 +135,11 @@ class Machine(Struct, frozen=True, dict=True):
     @cached_property
     def memory_nodes(self) -> NodeSet:
         return NodeSet(node.id for node in self.nodes if node.memory_bytes > 0)
+
+    @cached_property
+    def movable_nodes(self) -> NodeSet:
+        """Those on which the kernel has no memory for itself."""
+        return NodeSet(node.id for node in self.nodes if node.is_movable)
 
     @cached_property
     def cpu_nodes(self) -> NodeSet:

@@ -31,7 +31,9 @@ from bayplan.model.wishes import (
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.memory_policy import (
     MemoryPolicyAbility,
+    decide_again,
     decide_by_given_policy,
+    with_kernel_memory,
     with_memory_policy,
 )
 from bayplan.placement.placement_file import wished_file
@@ -141,7 +143,7 @@ def decide_creation(
     decision = decide_by_given_policy(basis, engine, request)
     if request.claimed is not None:
         decision = on_claimed_cpus(decision)
-    decision = with_memory_policy(machine, ability, decision)
+    decision = with_kernel_memory(machine, ability, with_memory_policy(machine, ability, decision))
     apart = _apart_from_exec(container, request.pinned_cpus or decision.placement.own_cpus)
     crowded = (*also_pinned(ledger, decision.placement.exclusive_cpus), *apart)
     if crowded and decision.outcome is Outcome.PLACED:
@@ -169,7 +171,7 @@ def decide_change(
         return None
     request, _ = exact(request)
     current = old.placement
-    decision = decide_by_given_policy(basis, engine, request, current)
+    decision = decide_again(basis, engine, request, current)
     if decision.outcome is Outcome.REFUSED:
         return decision
     # Nobody can change the policy of processes that run. What is by resource claims stays.

@@ -4,6 +4,10 @@ what can be set.
 set_mempolicy(2) fails, and the container with it, if none of the policy's nodes is allowed, or if the kernel
 does not know the mode. So a policy that is wished is cut to the nodes of the placement, and left out, with a
 reason, where it cannot be set. One that the spec has already stays, and the placement goes by it.
+
+Where all memory of its nodes is in the zone Movable a container is bound to them by a policy, and may use one
+node more: the kernel has nothing there for its pipes, and what they need a policy of such nodes lets it take
+elsewhere (mm/mempolicy.c, `apply_policy_zone`).
 """
 
 from collections.abc import Callable, Mapping
@@ -32,6 +36,12 @@ from bayplan.sets import NodeSet, nodes_text
 
 GIVEN_POLICY: Final = "given-policy"
 """Code of the reason that a container goes by the memory policy of its spec."""
+
+FOR_THE_KERNEL: Final = "for-the-kernel"
+"""Code of the reason that a container may use a node more for what the kernel has to hold for it."""
+
+NO_KERNEL_MEMORY: Final = "no-kernel-memory"
+"""Code of the reason that the kernel has no memory on a container's nodes."""
 
 _RELATIVE: Final = "relative_nodes"
 
@@ -206,6 +216,72 @@ def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision:
         placement=replace(decision.placement, memory_policy=setting),
         reasons=(*decision.reasons, reason),
     )
+
+
+def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
+    """*decision* with a node for the kernel where there is none among those of a promise (engine `exact`).
+
+    The container is bound to its nodes then, so that all that it was promised there is there, and nothing of
+    it elsewhere. It does not get more nodes later, as its processes could not use them.
+    """
+    request, placement = decision.request, decision.placement
+    mems, claim = placement.mems, placement.claim
+    if mems is None or claim is None or request.opted_out or decision.outcome is Outcome.REFUSED:
+        return decision
+    added = _node_for_the_kernel(machine, mems)
+    if added is None:
+        return decision
+    policy = request.given_policy
+    if policy is None and request.memory_policy is not None:
+        policy = placement.memory_policy
+    elif policy is None and ability.runtime:
+        policy = MemoryPolicySetting(MemoryPolicyMode.BIND, mems)
+    where = f"all memory of {nodes_text(mems)} is movable"
+    if policy is None or policy.mode is not MemoryPolicyMode.BIND:
+        return _with_reason(decision, f"{where}: the kernel has none for its pipes", NO_KERNEL_MEMORY)
+    placement = replace(
+        placement,
+        mems=mems | added,
+        claim=replace(claim, flexible=False),
+        memory_policy=policy if request.given_policy is None else None,
+    )
+    text = (
+        f"{where}: the kernel may use {nodes_text(added)} for its pipes, and its memory is bound to the rest"
+    )
+    return _with_reason(replace(decision, placement=placement), text, FOR_THE_KERNEL)
+
+
+def decide_again(basis: Basis, engine: Engine, request: Request, current: Placement) -> Decision:
+    """As `decide_by_given_policy` about a changed *request* of a container that is where *current* says. Its
+    processes stay bound if they are because of `with_kernel_memory`."""
+    policy, claim, mems = current.memory_policy, current.claim, current.mems
+    ours = request.memory_policy is None and request.given_policy is None
+    if (
+        not ours
+        or policy is None
+        or policy.mode is not MemoryPolicyMode.BIND
+        or claim is None
+        or mems is None
+    ):
+        return decide_by_given_policy(basis, engine, request, current)
+    asked = replace(request, nodes=NodeWish(policy.nodes, required=True))
+    decision = _as_asked(decide_by_given_policy(basis, engine, asked, current), request)
+    placement = decision.placement
+    if placement.mems is None or placement.claim is None:
+        return decision
+    mems, claim = placement.mems | (mems - claim.nodes), replace(placement.claim, flexible=False)
+    return replace(decision, placement=replace(placement, mems=mems, claim=claim))
+
+
+def _node_for_the_kernel(machine: Machine, mems: NodeSet) -> NodeSet | None:
+    """The nearest node with memory for the kernel; None if *mems* have some, or no node has."""
+    nodes = [
+        node.id for node in machine.nodes if node.memory_bytes and not node.is_movable and not node.owner
+    ]
+    if not mems or not nodes or not mems <= machine.movable_nodes:
+        return None
+    nearest = min(nodes, key=lambda node: (sum(machine.distance(node, one) for one in mems), node))
+    return NodeSet([nearest])
 
 
 def _obstacle(

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.model.decision import Decision, MemoryPolicyMode, QosClass, Reason, Request
+from bayplan.model.decision import Decision, MemoryPolicyMode, QosClass, Reason
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import open_mems
@@ -161,10 +161,10 @@ def pages_in_the_way(machine: Machine, live: LivePages, decision: Decision) -> R
 
 def stays(entry: Entry) -> bool:
     """Whether nobody may move pages of the container: it opted out or keeps its pages, somebody else
-    pinned it, or it asked for a memory policy that says where its pages have to be."""
+    pinned it, or a memory policy says where its pages have to be."""
     request = entry.decision.request
     kept = request.opted_out or request.keeps_pages
-    return kept or request.pinned_mems is not None or _is_bound_by_policy(request)
+    return kept or request.pinned_mems is not None or _is_bound_by_policy(entry.decision)
 
 
 def start_bytes(machine: Machine) -> dict[int, int]:
@@ -184,8 +184,9 @@ def _band_bytes(memory_bytes: int) -> int:
     return max(min(_SMALLEST_BAND_BYTES, memory_bytes // _SMALL_NODE), memory_bytes // _LARGE_NODE)
 
 
-def _is_bound_by_policy(request: Request) -> bool:
-    policy = request.memory_policy or request.given_policy
+def _is_bound_by_policy(decision: Decision) -> bool:
+    request, chosen = decision.request, decision.placement.memory_policy
+    policy = request.memory_policy or request.given_policy or chosen
     return policy is not None and policy.mode in (
         MemoryPolicyMode.BIND,
         MemoryPolicyMode.INTERLEAVE,

@@ -8,6 +8,7 @@ from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     CpuUse,
     CpuWish,
+    Decision,
     MemoryPolicyMode,
     MemoryPolicySetting,
     NodeWish,
@@ -21,6 +22,7 @@ from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.wishes import unmatched_rules
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import MemoryPolicyAbility
+from bayplan.placement.page_owners import allowed_nodes, stays
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.decisions import codes
@@ -383,3 +385,75 @@ def test_rules_for_which_there_is_no_container_are_named_once_each() -> None:
     assert unmatched[0].startswith("cpuRules[0]")
     assert unmatched_rules((), there) == ()
     assert len(unmatched_rules(RULES, [])) == len(RULES)
+
+
+def with_movable(*movable: int) -> Machine:
+    """Three nodes with CPUs and one without; the kernel has nothing on those that are *movable*."""
+    plain = machine(3, cpu_less={3: GIB}, distances={(1, 3): 15, (3, 1): 15})
+    return replace(plain, nodes=tuple(replace(one, is_movable=one.id in movable) for one in plain.nodes))
+
+
+def on_movable(
+    nodes: str, annotations: dict[str, str] | None = None, ability: MemoryPolicyAbility = ABLE
+) -> tuple[Machine, Decision, Resources]:
+    hardware = with_movable(2, 3)
+    owner = pod("p", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": nodes, **(annotations or {})})
+    one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=500)
+    asked = read_annotations(hardware, PlacementPolicy(), owner, one)
+    basis = Basis(hardware, PlacementPolicy(), Ledger())
+    decision = decide_creation(basis, ExactEngine(), owner, one, annotated=asked, ability=ability)
+    return hardware, decision, one.resources
+
+
+@pytest.mark.parametrize(("nodes", "added"), [("3", 1), ("2", 0), ("2-3", 1)])
+def test_who_is_promised_movable_memory_alone_gets_a_node_for_the_kernel(nodes: str, added: int) -> None:
+    hardware, decision, _ = on_movable(nodes)
+    promised, placement = NodeSet.parse(nodes), decision.placement
+    assert placement.claim is not None
+    assert placement.claim.nodes <= promised
+    assert placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.BIND, placement.claim.nodes)
+    assert placement.mems == placement.claim.nodes | NodeSet([added])
+    assert not placement.claim.flexible
+    assert "for-the-kernel" in codes(decision)
+    entry = Entry(decision)
+    assert stays(entry)
+    assert allowed_nodes(hardware, decision) == placement.claim.nodes
+
+
+@pytest.mark.parametrize("nodes", ["0", "1"])
+def test_who_has_a_node_with_memory_for_the_kernel_gets_none_more(nodes: str) -> None:
+    _, decision, _ = on_movable(nodes)
+    assert decision.placement.mems == NodeSet.parse(nodes)
+    assert decision.placement.memory_policy is None
+    assert not {"for-the-kernel", "no-kernel-memory"} & set(codes(decision))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "ability"),
+    [({}, MemoryPolicyAbility(runtime=False)), ({"c-name.bayplan.dev/memory-policy": "interleave"}, ABLE)],
+)
+def test_whose_memory_cannot_be_bound_is_told(
+    annotations: dict[str, str], ability: MemoryPolicyAbility
+) -> None:
+    _, decision, _ = on_movable("3", annotations, ability)
+    assert decision.placement.mems == NodeSet([3])
+    assert "no-kernel-memory" in codes(decision)
+
+
+def test_who_is_bound_for_the_kernel_stays_so_when_it_is_resized() -> None:
+    hardware, decision, resources = on_movable("3")
+    larger = container("c", pod("p", QosClass.GUARANTEED), memory_bytes=GIB * 3 // 4).resources
+    basis = Basis(hardware, PlacementPolicy(), Ledger())
+    resized = decide_change(basis, ExactEngine(), decision, resources, larger)
+    assert resized is not None
+    assert resized.outcome is Outcome.PLACED
+    placement = resized.placement
+    assert placement.mems == NodeSet([1, 3])
+    assert placement.claim is not None
+    assert (placement.claim.nodes, placement.claim.flexible) == (NodeSet([3]), False)
+    assert placement.memory_policy == decision.placement.memory_policy
+    assert resized.request.nodes == decision.request.nodes
+    too_large = container("c", pod("p", QosClass.GUARANTEED), memory_bytes=GIB * 2).resources
+    refused = decide_change(basis, ExactEngine(), decision, resources, too_large)
+    assert refused is not None
+    assert refused.outcome is Outcome.REFUSED
