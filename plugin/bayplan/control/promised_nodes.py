@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from bayplan.control.controller import Controller
 from bayplan.control.expectations import Expectation, cgroup_of
 from bayplan.control.threads import InThread
@@ -25,6 +27,7 @@ from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.page_migration import move_huge_pages
+from bayplan.host.page_moves import is_bound
 from bayplan.model.decision import Move
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
@@ -35,6 +38,7 @@ from bayplan.placement.after_removal import (
     with_completed_claims,
     with_widened_placements,
 )
+from bayplan.placement.memory_policy import node_for_the_kernel, with_node_for_the_kernel
 from bayplan.placement.page_placement import LivePages, Return
 from bayplan.placement.widening import widenings, with_widened
 from bayplan.quantity import MIB, format_bytes
@@ -137,6 +141,50 @@ class PromisedNodes:
             self._verify_soon()
         self._staying.clear()
         self.is_due = True
+
+    async def before_start(self, container_id: str) -> None:
+        """Give a container whose nodes have no memory for the kernel one that has, if its memory is bound to
+        them: then it takes nothing else there."""
+        controller = self._controller
+        entry = controller.ledger.entries.get(container_id)
+        expected = controller.expectations((container_id,))
+        if shadow_mode.is_on() or entry is None or not expected:
+            return
+        added = node_for_the_kernel(controller.machine, entry.decision)
+        if added is None:
+            return
+        try:
+            bound = await self._in_thread(partial(self._is_bound, expected[0]))
+        except BayplanError as error:
+            extra = {"container_id": container_id, "problem": str(error)}
+            logger.warning("cannot see whether the memory of a container is bound", extra=extra)
+            return
+        if not bound:
+            logger.info("the OCI runtime has set no memory policy", extra={"container_id": container_id})
+            return
+        async with controller.transaction() as transaction:
+            ledger = transaction.basis.ledger
+            if not _is_placed_as(entry, ledger):
+                return
+            now = ledger.entries[container_id]
+            wider = replace(now, decision=with_node_for_the_kernel(now.decision, added))
+            await transaction.commit(ledger.with_entry(wider), container_id)
+            if now.origin.runtime_applies:
+                controller.placements.notifications.nodes_due.add(container_id)
+        try:
+            await self._in_thread(partial(self._write_mems, expected[0], wider))
+        except BayplanError:
+            self._verify_soon()  # Which says what is wrong.
+
+    def _is_bound(self, one: Expectation) -> bool:
+        with cgroup_of(self._hierarchy, one) as cgroup:
+            return all(is_bound(pid, self._hierarchy.root) for pid in cgroup.processes())
+
+    def _write_mems(self, one: Expectation, entry: Entry) -> None:
+        mems = entry.decision.placement.mems
+        with cgroup_of(self._hierarchy, one) as cgroup:
+            if mems is not None and _is_placed_as(entry, self._controller.ledger):
+                cgroup.write_mems(mems)
 
     def candidates(self) -> tuple[Move, ...]:
         """A few who can go back by the ledger, with each look others, until all were asked about."""

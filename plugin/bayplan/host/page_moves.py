@@ -206,6 +206,17 @@ def _allowed(numa_maps: str, source: int, target: int) -> Iterator[int]:
         yield int(start, 16)
 
 
+def is_bound(pid: int, root: Path = Path("/")) -> bool:
+    """Whether all memory of a process is bound to nodes by a memory policy. Not to be asked of large ones:
+    see `_LARGE_BYTES`.
+
+    Raises:
+        HostError: it cannot be read.
+    """
+    found = _POLICY.findall(read_text(str(root / "proc" / str(pid) / "numa_maps")))
+    return bool(found) and all(_BIND.fullmatch(policy) for _, policy, _ in found)
+
+
 def _within(nodes: str, node: int) -> bool:
     try:
         return node in NodeSet.parse(nodes)

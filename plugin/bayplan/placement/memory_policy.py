@@ -5,9 +5,9 @@ set_mempolicy(2) fails, and the container with it, if none of the policy's nodes
 does not know the mode. So a policy that is wished is cut to the nodes of the placement, and left out, with a
 reason, where it cannot be set. One that the spec has already stays, and the placement goes by it.
 
-Where all memory of its nodes is in the zone Movable a container is bound to them by a policy, and may use one
-node more: the kernel has nothing there for its pipes, and what they need a policy of such nodes lets it take
-elsewhere (mm/mempolicy.c, `apply_policy_zone`).
+Where all memory of its nodes is in the zone Movable a container is bound to them by a policy, and then may
+use one node more: the kernel has nothing there for its pipes, and a policy of such nodes does not count for
+what these need (mm/mempolicy.c, `apply_policy_zone`).
 """
 
 from collections.abc import Callable, Mapping
@@ -219,36 +219,47 @@ def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision:
 
 
 def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
-    """*decision* with a node for the kernel where there is none among those of a promise (engine `exact`).
+    """*decision* so that its container can have a node for the kernel, where there is none among those of a
+    promise (engine `exact`): bound to these, so that all that it was promised is there, nothing elsewhere.
 
-    The container is bound to its nodes then, so that all that it was promised there is there, and nothing of
-    it elsewhere. It does not get more nodes later, as its processes could not use them.
+    It has that node once the kernel shows that it is bound (`node_for_the_kernel`), as an OCI runtime may
+    pass over the policy. It does not get more nodes later for others, as its processes could not use them.
     """
     request, placement = decision.request, decision.placement
     mems, claim = placement.mems, placement.claim
-    if mems is None or claim is None or request.opted_out or decision.outcome is Outcome.REFUSED:
+    if mems is None or claim is None or request.opted_out or not mems <= machine.movable_nodes:
         return decision
-    added = _node_for_the_kernel(machine, mems)
-    if added is None:
-        return decision
-    policy = request.given_policy
-    if policy is None and request.memory_policy is not None:
-        policy = placement.memory_policy
-    elif policy is None and ability.runtime:
+    text = f"all memory of {nodes_text(mems)} is movable: the kernel has none there for its pipes"
+    if request.given_policy is None and request.memory_policy is None and ability.runtime:
         policy = MemoryPolicySetting(MemoryPolicyMode.BIND, mems)
-    where = f"all memory of {nodes_text(mems)} is movable"
+        placement = replace(placement, claim=replace(claim, flexible=False), memory_policy=policy)
+    return _with_reason(replace(decision, placement=placement), text, NO_KERNEL_MEMORY)
+
+
+def node_for_the_kernel(machine: Machine, decision: Decision) -> NodeSet | None:
+    """The node that the container of *decision* is to have beside those of its promise if its memory is bound
+    to these, the nearest that has memory for the kernel; None if it needs none or there is none."""
+    placement, policy = decision.placement, decision.request.given_policy or decision.placement.memory_policy
+    mems, own = placement.mems, (node for node in machine.nodes if node.memory_bytes and not node.owner)
+    nodes = [node.id for node in own if not node.is_movable]
+    if mems is None or placement.claim is None or not nodes or not mems <= machine.movable_nodes:
+        return None
     if policy is None or policy.mode is not MemoryPolicyMode.BIND:
-        return _with_reason(decision, f"{where}: the kernel has none for its pipes", NO_KERNEL_MEMORY)
-    placement = replace(
-        placement,
-        mems=mems | added,
-        claim=replace(claim, flexible=False),
-        memory_policy=policy if request.given_policy is None else None,
-    )
-    text = (
-        f"{where}: the kernel may use {nodes_text(added)} for its pipes, and its memory is bound to the rest"
-    )
-    return _with_reason(replace(decision, placement=placement), text, FOR_THE_KERNEL)
+        return None
+    nearest = min(nodes, key=lambda node: (sum(machine.distance(node, one) for one in mems), node))
+    return NodeSet([nearest])
+
+
+def with_node_for_the_kernel(decision: Decision, added: NodeSet) -> Decision:
+    """*decision* of a container that is bound to its nodes, with the node *added* for what the kernel holds
+    for it."""
+    placement = decision.placement
+    mems = (placement.mems or NodeSet()) | added
+    reasons = tuple(reason for reason in decision.reasons if reason.code != NO_KERNEL_MEMORY)
+    own, others = nodes_text(mems - added), nodes_text(added)
+    text = f"its memory is bound to {own}, all of it movable: its pipes lie on {others}"
+    placement = replace(placement, mems=mems, previous_mems=placement.mems)
+    return _with_reason(replace(decision, placement=placement, reasons=reasons), text, FOR_THE_KERNEL)
 
 
 def decide_again(basis: Basis, engine: Engine, request: Request, current: Placement) -> Decision:
@@ -271,17 +282,6 @@ def decide_again(basis: Basis, engine: Engine, request: Request, current: Placem
         return decision
     mems, claim = placement.mems | (mems - claim.nodes), replace(placement.claim, flexible=False)
     return replace(decision, placement=replace(placement, mems=mems, claim=claim))
-
-
-def _node_for_the_kernel(machine: Machine, mems: NodeSet) -> NodeSet | None:
-    """The nearest node with memory for the kernel; None if *mems* have some, or no node has."""
-    nodes = [
-        node.id for node in machine.nodes if node.memory_bytes and not node.is_movable and not node.owner
-    ]
-    if not mems or not nodes or not mems <= machine.movable_nodes:
-        return None
-    nearest = min(nodes, key=lambda node: (sum(machine.distance(node, one) for one in mems), node))
-    return NodeSet([nearest])
 
 
 def _obstacle(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from msgspec.structs import replace
 
 from bayplan.config.settings import MemoryPressure
@@ -16,13 +17,15 @@ from bayplan.daemon.memory_pressure import COUNT_S, PressureWatch
 from bayplan.daemon.page_relief import PageRelief
 from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import Outcome, QosClass
+from bayplan.model.machine import Machine
 from bayplan.model.origin import Hook
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, ContainerState, Pod, Update
+from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from support.controllers import Controlled, announced, begun, controlled, here
+from support.controllers import MACHINE, Controlled, announced, begun, controlled, here
 from support.live_nodes import LiveNodes
 from support.machines import container, machine, pod
 from support.oci_node import OciNode
@@ -97,7 +100,7 @@ class Around:
 
 @asynccontextmanager
 async def around(
-    tmp_path: Path, nri: str | None = "0.12.0", bounds: Bounds = BOUNDS
+    tmp_path: Path, nri: str | None = "0.12.0", bounds: Bounds = BOUNDS, on: Machine = MACHINE
 ) -> AsyncIterator[Around]:
     """The container "flexible" has 300 MiB on node 0 and 200 MiB on node 1; nothing is relieved."""
     live = LiveNodes(OciNode(tmp_path / "root"), {0: GIB, 1: GIB})
@@ -105,7 +108,7 @@ async def around(
     live.hold(PATH, {0: 300 * MIB, 1: 200 * MIB})
     live.node.make_process(42, PATH)
     (live.node.directory(PATH) / "cpuset.mems").write_text("0-1\n")
-    async with controlled(tmp_path / "state", nri=nri) as one:
+    async with controlled(tmp_path / "state", nri=nri, on=on) as one:
         controller = one.controller
 
         async def in_thread(work: Callable[[], Result]) -> Result:
@@ -452,3 +455,37 @@ async def test_it_follows_until_it_is_cancelled(tmp_path: Path) -> None:
         assert it.recorded == {"flexible": "0"}
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("numa_maps", "mems"),
+    [
+        ("55d0 bind:1 anon=3 N1=3\n55d8 bind=static:1 anon=1 N1=1\n", "0-1"),
+        ("55d0 default anon=3 N1=3\n", "1"),
+        ("55d0 bind:1 anon=3 N1=3\n55d8 default anon=1 N1=1\n", "1"),
+        ("", "1"),
+    ],
+)
+async def test_who_is_bound_to_movable_nodes_gets_one_for_the_kernel_before_it_starts(
+    tmp_path: Path, numa_maps: str, mems: str
+) -> None:
+    nodes = (replace(one, is_movable=one.id == 1) for one in MACHINE.nodes)
+    async with around(tmp_path, on=replace(MACHINE, nodes=tuple(nodes))) as it:
+        owner = pod("flexible", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "1"})
+        adjustment, _ = await it.one.controller.create_container(owner, FLEXIBLE)
+        assert adjustment.cpuset_mems == NodeSet([1])
+        (it.node.directory(PATH) / "cpuset.mems").write_text("1\n")
+        (it.node.root / "proc/42/numa_maps").write_text(numa_maps)
+        await it.one.controller.state_changed(Event.POST_CREATE_CONTAINER, owner, FLEXIBLE)
+        await it.promised.before_start("flexible")
+        assert (it.mems, it.recorded) == (mems, {"flexible": mems})
+        claim = it.one.controller.ledger.entries["flexible"].decision.placement.claim
+        assert claim is not None
+        assert claim.nodes == NodeSet([1])
+        # The runtime hears of it with the next reply, once; and it is asked no second time.
+        other = pod("other", QosClass.BEST_EFFORT)
+        _, updates = await it.one.controller.create_container(other, container("other", other))
+        given = [Update("flexible", cpuset_mems=NodeSet([0, 1]))] if mems == "0-1" else []
+        assert list(updates) == given
+        await it.promised.before_start("flexible")
+        assert (it.mems, it.recorded["flexible"]) == (mems, mems)

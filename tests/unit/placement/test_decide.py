@@ -21,7 +21,11 @@ from bayplan.model.policy import CpuPool, CpuRule, PlacementPolicy
 from bayplan.model.resources import Resources, WrittenResources, read
 from bayplan.model.wishes import unmatched_rules
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
-from bayplan.placement.memory_policy import MemoryPolicyAbility
+from bayplan.placement.memory_policy import (
+    MemoryPolicyAbility,
+    node_for_the_kernel,
+    with_node_for_the_kernel,
+)
 from bayplan.placement.page_owners import allowed_nodes, stays
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -394,11 +398,14 @@ def with_movable(*movable: int) -> Machine:
 
 
 def on_movable(
-    nodes: str, annotations: dict[str, str] | None = None, ability: MemoryPolicyAbility = ABLE
+    nodes: str,
+    annotations: dict[str, str] | None = None,
+    ability: MemoryPolicyAbility = ABLE,
+    memory_bytes: int = GIB // 2,
 ) -> tuple[Machine, Decision, Resources]:
     hardware = with_movable(2, 3)
     owner = pod("p", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": nodes, **(annotations or {})})
-    one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=500)
+    one = container("c", owner, memory_bytes=memory_bytes, milli_cpus=500)
     asked = read_annotations(hardware, PlacementPolicy(), owner, one)
     basis = Basis(hardware, PlacementPolicy(), Ledger())
     decision = decide_creation(basis, ExactEngine(), owner, one, annotated=asked, ability=ability)
@@ -406,26 +413,31 @@ def on_movable(
 
 
 @pytest.mark.parametrize(("nodes", "added"), [("3", 1), ("2", 0), ("2-3", 1)])
-def test_who_is_promised_movable_memory_alone_gets_a_node_for_the_kernel(nodes: str, added: int) -> None:
-    hardware, decision, _ = on_movable(nodes)
-    promised, placement = NodeSet.parse(nodes), decision.placement
-    assert placement.claim is not None
-    assert placement.claim.nodes <= promised
-    assert placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.BIND, placement.claim.nodes)
-    assert placement.mems == placement.claim.nodes | NodeSet([added])
-    assert not placement.claim.flexible
-    assert "for-the-kernel" in codes(decision)
-    entry = Entry(decision)
-    assert stays(entry)
-    assert allowed_nodes(hardware, decision) == placement.claim.nodes
+def test_who_is_promised_movable_memory_alone_is_bound_and_gets_a_node_for_the_kernel(
+    nodes: str, added: int
+) -> None:
+    hardware, decision, _ = on_movable(nodes, memory_bytes=GIB * 3 // 2 if nodes == "2-3" else GIB // 2)
+    promised = NodeSet.parse(nodes)
+    for one in (decision, with_node_for_the_kernel(decision, NodeSet([added]))):
+        placement = one.placement
+        assert placement.claim is not None
+        assert (placement.claim.nodes, placement.claim.flexible) == (promised, False)
+        assert placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.BIND, promised)
+        assert stays(Entry(one))
+        assert allowed_nodes(hardware, one) == promised
+    assert node_for_the_kernel(hardware, decision) == NodeSet([added])
+    assert (decision.placement.mems, placement.mems) == (promised, promised | NodeSet([added]))
+    assert ("no-kernel-memory" in codes(decision), "no-kernel-memory" in codes(one)) == (True, False)
+    assert node_for_the_kernel(hardware, one) is None
 
 
 @pytest.mark.parametrize("nodes", ["0", "1"])
 def test_who_has_a_node_with_memory_for_the_kernel_gets_none_more(nodes: str) -> None:
-    _, decision, _ = on_movable(nodes)
+    hardware, decision, _ = on_movable(nodes)
     assert decision.placement.mems == NodeSet.parse(nodes)
     assert decision.placement.memory_policy is None
-    assert not {"for-the-kernel", "no-kernel-memory"} & set(codes(decision))
+    assert "no-kernel-memory" not in codes(decision)
+    assert node_for_the_kernel(hardware, decision) is None
 
 
 @pytest.mark.parametrize(
@@ -435,13 +447,15 @@ def test_who_has_a_node_with_memory_for_the_kernel_gets_none_more(nodes: str) ->
 def test_whose_memory_cannot_be_bound_is_told(
     annotations: dict[str, str], ability: MemoryPolicyAbility
 ) -> None:
-    _, decision, _ = on_movable("3", annotations, ability)
+    hardware, decision, _ = on_movable("3", annotations, ability)
     assert decision.placement.mems == NodeSet([3])
     assert "no-kernel-memory" in codes(decision)
+    assert node_for_the_kernel(hardware, decision) is None
 
 
 def test_who_is_bound_for_the_kernel_stays_so_when_it_is_resized() -> None:
     hardware, decision, resources = on_movable("3")
+    decision = with_node_for_the_kernel(decision, NodeSet([1]))
     larger = container("c", pod("p", QosClass.GUARANTEED), memory_bytes=GIB * 3 // 4).resources
     basis = Basis(hardware, PlacementPolicy(), Ledger())
     resized = decide_change(basis, ExactEngine(), decision, resources, larger)
