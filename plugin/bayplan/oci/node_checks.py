@@ -123,7 +123,7 @@ def _of_zones(root: Path) -> Iterator[Finding]:
                 "all of its memory is in the zone Movable: the kernel has none for a container that may use "
                 "this node alone, whose pipes fail (before Linux 5.16 others are killed for it)"
             )
-            advice = "let containers use another node beside it, or bring it online with online_kernel"
+            advice = "use runc 1.4, which sets memory policies, or bring it online with online_kernel"
             yield Finding(Level.WARNING, f"node {node}", text, f"{advice} (daxctl: --no-movable)")
 
 

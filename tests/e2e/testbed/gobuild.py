@@ -21,6 +21,7 @@ CRI_TOOLS_VERSION = "v1.37.0"
 # crictl is built with the dependencies of this containerd where they are newer than its own: what both have
 # is then compiled once.
 SHARED_MODULE = "github.com/containerd/containerd/v2 v2.3.7"
+RUNC_VERSION = "v1.4.3"
 CRIO_VERSION = "v1.36.3"
 # Whatever needs a C library beside libc is left out: seccomp, btrfs, ostree, gpgme. The last three are for
 # linking all of it statically.
@@ -123,6 +124,28 @@ def crio(version: str = CRIO_VERSION) -> Path:
 
     step = Step(f"CRI-O {version}, compiled", 60)
     return artefact("crio", {"version": version, "tags": CRIO_TAGS, "format": 1}, build, step=step)
+
+
+def runc(version: str = RUNC_VERSION) -> Path:
+    """A directory with bin/runc of that tag, without seccomp: it sets memory policies."""
+    module = "github.com/opencontainers/runc"
+
+    def build(path: Path) -> None:
+        scratch = _module_requiring(path, module, version)
+        (path / "bin").mkdir(parents=True)
+        go_build(
+            f"runc {version}",
+            scratch,
+            Path(f"{path}/bin/"),
+            (module,),
+            ("-mod=mod", "-tags=netgo,osusergo"),
+            link="-linkmode=external -extldflags=-static",
+            env={"CGO_ENABLED": "1"},
+        )
+
+    return artefact(
+        "runc", {"version": version, "format": 1}, build, step=Step(f"runc {version}, compiled", 12)
+    )
 
 
 def workload() -> Path:

@@ -282,6 +282,13 @@ HOT_PLUG = Topology(
 )
 # Node 1 has only the memory that is plugged in.
 DIMM_NODE = Topology("dimm-node", (NumaNode(2, 1024), NumaNode(2, 0)), spare_memory_mib=512)
+# The same, where the kernel has none of it for itself.
+MOVABLE_NODE = Topology(
+    "movable-node",
+    (NumaNode(2, 1024), NumaNode(2, 0)),
+    spare_memory_mib=512,
+    kernel_args=("memhp_default_state=online_movable",),
+)
 WITH_DEVICES = Topology(
     "with-devices",
     (NumaNode(2, 512),) * 4,
