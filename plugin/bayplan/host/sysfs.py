@@ -25,7 +25,6 @@ from bayplan.host.kernelfs import (
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
 from bayplan.host.memory_tiers import read_owners, read_reach, read_tiers
 from bayplan.host.topology_files import HYBRID, TopologyTree
-from bayplan.host.zoneinfo import NO_ZONES, read_zones
 from bayplan.model.machine import LOCAL_DISTANCE, Cpu, Machine, Node, in_first_nodes, kinds_of
 from bayplan.model.sentences import shared_cpus
 from bayplan.quantity import KIB
@@ -167,15 +166,16 @@ def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ..
     if sharing and not tiers:
         # Without them the memory of nodes that have CPUs counts as ordinary, and those others have some too.
         tiers = {node: 0 for node, cpus in listed.items() if cpus}
-    nodes, zones = [], read_zones(Path(tree.root))
+    nodes, kernel_nodes = [], _kernel_nodes(tree)
     for node_id in online_nodes:
         directory = f"{tree.system}/node/node{node_id}"
         reach = read_reach(tree, directory, cpu_nodes)
+        memory_bytes = read_meminfo(f"{directory}/meminfo", MEM_TOTAL)[MEM_TOTAL]
         nodes.append(
             Node(
                 node_id,
                 cpus_of[node_id],
-                read_meminfo(f"{directory}/meminfo", MEM_TOTAL)[MEM_TOTAL],
+                memory_bytes,
                 _hugepages(f"{directory}/hugepages"),
                 _distances(tree, directory, online_nodes) or _shared_distances(node_id, listed),
                 tier=tiers.get(node_id),
@@ -183,10 +183,18 @@ def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ..
                 owner=owners.get(node_id, ""),
                 devices=devices[node_id],
                 performance=reach.performance,
-                is_movable=zones.get(node_id, NO_ZONES).is_movable,
+                is_movable=bool(kernel_nodes) and memory_bytes > 0 and node_id not in kernel_nodes,
             )
         )
     return tuple(nodes), (shared_cpus(sharing),) if sharing else ()
+
+
+def _kernel_nodes(tree: TopologyTree) -> NodeSet:
+    """The nodes with memory that is not in the zone Movable; none if the kernel does not say."""
+    found = NodeSet()
+    for name in ("has_normal_memory", "has_high_memory"):
+        found |= tree.optional(f"{tree.system}/node/{name}", NodeSet.parse, NodeSet())
+    return found
 
 
 def _shared_distances(node: int, listed: Mapping[int, CpuSet]) -> Mapping[int, int]:

@@ -37,6 +37,8 @@ def files_of(machine: Machine) -> dict[str, str]:
         files[f"{SYSTEM}/cpu/isolated"] = _ids(machine.isolated)
     if machine.nohz_full:
         files[f"{SYSTEM}/cpu/nohz_full"] = _ids(machine.nohz_full)
+    if machine.movable_nodes:
+        files[f"{SYSTEM}/node/has_normal_memory"] = _ids(machine.memory_nodes - machine.movable_nodes)
     for node in machine.nodes:
         files |= _node(machine, node) | _devices(node)
     files |= _owners(machine) | _tiers(machine)

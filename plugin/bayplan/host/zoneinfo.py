@@ -63,11 +63,6 @@ class NodeZones(Struct, frozen=True):
     lists: CpuLists = CpuLists()
     kernel_bytes: int = 0
 
-    @property
-    def is_movable(self) -> bool:
-        """Whether the kernel can use nothing of what there is."""
-        return self.managed_bytes > 0 and not self.kernel_bytes
-
 
 NO_ZONES: Final = NodeZones()
 

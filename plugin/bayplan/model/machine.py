@@ -68,8 +68,8 @@ class Node(Struct, frozen=True):
     where the kernel says nothing. ``initiators`` are the nodes that reach its memory best (HMAT ``access0``).
     ``owner`` names the device whose memory the node is, empty for memory of the machine itself. ``devices``
     counts the devices close to it that containers are made for: accelerators, InfiniBand, adapters with
-    virtual functions. ``is_movable``: all of its memory is in the zone Movable, so that the kernel has none
-    there for itself.
+    virtual functions. ``is_movable``: the kernel has no memory there for itself, as all that there is is in
+    the zone Movable.
     """
 
     id: int
@@ -138,7 +138,7 @@ class Machine(Struct, frozen=True, dict=True):
 
     @cached_property
     def movable_nodes(self) -> NodeSet:
-        """Those on which the kernel has no memory for itself."""
+        """Those with memory of which the kernel has none for itself."""
         return NodeSet(node.id for node in self.nodes if node.is_movable)
 
     @cached_property

@@ -118,7 +118,7 @@ def _of_zones(root: Path) -> Iterator[Finding]:
             )
             advice = "set percpuPagelistHighFraction, to 1024 for instance, if promises need that memory"
             yield Finding(Level.WARNING, f"node {node}", text, advice)
-        if zone.is_movable:
+        if zone.managed_bytes and not zone.kernel_bytes:
             text = (
                 "all of its memory is in the zone Movable: the kernel has none for a container that may use "
                 "this node alone, whose pipes fail (before Linux 5.16 others are killed for it)"

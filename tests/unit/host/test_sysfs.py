@@ -547,7 +547,27 @@ def machines(draw):
         )
         for cpu in cpu_ids
     )
-    return Machine(nodes, cpus)
+    # The kernel itself needs some memory.
+    filled = [node.id for node in nodes if node.memory_bytes]
+    movable = draw(st.sets(st.sampled_from(filled[1:]))) if filled[1:] else set()
+    return Machine(tuple(replace(node, is_movable=node.id in movable) for node in nodes), cpus)
+
+
+@pytest.mark.parametrize(
+    ("normal", "high", "movable"),
+    [
+        ("0-1\n", None, {2, 3}),
+        ("0\n", "0-2\n", {3}),
+        ("0-3\n", None, set()),
+        ("\n", None, set()),
+        (None, None, set()),
+    ],
+)
+def test_nodes_of_which_the_kernel_has_nothing_for_itself(tmp_path, normal, high, movable):
+    tree = SysfsTree(machine(4, memory_bytes=GIB))
+    named = {"has_normal_memory": normal, "has_high_memory": high}
+    tree.files |= {f"{SYSTEM}/node/{name}": text for name, text in named.items() if text is not None}
+    assert set(read_machine(tree.write(tmp_path)).movable_nodes) == movable
 
 
 @given(wanted=machines().filter(lambda wanted: wanted.memory_bytes > 0))

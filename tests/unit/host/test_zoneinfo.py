@@ -171,6 +171,10 @@ REPORTED = {
         ("DMA", 4_036, 0, 60, 88, 994),
         ("DMA32", 5_832, 0, 4_000, 6_000, 0),
     ],
+    "bound to the last of four nodes, with swap, Rocky Linux 4.18": [
+        ("Normal", 36_376, 0, 34_644, 51_964, 0)
+    ],
+    "bound to the second of two nodes of a cloud": [("DMA32", 34_068, 0, 32_016, 48_024, 0)],
     "stress-ng on sparc64, with a boost": [("Normal", 99_400, 16_384, 106_496, 151_552, 0)],
 }
 """Of kernel logs of others: zones in which nobody got a page any more, and somebody was killed. What was free
