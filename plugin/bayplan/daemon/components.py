@@ -278,6 +278,7 @@ class Daemon:
 
     async def _before_start(self, container_id: str) -> None:
         await self.resource_claims.before_start(container_id)
+        await self.promised_nodes.before_start(container_id)
         await self.pressure.before_start(container_id)
 
     def _make_verification(self) -> None:
@@ -528,10 +529,6 @@ class Daemon:
 
     def _count_unset_oom_score_adj(self) -> None:
         self.controller.counters["oom_score_adj_failed"] += 1
-
-    async def _before_start(self, container_id: str) -> None:
-        await self.promised_nodes.before_start(container_id)
-        await self.pressure.before_start(container_id)
 
     async def _has_process(self, place: Place) -> bool:
         return await self.cpuset_thread.do(partial(Occupancy(self.hierarchy).has_process, place))
