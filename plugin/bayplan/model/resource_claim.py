@@ -115,6 +115,11 @@ def claim_key(uid: str) -> str:
     return f"{_KEY}{uid}"
 
 
+def is_claim_key(container_id: str) -> bool:
+    """Whether a decision was about a claim, and not about a container."""
+    return container_id.startswith(_KEY)
+
+
 def is_uid(text: str) -> bool:
     """Whether *text* can be a claim's uid: it is part of a file's name."""
     return _UID.fullmatch(text) is not None

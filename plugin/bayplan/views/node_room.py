@@ -5,7 +5,9 @@ For both engines by the promises alone: a claim on several nodes counts on a nod
 on the others. Pure.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
@@ -18,6 +20,9 @@ from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from bayplan.views.decision_view import View
+
+_PARTS: Final = 64
+"""Of what is free on a node alone, that is told of together with others."""
 
 
 def free_bytes_by_node(basis: Basis) -> dict[int, dict[str, int]]:
@@ -78,10 +83,15 @@ def _holders(basis: Basis) -> Iterator[tuple[str, CpuSet]]:
             yield request.name, held
 
 
-def claimable_by_node(basis: Basis) -> dict[int, dict[str, int]]:
+def claimable_by_node(basis: Basis, *, jointly: bool = False) -> dict[int, dict[str, int]]:
     """What resource claims have and can still have of each node alone: node id -> resource -> bytes, and
-    ``cpu`` -> CPUs."""
+    ``cpu`` -> CPUs. *jointly*: of all of them together, so that less of each where promises on several nodes
+    leave room on one of these or on another."""
     free_bytes, free_cpus = free_bytes_by_node(basis), free_cpus_by_node(basis)
+    if jointly:
+        free_bytes = _together(basis, free_bytes)
+        most, alone = max(0, basis.exclusive_room()), sum(free_cpus.values())
+        free_cpus = {node: count * min(most, alone) // (alone or 1) for node, count in free_cpus.items()}
     held = list(basis.ledger.resource_claims.values())
     rows = [one.by_node() for one in held]
     own = union(one.cpus_of() for one in held)
@@ -95,6 +105,25 @@ def claimable_by_node(basis: Basis) -> dict[int, dict[str, int]]:
         )
         for node in basis.machine.nodes
     }
+
+
+def _together(basis: Basis, alone: Mapping[int, Mapping[str, int]]) -> dict[int, dict[str, int]]:
+    """As large a part of what each node *alone* has, the same of all, as they have together."""
+    flows, found = ResourceFlows(basis), {node: dict(row) for node, row in alone.items()}
+    for resource in flows.capacity:
+
+        def part(parts: int, resource: str = resource) -> dict[int, int]:
+            return {node: row.get(resource, 0) * parts // _PARTS for node, row in alone.items()}
+
+        def exceeds(parts: int, resource: str = resource) -> bool:
+            claims = [(1 << node, {resource: amount}) for node, amount in part(parts).items() if amount]
+            return flows.cut(claims) is not None
+
+        most = bisect_left(range(1, _PARTS + 1), 1, key=exceeds)
+        for node, amount in part(most).items():
+            if resource in found[node]:
+                found[node][resource] = amount
+    return found
 
 
 def node_rooms(basis: Basis, request: Request | None = None) -> list[View]:

@@ -7,6 +7,7 @@ highest one; the first is above all that the API server has of it.
 
 import asyncio
 import random
+import time
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlencode
@@ -31,10 +32,14 @@ from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.engines.interface import EXACT
 from bayplan.errors import ConfigError, Problem, UnavailableError
+from bayplan.model.resource_claim import is_claim_key
 from bayplan.views.snapshot import Snapshot
 
 COLLECTION: Final = f"/apis/{API_GROUP}/{API_VERSION}/{RESOURCE}"
 WATCH_S: Final = 240
+CAREFUL_US: Final = 600_000_000
+"""So long after a refused claim only what all devices have together is published: the scheduler would send
+the next one, as it adds up what each of them has alone."""
 
 
 class _Pool(Struct, frozen=True, rename="camel"):
@@ -66,7 +71,18 @@ class _Event(Struct, frozen=True):
     object: _Slice
 
 
-class SlicePublisher(Publisher[Snapshot]):
+class _Room(Struct, frozen=True):
+    """What is published; *jointly* as for `devices_of`."""
+
+    snapshot: Snapshot
+    jointly: bool
+
+    def is_that_of(self, other: "_Room") -> bool:
+        """Whether both have the same."""
+        return is_same_room(self.snapshot, other.snapshot) and self.jointly == other.jointly
+
+
+class SlicePublisher(Publisher[_Room]):
     """Publishes the room that *mirror* knows as devices of the node *node_name*. Nothing is published while
     another engine than `exact` decides: only that one keeps promises to claims."""
 
@@ -101,18 +117,31 @@ class SlicePublisher(Publisher[Snapshot]):
             tasks.create_task(super().run())
             tasks.create_task(self._watch())
 
-    async def _next_basis(self, last: Snapshot | None) -> Snapshot:
+    async def _next_basis(self, last: _Room | None) -> _Room:
         while True:
             seen, snapshot = self._mirror.revision, self._mirror.snapshot
             if self._disturbed.is_set():
                 self._forget()
                 last = None
-            if snapshot is not None and (last is None or not is_same_room(last, snapshot)):
-                return snapshot
+            if snapshot is not None:
+                room = _Room(snapshot, self._was_refused_lately())
+                if last is None or not room.is_that_of(last):
+                    return room
             await first_of(self._mirror.wait_for_change(seen), self._disturbed.wait())
 
-    async def _publish(self, basis: Snapshot) -> None:
-        devices = [] if basis.engine != EXACT else await asyncio.to_thread(devices_of, basis)
+    def _was_refused_lately(self) -> bool:
+        """Whether what was published was more than claims can have at once."""
+        since_us = time.time_ns() // 1000 - CAREFUL_US
+        return any(
+            one.at_us > since_us and is_claim_key(one.decision.request.container_id)
+            for one in self._mirror.refusals
+        )
+
+    async def _publish(self, room: _Room) -> None:
+        basis = room.snapshot
+        devices = (
+            [] if basis.engine != EXACT else await asyncio.to_thread(devices_of, basis, jointly=room.jointly)
+        )
         if self._published is None:
             self._node_uid = await own_node_uid(self._api, self._node_name)
             await self._list()

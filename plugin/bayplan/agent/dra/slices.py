@@ -4,7 +4,8 @@ knows what a claim can still have there. Pure.
 Kubernetes subtracts what it has allocated to claims from a device's capacity. So the capacity is what the
 node holds less what containers without a claim hold; what claims hold is part of it. A promise on several
 nodes counts on one of them only as far as it cannot be kept on the others, as in NodeResourceTopology: what
-several devices have together may be more than claims can have there at once.
+several devices have together may be more than claims can have there at once. Once a claim was refused for
+that, only what they can have at once is published for a while.
 """
 
 import hashlib
@@ -70,9 +71,10 @@ def step_of(resource: str) -> int:
     return MEMORY_STEP_BYTES if resource == MEMORY else parse_page_size(resource.partition("-")[2])
 
 
-def devices_of(snapshot: Snapshot) -> list[Object]:
-    """A device for each node with CPUs, or with memory that is not a device's own."""
-    machine, rooms = snapshot.machine, claimable_by_node(snapshot.basis)
+def devices_of(snapshot: Snapshot, *, jointly: bool = False) -> list[Object]:
+    """A device for each node with CPUs, or with memory that is not a device's own. *jointly*: claims can have
+    all of their capacities at once."""
+    machine, rooms = snapshot.machine, claimable_by_node(snapshot.basis, jointly=jointly)
     groupings = tuple(_groupings(machine))
     return [
         {
