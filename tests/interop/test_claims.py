@@ -234,7 +234,7 @@ def test_what_the_scheduler_allocates_is_held_and_consumed_alike() -> None:
                     outcomes["held"] += 1
             assert held(ledger) == consumed(allocated)
             assert check(Basis(MACHINE, POLICY, ledger)) == ()
-    print(dict(outcomes))  # noqa: T201
+    print(dict(outcomes))
     # Seen: 509 held, 485 without room, 6 refused, all on several nodes beside promises on several.
     assert outcomes["held"] > CLAIMS // 3
     assert outcomes["no room"] > CLAIMS // 20

@@ -170,6 +170,8 @@ class FakeApiServer:
                 raise Refusal(HTTPStatus.NOT_FOUND, "the server could not find the requested resource")
 
     def _apply(self, path: str, manager: str, applied: Object) -> Object:
+        if path.endswith("/status"):
+            return self._apply_status(path.removesuffix("/status"), applied)
         if path.startswith(f"{SLICES}/") and (wrong := complaints(applied)):
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(wrong))
         other = self._managers.get(path, manager)
@@ -183,6 +185,20 @@ class FakeApiServer:
         if self.loses_answers:
             raise ConnectionAbortedError
         return {**applied, "metadata": applied["metadata"] | generation}
+
+    def _apply_status(self, path: str, applied: Object) -> Object:
+        """A claim's status of devices, each of which must be allocated to it."""
+        if path not in self.objects:
+            raise Refusal(HTTPStatus.NOT_FOUND, f"{path} not found")
+        status = self.objects[path]["status"]
+        allocated = [
+            (one["driver"], one["pool"], one["device"]) for one in status["allocation"]["devices"]["results"]
+        ]
+        for one in applied["status"]["devices"]:
+            if (one["driver"], one["pool"], one["device"]) not in allocated:
+                raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, f"status.devices: {one} is not allocated")
+        self.objects[path] = {**self.objects[path], "status": {**status, **applied["status"]}}
+        return self.objects[path]
 
     def _generation(self, path: str, before: Object | None, applied: Object) -> Object:
         """The object's uid, and its generation, which rises with each change."""

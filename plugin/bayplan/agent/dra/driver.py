@@ -8,6 +8,7 @@ one. A claim that nobody needs any more is released although kubelet did not ask
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -16,11 +17,12 @@ from msgspec import Struct
 
 from bayplan._proto.dra import api_pb2 as pb
 from bayplan.agent.cluster.api import Api, ApiError
+from bayplan.agent.condition import Condition
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.slices import API_GROUP, API_VERSION, CPU, DRIVER, node_of_device, resource_of_key
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import PREPARE_CLAIM, UNPREPARE_CLAIM
-from bayplan.errors import BayplanError, ParseError
+from bayplan.errors import BayplanError, ParseError, UnavailableError
 from bayplan.model.resource_claim import AllocatedDevice, ResourceClaim
 from bayplan.quantity import parse_bytes
 
@@ -29,6 +31,10 @@ logger = logging.getLogger(__name__)
 LOOK_INTERVAL_S: Final = 300.0
 """Between two looks whether held claims are still needed: kubelet releases them itself, mostly."""
 
+PREPARED: Final = "Prepared"
+"""The type of the condition in the status of each device of a claim."""
+
+MOST_MESSAGE: Final = 1024
 _POD: Final = "pods"
 Answer = TypeVar("Answer", pb.NodePrepareResourceResponse, pb.NodeUnprepareResourceResponse)
 
@@ -59,9 +65,28 @@ class _Allocation(Struct, frozen=True):
     devices: _Devices = _Devices()
 
 
+class _Condition(Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class _DeviceStatus(Struct, frozen=True):
+    driver: str = ""
+    conditions: tuple[_Condition, ...] | None = None
+
+
 class _Status(Struct, frozen=True, rename="camel"):
     allocation: _Allocation | None = None
     reserved_for: tuple[_Consumer, ...] = ()
+    devices: tuple[_DeviceStatus, ...] | None = None
+
+    @property
+    def said(self) -> str:
+        """What was written there last: why it was not prepared; empty if it was, or nothing was."""
+        own = (one for one in self.devices or () if one.driver == DRIVER)
+        conditions = (each for one in own for each in one.conditions or ())
+        return next((one.message for one in conditions if (one.type, one.status) == (PREPARED, "False")), "")
 
 
 class Claim(Struct, frozen=True):
@@ -69,6 +94,12 @@ class Claim(Struct, frozen=True):
 
     metadata: _Metadata
     status: _Status = _Status()
+
+    @property
+    def own(self) -> list[_Result]:
+        """What of ours is allocated to it."""
+        results = () if self.status.allocation is None else self.status.allocation.devices.results
+        return [one for one in results if one.driver == DRIVER]
 
 
 class ClaimError(BayplanError):
@@ -101,6 +132,10 @@ class ClaimDriver:
         self._node_name = node_name
         self._look_interval_s = look_interval_s
         self._one_at_a_time = asyncio.Lock()
+        self._unsaid = Condition(
+            "the status of claims does not say why they are not prepared",
+            "the status of claims says why they are not prepared again",
+        )
 
     async def prepare(self, claims: Iterable[pb.Claim]) -> pb.NodePrepareResourcesResponse:
         """An answer for each of *claims*: its devices, or why there are none."""
@@ -134,39 +169,80 @@ class ClaimDriver:
                     logger.warning("a resource claim was held, and nobody needs it", extra=fields)
 
     async def _prepared(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
+        found, problem = None, ""
+        answer: dict[str, Any] = {}
         try:
-            results, described = await self._described(claim)
+            found = await self._found(claim)
+            described = self._described(claim, found)
             async with self._one_at_a_time:
                 answer = await self._link.ask(PREPARE_CLAIM, claim=msgspec.to_builtins(described))
         except BayplanError as error:
-            text = str(error) if isinstance(error, ClaimError) else error.on_one_line()
-            fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, "problem": text}
+            problem = str(error) if isinstance(error, ClaimError) else error.on_one_line()
+            fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, "problem": problem}
             logger.warning("a resource claim is not prepared", extra=fields)
-            return pb.NodePrepareResourceResponse(error=text)
-        return _answered(results, answer["cdiDevices"])
+        if found is not None and found.status.said != problem[:MOST_MESSAGE]:
+            await self._say(claim, found, problem[:MOST_MESSAGE])
+        if found is None or problem:
+            return pb.NodePrepareResourceResponse(error=problem)
+        return _answered(found.own, answer["cdiDevices"])
 
-    async def _described(self, claim: pb.Claim) -> tuple[list[_Result], ResourceClaim]:
-        """What was allocated here to *claim*, as the API server has it.
+    async def _say(self, claim: pb.Claim, found: Claim, problem: str) -> None:
+        """Write into the claim's status that it is prepared, or the *problem*: kubelet's event on the pod has
+        it too, and goes after an hour."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        condition = {
+            "type": PREPARED,
+            "status": "False" if problem else "True",
+            "reason": "NotPrepared" if problem else "Prepared",
+            "message": problem,
+            "lastTransitionTime": now,
+        }
+        devices = [
+            {
+                "driver": one.driver,
+                "pool": one.pool,
+                "device": one.device,
+                **({} if one.share_id is None else {"shareID": one.share_id}),
+                "conditions": [condition],
+            }
+            for one in found.own
+        ]
+        applied = {
+            "apiVersion": f"{API_GROUP}/{API_VERSION}",
+            "kind": "ResourceClaim",
+            "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
+            "status": {"devices": devices},
+        }
+        try:
+            await self._api.apply(f"{claim_path(claim.namespace, claim.name)}/status", applied, Claim)
+        except (ApiError, UnavailableError) as error:
+            self._unsaid.holds(str(error))
+        else:
+            self._unsaid.over()
+
+    async def _found(self, claim: pb.Claim) -> Claim:
+        """*claim* as the API server has it, with something that was allocated here.
 
         Raises:
-            ClaimError: it is not allocated, or not as it can be held here.
+            ClaimError: it is another one, or is not allocated.
             BayplanError: it cannot be read.
         """
         found = await self._api.get(claim_path(claim.namespace, claim.name), Claim)
         if found.metadata.uid != claim.uid:
             problem = f"its uid is {found.metadata.uid} now, and kubelet asks for {claim.uid}"
             raise ClaimError(claim.namespace, claim.name, problem)
-        status = found.status
-        results = [] if status.allocation is None else status.allocation.devices.results
-        own = [one for one in results if one.driver == DRIVER]
-        if not own:
+        if not found.own:
             raise ClaimError(claim.namespace, claim.name, f"nothing of {DRIVER} is allocated to it")
+        return found
+
+    def _described(self, claim: pb.Claim, found: Claim) -> ResourceClaim:
+        """What was allocated here to *claim*; raises ClaimError if that cannot be held here."""
         try:
-            devices = tuple(map(self._device, own))
+            devices = tuple(map(self._device, found.own))
         except ParseError as error:
             raise ClaimError(claim.namespace, claim.name, str(error)) from error
-        pods = tuple(one.uid for one in status.reserved_for if one.resource == _POD)
-        return own, ResourceClaim(claim.namespace, claim.name, claim.uid, pods, devices)
+        pods = tuple(one.uid for one in found.status.reserved_for if one.resource == _POD)
+        return ResourceClaim(claim.namespace, claim.name, claim.uid, pods, devices)
 
     def _device(self, result: _Result) -> AllocatedDevice:
         node = node_of_device(result.device)

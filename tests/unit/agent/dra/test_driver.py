@@ -205,6 +205,37 @@ async def test_what_cannot_be_prepared_says_why_and_holds_nothing(
         await prepared(kubelet)
 
 
+async def test_the_claims_status_says_why_it_is_not_prepared(node: Node) -> None:
+    node.api.objects[PATH] = resource_claim(result(0, memory="2Gi"), OTHERS)
+
+    def said() -> list[tuple[str, str]]:
+        devices = node.api.objects[PATH]["status"].get("devices", [])
+        return [(one["device"], one["conditions"][0]["status"]) for one in devices]
+
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.snapshot is not None)
+        answer = (await kubelet.prepare(CLAIM))[UID]
+        assert said() == [("numa-0", "False")]
+        (device,) = node.api.objects[PATH]["status"]["devices"]
+        assert device["conditions"][0]["message"] == answer.error
+        # The next ones get what all devices have together; nothing is written again for the same.
+        writes = sum(method == "PATCH" and path.startswith(PATH) for method, path in node.api.requests)
+        await kubelet.prepare(CLAIM)
+        assert (
+            sum(method == "PATCH" and path.startswith(PATH) for method, path in node.api.requests) == writes
+        )
+        assert any(each.decision.request.name == "default/memory" for each in mirror.refusals)
+        status = node.api.objects[PATH]["status"]
+        node.api.objects[PATH]["status"] = {**status, **resource_claim(result(0, memory="1Mi"))["status"]}
+        node.api.forbidden.add(("PATCH", f"{PATH}/status"))
+        await prepared(kubelet)  # Nobody waits for the right to say so.
+        assert said() == [("numa-0", "False")]
+        node.api.forbidden.clear()
+        await prepared(kubelet)
+        assert said() == [("numa-0", "True")]
+        assert one.controller.ledger.resource_claims
+
+
 async def test_whoever_is_started_again_in_whatever_order_has_the_same_claims(node: Node) -> None:
     async with AsyncExitStack() as daemons:
         one = await daemons.enter_async_context(node.daemon())
