@@ -23,7 +23,7 @@ from testbed.crowded_nodes import (
 )
 from testbed.memory_load import kills
 from testbed.node import Node
-from testbed.pods import MIB, best_effort
+from testbed.pods import MIB, best_effort, guaranteed
 from testbed.scenario import on
 from testbed.topology import DIMM_NODE, SPLIT_SOCKETS
 
@@ -174,3 +174,28 @@ def test_a_node_whose_memory_goes_while_pages_are_moved_there_and_comes_back(nod
     all_keep(node, others, (220, 100))
     assert len(kills(node)) == before
     assert "Traceback" not in node.bayplan.log()
+
+
+@on(SPLIT_SOCKETS, "2.3")
+def test_who_made_room_for_another_goes_back_once_that_one_is_gone(node: Node) -> None:
+    before = len(kills(node))
+    node.bayplan.start("--memory-pressure", "relieve")
+    node.bayplan.await_synchronized()
+    moved = node.launch(guaranteed("moved", 0.1, "300Mi").touching("250Mi"))
+    node.crictl.await_log(moved, "touched")
+    (home,) = node.view(moved).mems_allowed
+    required = {"bayplan.dev/required-nodes": str(home)}
+    late = node.launch(guaranteed("late", 0.1, "360Mi", annotations=required).touching("320Mi"))
+    node.crictl.await_log(late, "touched", limit_s=CALM_LIMIT_S)
+    assert len(node.view(moved).mems_allowed) == 2
+    assert node.view(late).anon_bytes()[home] >= 320 * MIB
+    assert node.view(moved).anon_bytes()[home] < 150 * MIB
+
+    node.crictl.remove_sandbox(late.sandbox_id)
+    await_that(lambda: node.view(moved).mems_allowed == {home}, "it does not go back")
+    held = node.view(moved).anon_bytes()
+    assert held[home] >= 250 * MIB
+    assert sum(held.values()) - held[home] < MIB
+    assert len(kills(node)) == before
+    counters = node.bayplan.status()["counters"]
+    assert (counters["pages_moved_bytes"] >= 100 * MIB, counters.get("returns_failed", 0)) == (True, 0)
