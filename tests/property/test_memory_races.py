@@ -17,7 +17,7 @@ from bayplan.model.decision import Outcome, QosClass
 from bayplan.placement.page_owners import goal_bytes
 from bayplan.placement.widening import goes_back
 from bayplan.quantity import MIB
-from support.racing_nodes import Racing, racing, split
+from support.racing_nodes import LOOK_S, Racing, racing, split
 
 LIMIT_S = 120.0
 IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -65,15 +65,23 @@ def whole(amount_bytes: float) -> int:
 
 
 async def owners_beside_burstable(
-    seed: int, directory: Path, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0, kills: int = 0
+    seed: int,
+    directory: Path,
+    layout: Layout = Layout.UNIFIED,
+    pause_s: float = 0.0,
+    kills: int = 0,
+    late_s: float = 0.0,
 ) -> Ended | None:
     """Burstable containers within their requests lie where they came to lie; Guaranteed ones on all nodes but
-    one are created and started at once, and touch nine tenths of what they are promised."""
+    one are created and started at once, and touch nine tenths of what they are promised. A look takes up to
+    *late_s*."""
     draw = Random(seed)
     sizes = [draw.randrange(384, 1024) * MIB for _ in range(draw.randint(3, 6))]
     promised = {node: whole(size * draw.uniform(0.6, 1.0)) for node, size in enumerate(sizes[:-1])}
     rest = whole((sum(sizes) - sum(promised.values())) * draw.choice([0.8, 0.9, 0.97]))
     async with racing(directory, sizes, draw.randrange(60, 500) * MIB, layout) as it:
+        late = Random(seed)
+        it.look_s = lambda: late.uniform(LOOK_S, max(LOOK_S, late_s))
         free, webs = dict(enumerate(sizes)), draw.randint(1, 4)
         for number in range(webs):
             request = whole(rest / webs)
@@ -144,9 +152,11 @@ async def owners_beside_a_tmpfs(
         return found
 
 
-def run(seed: int, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0, kills: int = 0) -> Ended | None:
+def run(
+    seed: int, layout: Layout = Layout.UNIFIED, pause_s: float = 0.0, kills: int = 0, late_s: float = 0.0
+) -> Ended | None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
-        return asyncio.run(owners_beside_burstable(seed, Path(directory), layout, pause_s, kills))
+        return asyncio.run(owners_beside_burstable(seed, Path(directory), layout, pause_s, kills, late_s))
 
 
 @a_third
@@ -166,6 +176,17 @@ def test_who_keeps_within_its_claim_is_never_killed_by_who_starts_beside_it(seed
 @given(SEEDS, st.integers(1, 3))
 def test_nor_where_the_daemon_is_killed_in_the_middle(seed: int, kills: int) -> None:
     found = run(seed, kills=kills)
+    if found is None:
+        return
+    assert found.killed == []
+    assert found.touched
+    assert not found.left_slowed
+
+
+@a_third
+@given(SEEDS, st.floats(0.1, 2.0))
+def test_nor_where_looks_take_seconds_as_on_a_busy_machine(seed: int, late_s: float) -> None:
+    found = run(seed, late_s=late_s)
     if found is None:
         return
     assert found.killed == []

@@ -85,7 +85,7 @@ class Toucher:
 @dataclass
 class Racing:
     """See the module. ``killed`` are those who were promised what they used; ``hogs`` the others. A daemon
-    that starts gets its watch from *watching*."""
+    that starts gets its watch from *watching*. Each look takes what ``look_s`` says."""
 
     one: Controlled
     live: LiveNodes
@@ -98,6 +98,7 @@ class Racing:
     killed: list[str] = field(default_factory=list)
     hogs: int = 0
     moved_bytes: int = 0
+    look_s: Callable[[], float] = lambda: LOOK_S
 
     def __post_init__(self) -> None:
         self.watch = self.watching(self)
@@ -167,7 +168,7 @@ class Racing:
             self.advance(0.1)
 
     async def _look(self) -> int:
-        self.advance(LOOK_S)
+        self.advance(self.look_s())
         self.live.write()
         moved_bytes = await self.watch.look()
         for _ in range(8):

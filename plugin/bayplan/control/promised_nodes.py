@@ -143,8 +143,7 @@ class PromisedNodes:
         self.is_due = True
 
     async def before_start(self, container_id: str) -> None:
-        """Give a container whose nodes have no memory for the kernel one that has, if its memory is bound to
-        them: then it takes nothing else there."""
+        """Give a container whose nodes have no memory for the kernel one that has."""
         controller = self._controller
         entry = controller.ledger.entries.get(container_id)
         expected = controller.expectations((container_id,))
@@ -153,24 +152,23 @@ class PromisedNodes:
         added = node_for_the_kernel(controller.machine, entry.decision)
         if added is None:
             return
+        bound = False
         try:
             bound = await self._in_thread(partial(self._is_bound, expected[0]))
         except BayplanError as error:
             extra = {"container_id": container_id, "problem": str(error)}
             logger.warning("cannot see whether the memory of a container is bound", extra=extra)
-            return
-        if not bound:
-            logger.info("the OCI runtime has set no memory policy", extra={"container_id": container_id})
-            return
         async with controller.transaction() as transaction:
             ledger = transaction.basis.ledger
             if not _is_placed_as(entry, ledger):
                 return
             now = ledger.entries[container_id]
-            wider = replace(now, decision=with_node_for_the_kernel(now.decision, added))
+            wider = replace(now, decision=with_node_for_the_kernel(now.decision, added, bound=bound))
             await transaction.commit(ledger.with_entry(wider), container_id)
             if now.origin.runtime_applies:
                 controller.placements.notifications.nodes_due.add(container_id)
+        extra = {"container_id": container_id, "nodes": str(added), "bound": bound}
+        logger.info("it may use a node with memory for the kernel", extra=extra)
         try:
             await self._in_thread(partial(self._write_mems, expected[0], wider))
         except BayplanError:

@@ -121,7 +121,7 @@ def _of_zones(root: Path) -> Iterator[Finding]:
         if zone.managed_bytes and not zone.kernel_bytes:
             text = (
                 "all of its memory is in the zone Movable: the kernel has none for a container that may use "
-                "this node alone, whose pipes fail (before Linux 5.16 others are killed for it)"
+                "this node alone, and which no OCI runtime gets started"
             )
             advice = "use runc 1.4, which sets memory policies, or bring it online with online_kernel"
             yield Finding(Level.WARNING, f"node {node}", text, f"{advice} (daxctl: --no-movable)")

@@ -7,7 +7,7 @@ reason, where it cannot be set. One that the spec has already stays, and the pla
 
 Where all memory of its nodes is in the zone Movable a container is bound to them by a policy, and then may
 use one node more: the kernel has nothing there for its pipes, and a policy of such nodes does not count for
-what these need (mm/mempolicy.c, `apply_policy_zone`).
+what these need (mm/mempolicy.c, `apply_policy_zone`). Where it cannot be bound its promise is on both.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,9 +39,6 @@ GIVEN_POLICY: Final = "given-policy"
 
 FOR_THE_KERNEL: Final = "for-the-kernel"
 """Code of the reason that a container may use a node more for what the kernel has to hold for it."""
-
-NO_KERNEL_MEMORY: Final = "no-kernel-memory"
-"""Code of the reason that the kernel has no memory on a container's nodes."""
 
 _RELATIVE: Final = "relative_nodes"
 
@@ -219,47 +216,64 @@ def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision:
 
 
 def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
-    """*decision* so that its container can have a node for the kernel, where there is none among those of a
-    promise (engine `exact`): bound to these, so that all that it was promised is there, nothing elsewhere.
+    """*decision* with a node for the kernel where there is none among those of a promise (engine `exact`):
+    without it no OCI runtime gets the container started.
 
-    It has that node once the kernel shows that it is bound (`node_for_the_kernel`), as an OCI runtime may
-    pass over the policy. It does not get more nodes later for others, as its processes could not use them.
+    If it can be bound to its nodes it starts with that policy, and has the other node once the kernel shows
+    that it is bound (`with_node_for_the_kernel`), because OCI runtimes may pass over the policy. Else it is
+    promised the same on both. Nobody who is bound gets more nodes for others: its processes could not use
+    them.
     """
     request, placement = decision.request, decision.placement
-    mems, claim = placement.mems, placement.claim
-    if mems is None or claim is None or request.opted_out or not mems <= machine.movable_nodes:
+    added, claim = node_for_the_kernel(machine, decision), placement.claim
+    if added is None or claim is None:
         return decision
-    text = f"all memory of {nodes_text(mems)} is movable: the kernel has none there for its pipes"
-    if request.given_policy is None and request.memory_policy is None and ability.runtime:
-        policy = MemoryPolicySetting(MemoryPolicyMode.BIND, mems)
-        placement = replace(placement, claim=replace(claim, flexible=False), memory_policy=policy)
-    return _with_reason(replace(decision, placement=placement), text, NO_KERNEL_MEMORY)
+    asked = request.given_policy or request.memory_policy
+    if (
+        asked is not None
+        and asked.mode is MemoryPolicyMode.BIND
+        and (request.given_policy or ability.runtime)
+    ):
+        return decision
+    if asked is not None or not ability.runtime:
+        return with_node_for_the_kernel(decision, added, bound=False)
+    policy = MemoryPolicySetting(MemoryPolicyMode.BIND, claim.nodes)
+    placement = replace(placement, claim=replace(claim, flexible=False), memory_policy=policy)
+    return replace(decision, placement=placement)
 
 
 def node_for_the_kernel(machine: Machine, decision: Decision) -> NodeSet | None:
-    """The node that the container of *decision* is to have beside those of its promise if its memory is bound
-    to these, the nearest that has memory for the kernel; None if it needs none or there is none."""
-    placement, policy = decision.placement, decision.request.given_policy or decision.placement.memory_policy
-    mems, own = placement.mems, (node for node in machine.nodes if node.memory_bytes and not node.owner)
-    nodes = [node.id for node in own if not node.is_movable]
-    if mems is None or placement.claim is None or not nodes or not mems <= machine.movable_nodes:
+    """The node that the container of *decision* is to have beside those of its promise, the nearest that has
+    memory for the kernel; None if it needs none, if there is none, or if somebody else says where it is."""
+    request, placement = decision.request, decision.placement
+    mems, claim = placement.mems, placement.claim
+    others_say = request.opted_out or request.pinned_mems is not None or decision.outcome is Outcome.REFUSED
+    if others_say or mems is None or claim is None or not mems <= machine.movable_nodes:
         return None
-    if policy is None or policy.mode is not MemoryPolicyMode.BIND:
+    own = (node for node in machine.nodes if node.memory_bytes and not node.owner)
+    nodes = [node.id for node in own if not node.is_movable]
+    if not nodes or claim.even_hugepages or claim.by_node:
         return None
     nearest = min(nodes, key=lambda node: (sum(machine.distance(node, one) for one in mems), node))
     return NodeSet([nearest])
 
 
-def with_node_for_the_kernel(decision: Decision, added: NodeSet) -> Decision:
-    """*decision* of a container that is bound to its nodes, with the node *added* for what the kernel holds
-    for it."""
+def with_node_for_the_kernel(decision: Decision, added: NodeSet, *, bound: bool) -> Decision:
+    """*decision* with the node *added* for what the kernel holds for the container. If its memory is *bound*
+    to its own nodes its promise stays there; else that is on both, where it fits as it fitted on fewer."""
     placement = decision.placement
-    mems = (placement.mems or NodeSet()) | added
-    reasons = tuple(reason for reason in decision.reasons if reason.code != NO_KERNEL_MEMORY)
-    own, others = nodes_text(mems - added), nodes_text(added)
-    text = f"its memory is bound to {own}, all of it movable: its pipes lie on {others}"
-    placement = replace(placement, mems=mems, previous_mems=placement.mems)
-    return _with_reason(replace(decision, placement=placement, reasons=reasons), text, FOR_THE_KERNEL)
+    mems, claim = placement.mems or NodeSet(), placement.claim
+    assert claim is not None
+    own, others = nodes_text(mems), nodes_text(added)
+    placement = replace(placement, mems=mems | added, previous_mems=placement.mems)
+    if bound:
+        text = f"all memory of {own} is movable: its pipes lie on {others}, what it uses itself on {own}"
+        return _with_reason(replace(decision, placement=placement), text, FOR_THE_KERNEL)
+    placement = replace(placement, claim=replace(claim, nodes=claim.nodes | added))
+    if decision.request.memory_policy is None:
+        placement = replace(placement, memory_policy=None)
+    text = f"all memory of {own} is movable, and it cannot be bound there: it may use {others} as well"
+    return _degraded(replace(decision, placement=placement), text, FOR_THE_KERNEL)
 
 
 def decide_again(basis: Basis, engine: Engine, request: Request, current: Placement) -> Decision:

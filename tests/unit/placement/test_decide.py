@@ -417,18 +417,19 @@ def test_who_is_promised_movable_memory_alone_is_bound_and_gets_a_node_for_the_k
     nodes: str, added: int
 ) -> None:
     hardware, decision, _ = on_movable(nodes, memory_bytes=GIB * 3 // 2 if nodes == "2-3" else GIB // 2)
-    promised = NodeSet.parse(nodes)
-    for one in (decision, with_node_for_the_kernel(decision, NodeSet([added]))):
+    promised, kernel = NodeSet.parse(nodes), NodeSet([added])
+    assert node_for_the_kernel(hardware, decision) == kernel
+    wider = with_node_for_the_kernel(decision, kernel, bound=True)
+    for one, mems in ((decision, promised), (wider, promised | kernel)):
         placement = one.placement
         assert placement.claim is not None
         assert (placement.claim.nodes, placement.claim.flexible) == (promised, False)
         assert placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.BIND, promised)
         assert stays(Entry(one))
         assert allowed_nodes(hardware, one) == promised
-    assert node_for_the_kernel(hardware, decision) == NodeSet([added])
-    assert (decision.placement.mems, placement.mems) == (promised, promised | NodeSet([added]))
-    assert ("no-kernel-memory" in codes(decision), "no-kernel-memory" in codes(one)) == (True, False)
-    assert node_for_the_kernel(hardware, one) is None
+        assert (placement.mems, one.outcome) == (mems, Outcome.PLACED)
+    assert "for-the-kernel" in codes(wider)
+    assert node_for_the_kernel(hardware, wider) is None
 
 
 @pytest.mark.parametrize("nodes", ["0", "1"])
@@ -436,7 +437,6 @@ def test_who_has_a_node_with_memory_for_the_kernel_gets_none_more(nodes: str) ->
     hardware, decision, _ = on_movable(nodes)
     assert decision.placement.mems == NodeSet.parse(nodes)
     assert decision.placement.memory_policy is None
-    assert "no-kernel-memory" not in codes(decision)
     assert node_for_the_kernel(hardware, decision) is None
 
 
@@ -444,18 +444,32 @@ def test_who_has_a_node_with_memory_for_the_kernel_gets_none_more(nodes: str) ->
     ("annotations", "ability"),
     [({}, MemoryPolicyAbility(runtime=False)), ({"c-name.bayplan.dev/memory-policy": "interleave"}, ABLE)],
 )
-def test_whose_memory_cannot_be_bound_is_told(
+def test_whose_memory_cannot_be_bound_is_promised_it_on_both(
     annotations: dict[str, str], ability: MemoryPolicyAbility
 ) -> None:
     hardware, decision, _ = on_movable("3", annotations, ability)
+    _, unset, _ = on_movable("3")
+    for one in (decision, with_node_for_the_kernel(unset, NodeSet([1]), bound=False)):
+        placement = one.placement
+        assert placement.claim is not None
+        assert placement.mems == placement.claim.nodes == allowed_nodes(hardware, one) == NodeSet([1, 3])
+        assert placement.claim.amounts_bytes == {"memory": GIB // 2}
+        assert (one.outcome, "for-the-kernel" in codes(one)) == (Outcome.DEGRADED, True)
+        assert (placement.memory_policy is None) is not bool(annotations and one is decision)
+        assert node_for_the_kernel(hardware, one) is None
+
+
+def test_whose_policy_binds_it_keeps_it_and_gets_the_node_when_it_starts() -> None:
+    hardware, decision, _ = on_movable("3", {"c-name.bayplan.dev/memory-policy": "bind=static"})
     assert decision.placement.mems == NodeSet([3])
-    assert "no-kernel-memory" in codes(decision)
-    assert node_for_the_kernel(hardware, decision) is None
+    wider = with_node_for_the_kernel(decision, NodeSet([1]), bound=True)
+    assert wider.placement.memory_policy == decision.placement.memory_policy is not None
+    assert node_for_the_kernel(hardware, decision) == NodeSet([1])
 
 
 def test_who_is_bound_for_the_kernel_stays_so_when_it_is_resized() -> None:
     hardware, decision, resources = on_movable("3")
-    decision = with_node_for_the_kernel(decision, NodeSet([1]))
+    decision = with_node_for_the_kernel(decision, NodeSet([1]), bound=True)
     larger = container("c", pod("p", QosClass.GUARANTEED), memory_bytes=GIB * 3 // 4).resources
     basis = Basis(hardware, PlacementPolicy(), Ledger())
     resized = decide_change(basis, ExactEngine(), decision, resources, larger)
