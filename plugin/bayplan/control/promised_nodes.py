@@ -167,8 +167,8 @@ class PromisedNodes:
             await transaction.commit(ledger.with_entry(wider), container_id)
             if now.origin.runtime_applies:
                 controller.placements.notifications.nodes_due.add(container_id)
-        extra = {"container_id": container_id, "nodes": str(added), "bound": bound}
-        logger.info("it may use a node with memory for the kernel", extra=extra)
+        seen = {"container_id": container_id, "nodes": str(added), "bound": bound}
+        logger.info("it may use a node with memory for the kernel", extra=seen)
         try:
             await self._in_thread(partial(self._write_mems, expected[0], wider))
         except BayplanError:
