@@ -5,6 +5,7 @@ and shapes are KubeletConfiguration's wherever it has them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from msgspec import Struct
 from bayplan.admin_protocol import LOG_LEVELS
 from bayplan.config import syntax
 from bayplan.config.amounts import (
+    amount_bytes,
     by_signal,
     positive_bytes,
     reserved_memory,
@@ -39,6 +41,7 @@ from bayplan.config.values import (
     node_owners,
     off_or_one_of,
     one_of,
+    parsed,
     policy_options,
     share_or_none,
     show,
@@ -51,10 +54,10 @@ from bayplan.config.values import (
     whole_number_or,
 )
 from bayplan.engines.interface import EXACT, KUBELET
-from bayplan.errors import Problem
+from bayplan.errors import ParseError, Problem
 from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.kubelet.manager_options import CPU_OPTIONS, NONE, OPTIONS, STATIC, MemoryManagerPolicy
-from bayplan.model.machine import CORE_KINDS
+from bayplan.model.machine import CORE_KINDS, hugepages
 from bayplan.model.policy import (
     CpuPool,
     CpuRule,
@@ -63,12 +66,14 @@ from bayplan.model.policy import (
     OutsideRequests,
     PlacementFiles,
     PlacementStrategy,
+    PoolBounds,
     TopologyPolicy,
     TopologyScope,
 )
 from bayplan.model.wishes import KEYS as ANNOTATIONS
 from bayplan.model.wishes import POOL_NAME, wrong_rule
-from bayplan.sets import CpuSet
+from bayplan.quantity import format_bytes, parse_page_size
+from bayplan.sets import CpuSet, NodeSet
 
 FEATURE_GATES: Final = (
     "MemoryQoS",
@@ -142,6 +147,53 @@ def cpu_pools(path: str, value: object) -> dict[str, CpuPool]:
 
     return entries(path, value, pool)
 
+
+def hugepage_pools(path: str, value: object) -> dict[int, dict[int, PoolBounds]]:
+    """Bounds of pools of huge pages: by lists of NUMA nodes, tables by resource name."""
+    collector, found = ProblemCollector(), dict[int, dict[int, PoolBounds]]()
+
+    def pool(here: str, name: str, item: object) -> PoolBounds:
+        size = _size_of(here, name)
+        bounds = table(_OF_A_HUGEPAGE_POOL)(here, item)
+        if "maximum" not in bounds:
+            raise invalid(here, "no maximum", "how much memory the pool takes at most")
+        least, most = bounds.get("minimum", 0), bounds["maximum"]
+        for key, amount in (("minimum", least), ("maximum", most)):
+            if amount % size:
+                raise invalid(join(here, key), format_bytes(amount), f"whole pages of {format_bytes(size)}")
+        if least > most:
+            raise invalid(
+                join(here, "minimum"), format_bytes(least), f"at most its maximum, {format_bytes(most)}"
+            )
+        return PoolBounds(least, most)
+
+    for key, item in items(path, value):
+        here = join(path, key)
+        with collector:
+            nodes = parsed(NodeSet.parse, here, key, "a list of NUMA nodes such as 0-3")
+            pools = {_size_of(here, name): one for name, one in entries(here, item, pool).items()}
+            for node in nodes:
+                if node in found:
+                    raise invalid(here, f"node {node} a second time", "each node once")
+                found[node] = pools
+    collector.raise_problems()
+    return found
+
+
+def _size_of(path: str, name: str) -> int:
+    prefix, _, size = name.partition("-")
+    if prefix == "hugepages":
+        with suppress(ParseError):
+            size_bytes = parse_page_size(size)
+            if hugepages(size_bytes) == name:
+                return size_bytes
+    raise invalid(path, show(name), "the name of a resource such as hugepages-2Mi")
+
+
+_OF_A_HUGEPAGE_POOL: Final[Mapping[str, Reader[int]]] = {
+    "minimum": amount_bytes,
+    "maximum": positive_bytes,
+}
 
 _OF_A_POOL: Final[Mapping[str, Reader[Any]]] = {
     "minimum": whole_number(1, CpuSet.max_id),
@@ -252,6 +304,13 @@ PLACEMENT: Final = (
         "relocationsPerHour", "relocations_per_hour", "relocations-per-hour", "NUMBER",
         whole_number_or("unlimited", 10_000), syntax.whole_number, "6",
         "how many containers go to other nodes in an hour at most with defragment: move, or unlimited",
+    ),
+    Key(
+        "hugepagePools", "hugepage_pools", "hugepage-pools", "NODES:TYPE=LEAST-MOST[,...][;...]",
+        hugepage_pools, syntax.hugepage_pools, "none",
+        "pools of huge pages that grow out of free memory when a container needs them and shrink when nobody "
+        "does, with the engine exact: how much memory each takes at least and at most, e.g. "
+        "'0-3:hugepages-2Mi=0-8Gi,hugepages-1Gi=0-4Gi'; all others stay as they are",
     ),
     Key(
         "percpuPagelistHighFraction", "list_fraction", "percpu-pagelist-high-fraction", "N",

@@ -60,6 +60,11 @@ _NO_RULES: Final = (
     "cpuRules and cpuPools have no effect with the engine kubelet, which goes by QoS class and request alone"
 )
 
+_NO_POOLS: Final = (
+    "hugepagePools has no effect with the engine kubelet, whose memory manager has the pools that there were "
+    "at its start"
+)
+
 
 def engine_of(settings: Settings) -> Engine:
     """The engine that decides; *settings* are those that `load_settings` let pass."""
@@ -168,6 +173,7 @@ def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
         _NO_SPREAD: settings.placement_strategy is PlacementStrategy.SPREAD,
         _NO_MINIMUM: bool(settings.shared_cpus_minimum),
         _NO_RULES: bool(settings.cpu_rules or settings.cpu_pools),
+        _NO_POOLS: bool(settings.hugepage_pools),
     }
     remarks = tuple(text for text, given in without_effect.items() if given and settings.engine == KUBELET)
     beyond = topology_options_of(settings).beyond_kubelet(len(machine.nodes))

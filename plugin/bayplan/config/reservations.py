@@ -29,7 +29,7 @@ from bayplan.kubelet.reservation import Reservation, check_machine, in_words
 from bayplan.kubelet.resources import is_memory
 from bayplan.model.basis import Allocatable
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.machine import MEMORY, Machine, hugepages
 from bayplan.model.policy import CpuAlignment, CpuPool, MemoryQos, PlacementPolicy
 from bayplan.model.wishes import wrong_pool, wrong_rule
 from bayplan.placement.measured_reservation import Learned, within_promises
@@ -92,6 +92,7 @@ def resolve_policy(
         placement_files=settings.placement_files,
         defragment=settings.defragment,
         page_move_rate_bytes=settings.page_move_rate_bytes,
+        hugepage_pools={} if settings.engine == KUBELET else settings.hugepage_pools,
         strategy=settings.placement_strategy,
         cpu_alignment=CpuAlignment() if settings.engine == KUBELET else cpu_alignment(settings),
         kubelet_minor=settings.kubelet_minor,
@@ -130,6 +131,7 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
     elif _SPREAD_OF.isdisjoint(unread):
         yield from _too_much(settings, machine)
     yield from _wrong_uses_of_cpus(settings, machine, unread)
+    yield from _wrong_hugepage_pools(settings, machine)
     yield from wrong_thresholds(settings, machine)
     if settings.engine == KUBELET:
         from bayplan.config.kubelet_managers import wrong_on_machine  # noqa: PLC0415 - loaded with that engine
@@ -155,6 +157,26 @@ def _wrong_uses_of_cpus(settings: Settings, machine: Machine, unread: Collection
             yield Problem(f"cpuRules[{place}].cpus", repr(rule.cpus), expected)
     if settings.engine != KUBELET and "reservedSystemCPUs" not in unread:
         yield from _wrong_pools(settings, machine)
+
+
+def _wrong_hugepage_pools(settings: Settings, machine: Machine) -> Iterator[Problem]:
+    """Pools of huge pages on nodes or of sizes that *machine* does not have, or larger than a node."""
+    for node_id, pools in sorted(settings.hugepage_pools.items()):
+        path, node = f"hugepagePools.{node_id}", machine.node_by_id.get(node_id)
+        if node is None or not node.memory_bytes:
+            yield Problem(path, f"node {node_id}", f"a node with memory: {machine.memory_nodes}")
+            continue
+        has = f"at most what the node has, {format_bytes(node.memory_bytes)}"
+        for size, bounds in sorted(pools.items()):
+            here = f"{path}.{hugepages(size)}"
+            if size not in node.hugepages_bytes:
+                known = ", ".join(map(hugepages, sorted(node.hugepages_bytes))) or "none"
+                yield Problem(here, format_bytes(size), f"a size of huge pages that its kernel has: {known}")
+            elif bounds.maximum_bytes > node.memory_bytes:
+                yield Problem(f"{here}.maximum", format_bytes(bounds.maximum_bytes), has)
+        least = sum(bounds.minimum_bytes for bounds in pools.values())
+        if len(pools) > 1 and least > node.memory_bytes:
+            yield Problem(path, f"{format_bytes(least)} as minimum of all sizes together", has)
 
 
 def _pools_on(settings: Settings, machine: Machine) -> dict[str, CpuPool]:

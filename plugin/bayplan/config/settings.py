@@ -32,6 +32,7 @@ from bayplan.model.policy import (
     OutsideRequests,
     PlacementFiles,
     PlacementStrategy,
+    PoolBounds,
     TopologyPolicy,
     TopologyScope,
 )
@@ -138,6 +139,7 @@ class Settings(Struct, frozen=True):
     page_move_rate_bytes: int = GIB
     defragment: Defragment = Defragment.PLAN
     relocations_per_hour: int | None = 6
+    hugepage_pools: Mapping[int, Mapping[int, PoolBounds]] = field(default_factory=dict)
     list_fraction: int = 0
     log_level: str = "info"
     log_format: str = "auto"

@@ -106,6 +106,25 @@ def cpu_pools(texts: Sequence[str]) -> object:
     return pools
 
 
+def hugepage_pools(texts: Sequence[str]) -> object:
+    """``0-3:hugepages-2Mi=0-8Gi,...;...`` as the table that hugepagePools is; one amount is the most."""
+    nodes: dict[str, dict[str, object]] = {}
+    for one in ";".join(texts).split(";"):
+        if not one.strip():
+            continue
+        key, colon, pools = (part.strip() for part in one.partition(":"))
+        if not colon:
+            raise ParseError("pools", one, "NODES:TYPE=LEAST-MOST[,TYPE=LEAST-MOST...]")
+        if key in nodes:
+            raise ParseError("pools", one, f"the nodes of {key} once")
+        row: dict[str, object] = {}
+        for name, text in _pairs([pools], "=").items():
+            least, dash, most = (part.strip() for part in text.rpartition("-"))
+            row[name] = {**({"minimum": least} if dash else {}), "maximum": most}
+        nodes[key] = row
+    return nodes
+
+
 def _pairs(texts: Sequence[str], sign: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for one in ",".join(texts).split(","):

@@ -55,6 +55,7 @@ from bayplan.placement.adjustment import (
 from bayplan.placement.after_removal import with_completed_claims, with_resized_pools
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt, found_after_its_end
+from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.placement_file import as_far_as_possible, without_file
 from bayplan.sets import CpuSet
@@ -108,6 +109,8 @@ class Placements:
         """Completes a decision about a new container by the memory that is free at the moment."""
         self.prepare_file: Callable[[Machine, CpuSet, Entry], Awaitable[str]] = _no_file
         """Makes the file of a container that is about to be created; its directory."""
+        self.grow_pools: Callable[[Transaction, Pools], Awaitable[Pools]] = _no_growth
+        """Has pools of huge pages grow, in the open transaction; by how much they grew."""
         self.admitted: Callable[[Pod, Decision], Decision] = lambda _, one: one
         """Refuses a new container of a pod that was evicted."""
 
@@ -124,7 +127,7 @@ class Placements:
             StateError: it could not be recorded.
         """
         basis = transaction.basis
-        machine, policy, engine = basis.machine, basis.policy, basis.engine
+        machine, policy = basis.machine, basis.policy
         ability, base = self.policy_ability(origin), basis.ledger.without(container.id)
         annotated = read_annotations(machine, policy, pod, container)
         findings = await self._findings(pod, container, annotated.wishes)
@@ -138,11 +141,11 @@ class Placements:
             findings=findings,
             exact=exact,
         )
-        beside = basis.with_ledger(base)
-        decision = await self._engine_thread.run(engine, machine, partial(decide, beside))
+        decision = await self._decided(transaction, base, decide)
         if not self._may_relocate(decision.moves):
-            beside = replace(beside, policy=replace(policy, defragment=Defragment.PLAN))
-            decision = await self._engine_thread.run(engine, machine, partial(decide, beside))
+            decision = await self._decided(transaction, base, decide, relocating=False)
+        # Pools of huge pages may have grown for it.
+        machine, policy = transaction.basis.machine, transaction.basis.policy
         decision = self.admitted(pod, decision)
         self.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
@@ -363,6 +366,29 @@ class Placements:
         """Whether the connected runtime carries out an adjustment of oom_score_adj."""
         return self.runtime is not None and self.runtime.capabilities.oom_score_adj
 
+    async def _decided(
+        self, transaction: Transaction, base: Ledger, decide: Decide, *, relocating: bool = True
+    ) -> Decision:
+        """What *decide* says of a new container beside *base*, once pools of huge pages have grown for it if
+        that helps; not *relocating*: others stay where they are."""
+
+        def beside() -> Basis:
+            basis = transaction.basis.with_ledger(base)
+            policy = replace(basis.policy, defragment=Defragment.PLAN)
+            return basis if relocating else replace(basis, policy=policy)
+
+        run, engine, basis = self._engine_thread.run, transaction.basis.engine, beside()
+        decision = await run(engine, basis.machine, partial(decide, basis))
+        if not basis.policy.hugepage_pools or not lacks_pages(decision, basis.policy):
+            return decision
+        with_growth_of = partial(decide_with_pools, basis, decide=decide, decision=decision)
+        decision, wanted = await run(engine, basis.machine, with_growth_of)
+        if not wanted:
+            return decision
+        came = await self.grow_pools(transaction, wanted)
+        basis = beside()
+        return with_growth(await run(engine, basis.machine, partial(decide, basis)), wanted, came)
+
     async def _with_file(self, machine: Machine, shared: CpuSet, decision: Decision) -> tuple[Decision, str]:
         """*decision* about a new container, beside which the *shared* CPUs are left, and the directory of the
         file that says so; without one where it cannot be made."""
@@ -498,6 +524,10 @@ def _left_shared(basis: Basis, base: Ledger, decision: Decision) -> CpuSet:
     if pool:
         base = base.with_pool_cpus(pool, placement.pool_cpus)
     return base.shared_cpus(basis.machine, basis.policy.withheld_cpus, held_cpus(placement))
+
+
+async def _no_growth(_: Transaction, __: Pools) -> Pools:
+    return {}
 
 
 async def _no_file(_: Machine, __: CpuSet, entry: Entry) -> str:

@@ -20,7 +20,6 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from bayplan.control.latency import DurationCounter
 from bayplan.engines.interface import Engine
 from bayplan.host.cpu_affinity import SharedCpu, use_every_cpu
-from bayplan.model.decision import Decision
 from bayplan.model.machine import Machine
 
 Result = TypeVar("Result")
@@ -161,7 +160,7 @@ def _complete(finished: "asyncio.Future[None]") -> None:
 FEW_NODES: Final = 8
 """Decisions on so many nodes take 10 ms at most (tests/bench/worst.py)."""
 
-Answer = TypeVar("Answer", bound=Decision | None)
+Answer = TypeVar("Answer")
 
 
 class EngineThread:

@@ -112,6 +112,7 @@ async def _serve(settings: Settings, configuration: Configuration) -> int:
             daemon.hardware.measure_for_ever(),
             daemon.promised_nodes.follow(daemon.room_due),
             daemon.exact_requests.follow(),
+            daemon.hugepage_pools.follow(),
             daemon.pressure.follow(),
             daemon.eviction.follow(),
             _feed_watchdog(notifier),

@@ -53,6 +53,7 @@ from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.engine_choice import engine_for, open_recording
 from bayplan.daemon.eviction import EvictionManager
 from bayplan.daemon.hardware import Hardware
+from bayplan.daemon.hugepage_pools import HugepagePools
 from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.oom_score_adj import OomScoreAdjWriter
@@ -68,6 +69,7 @@ from bayplan.host.container import raise_hugepage_limits
 from bayplan.host.devices import HostDevices
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.hugepage_pools import HugepageFiles
 from bayplan.host.kubelet_program import KubeletVersion
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
@@ -117,6 +119,9 @@ class Daemon:
         self.eviction_thread = WorkThread("eviction")
         # Nor a creation for 4000 files.
         self.file_thread = WorkThread("files")
+        # Nor a pool of huge pages that grows for one, which has the second do what may take long.
+        self.pool_thread = WorkThread("pools")
+        self.compaction_thread = WorkThread("compaction")
         self.threads = tuple(one for one in vars(self).values() if isinstance(one, WorkThread))
         starts = Starts(settings.oci_socket)
         starts.clear()
@@ -242,6 +247,14 @@ class Daemon:
         )
         self.controller.placements.relocations_per_hour = self.settings.relocations_per_hour
         self.exact_requests = ExactRequests(self.controller)
+        self.hugepage_pools = HugepagePools(
+            self.controller,
+            self.hardware,
+            HugepageFiles(self.hierarchy.root),
+            self.pool_thread.do,
+            self.compaction_thread.do,
+            self.settings.request_deadline_ms / 1000,
+        )
 
     async def _make_pressure(self) -> None:
         """What keeps memory, disks and process ids from running short: relief, and eviction."""
@@ -446,6 +459,7 @@ class Daemon:
                 *(one.sentence for one in self.verifier.unrepaired.values()),
                 *self.placement_files.sentences(),
                 *self.irqs_away.sentences(),
+                *self.hugepage_pools.problems,
                 *([self.resource_claims.problem] if self.resource_claims.problem else []),
             ),
             self.hardware.reservations(),

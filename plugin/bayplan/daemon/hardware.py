@@ -27,6 +27,7 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import with_owners
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Container, Pod
+from bayplan.placement.hugepage_pools import Pools, with_pools
 from bayplan.placement.measured_reservation import Learned, learn, step_bytes
 from bayplan.placement.shortfall import lost_cpus, overclaims
 from bayplan.views.snapshot import MemoryReservation
@@ -73,6 +74,8 @@ class Hardware:
         self._reasons: set[str] = set()
         self._changed = asyncio.Event()
         self._connections = 0
+        self._pools_taken = 0
+        """How often pools of huge pages were changed by us."""
         self._afresh = False
         """The last measurement may have taken containers for something else."""
         self._remember: Callable[[Mapping[int, Learned]], None] = lambda _: None
@@ -130,8 +133,11 @@ class Hardware:
 
     async def reread(self, reasons: frozenset[str]) -> None:
         """Read sysfs once, for *reasons*; what cannot be read changes nothing."""
+        taken = None
         try:
-            found = await self._in_thread(self._host.machine)
+            while taken != self._pools_taken:
+                taken = self._pools_taken
+                found = await self._in_thread(self._host.machine)
         except BayplanError as error:
             logger.error("the hardware changed, but it can't be read", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
             return
@@ -149,6 +155,15 @@ class Hardware:
         )
         self._verify_soon()
 
+    def take_pools(self, transaction: Transaction, pools: Pools) -> None:
+        """Have decisions in *transaction*, and all that follow, go by *pools* of huge pages as the kernel has
+        them now; what was read before does not count any more."""
+        self._pools_taken += 1
+        self._found = with_pools(self._found, pools)
+        self.machine = with_owners(self._found, self._settings.device_memory)
+        if self._controller is not None:
+            self._update_controller(transaction, self._controller)
+
     async def measure_for_ever(
         self, first_s: float = FIRST_MEASURE_S, interval_s: float = MEASURE_INTERVAL_S
     ) -> None:
@@ -164,7 +179,7 @@ class Hardware:
     async def measure_once(self) -> None:
         """Measure, and reserve what follows. Also notices what changed without an event."""
         containers = self._containers()
-        nodes = self.machine.memory_nodes
+        nodes, taken = self.machine.memory_nodes, self._pools_taken
         try:
             found = await self._in_thread(partial(self._host.measure, containers or (), nodes))
         except BayplanError as error:
@@ -175,6 +190,9 @@ class Hardware:
             self._unmeasurable = str(error)
             return
         self._unmeasurable = ""
+        if taken != self._pools_taken:
+            # Memory became huge pages meanwhile, or the other way round: it would count as held.
+            return
         known = {node.id: node.hugepages_bytes for node in self.machine.nodes}
         if any(known.get(node, pools) != pools for node, pools in found.hugepages_bytes.items()):
             self.changed(frozenset({HUGEPAGES}))
@@ -279,8 +297,8 @@ class Hardware:
         self,
         transaction: Transaction,
         controller: Controller,
-        prepared_for: "_PolicyInputs | None",
-        prepared: PlacementPolicy | ConfigError | None,
+        prepared_for: "_PolicyInputs | None" = None,
+        prepared: PlacementPolicy | ConfigError | None = None,
     ) -> None:
         """In a transaction, so that no promise is made between working out the reservation and its use."""
         self._resolve(prepared_for, prepared)

@@ -132,6 +132,14 @@ class CpuPool(Struct, frozen=True):
         return min(max(self.minimum, -(-milli // MILLI_PER_CPU)), self.maximum)
 
 
+class PoolBounds(Struct, frozen=True):
+    """Between which sizes a pool of huge pages of one node grows when a container needs it, and shrinks when
+    nobody does."""
+
+    minimum_bytes: int
+    maximum_bytes: int
+
+
 class PlacementPolicy(Struct, frozen=True):
     """All of the operator's choices that a decision depends on.
 
@@ -155,6 +163,7 @@ class PlacementPolicy(Struct, frozen=True):
     `exact`. ``placement_files``: who gets a file that says what it was given.
     ``defragment``, for the engine `exact`: what is done where moving others makes room;
     ``page_move_rate_bytes`` is how much memory is moved in a second at most.
+    ``hugepage_pools``, for the same engine: the pools that may grow and shrink, node id -> page size.
     """
 
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
@@ -180,6 +189,7 @@ class PlacementPolicy(Struct, frozen=True):
     placement_files: PlacementFiles = PlacementFiles.ASKED
     defragment: Defragment = Defragment.PLAN
     page_move_rate_bytes: int = GIB
+    hugepage_pools: Mapping[int, Mapping[int, PoolBounds]] = field(default_factory=dict)
 
     @property
     def kubelet_rules(self) -> KubeletRules:

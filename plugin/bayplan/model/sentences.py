@@ -77,6 +77,28 @@ def shared_cpus(nodes: NodeSet) -> str:
     )
 
 
+def pools_grown(resource: str, node: int, wanted_bytes: int, came_bytes: int) -> str:
+    """By how much the pool of *resource* of *node* grew for a container."""
+    text = f"the pool of {resource} on node {node} grew by {format_bytes(came_bytes)} for it"
+    if came_bytes == wanted_bytes:
+        return text
+    return f"{text}, of {format_bytes(wanted_bytes)}: the kernel gave no more in time"
+
+
+def pages_to_be_had(by_resource: Mapping[str, Mapping[int, int]]) -> str:
+    """How much of huge pages each node could give with all that its pool may grow by."""
+    texts = []
+    for resource, by_node in by_resource.items():
+        amounts = sorted(set(by_node.values()) - {0}, reverse=True)
+        there = [(one, NodeSet(node for node, has in by_node.items() if has == one)) for one in amounts]
+        had = " and ".join(
+            f"{format_bytes(one)} on {'each of ' if len(nodes) > 1 else ''}{nodes_text(nodes)}"
+            for one, nodes in there
+        )
+        texts.append(f"{had or 'nothing'} of {resource}")
+    return f"with all that pools may grow by it could have {', '.join(texts)}"
+
+
 def after_its_end(report: Report) -> str:
     """What is logged of a container that has ended, and of which something was reported after that."""
     return f"container was reported as {report.value} after its end was reported"

@@ -29,6 +29,7 @@ from bayplan.model.wishes import (
     wrong_cpu_wish,
 )
 from bayplan.model.workload import Container, Pod
+from bayplan.placement.hugepage_pools import at_greatest
 from bayplan.placement.memory_policy import (
     MemoryPolicyAbility,
     decide_again,
@@ -109,6 +110,8 @@ def decide_creation(
     than the spec shows."""
     machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     wishes, complaints, ruled = annotated
+    # Of huge pages it is asked for what pools may grow to, not for what they have.
+    whole = at_greatest(machine, policy) if policy.hugepage_pools else machine
     hints, notes = effective_hints(findings, wishes, machine.node_ids)
     wishes, without = wished_file(policy, wishes)
     notes = (*notes, *without)
@@ -118,7 +121,7 @@ def decide_creation(
 
     def derived(wishes: Wishes) -> Request:
         return derive_request(
-            pod, container, machine, wishes, policy.default_memory_limit_bytes, hints, policy.outside_requests
+            pod, container, whole, wishes, policy.default_memory_limit_bytes, hints, policy.outside_requests
         )
 
     request = derived(wishes)
@@ -148,7 +151,7 @@ def decide_creation(
     crowded = (*also_pinned(ledger, decision.placement.exclusive_cpus), *apart)
     if crowded and decision.outcome is Outcome.PLACED:
         decision = replace(decision, outcome=Outcome.DEGRADED)
-    disbelief = (*_unused_request(wishes, request), *disbelief, *_readings(machine, request, container))
+    disbelief = (*_unused_request(wishes, request), *disbelief, *_readings(whole, request, container))
     notes = (*notes, *disbelief, *crowded)
     added = (*device_reasons(decision), *notes, *complaints)
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision

@@ -6,6 +6,8 @@ by container, and so is its rehearsal; a simulation of the engine `kubelet` admi
 (`bayplan.simulate.kubelet_rehearsal`). Requests, annotations and reasons come the same way in both.
 """
 
+from functools import partial
+
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -27,6 +29,7 @@ from bayplan.placement.decide import (
     decide_creation,
     read_annotations,
 )
+from bayplan.placement.hugepage_pools import decide_with_pools, grown, with_growth, with_pools
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.simulate.manifest import PlannedPod
 
@@ -80,15 +83,20 @@ class Rehearsal(Struct):
         somebody knows of it beside its spec."""
         base = self.ledger.without(container.id)
         annotated = read_annotations(self.machine, self.policy, pod, container)
-        decision = decide_creation(
-            self.basis.with_ledger(base),
-            self.engine,
-            pod,
-            container,
+        decide = partial(
+            decide_creation,
+            pod=pod,
+            container=container,
             annotated=annotated,
             ability=self.ability,
             exact=known,
         )
+        basis = self.basis.with_ledger(base)
+        decision = decide(basis, self.engine)
+        decision, added = decide_with_pools(basis, self.engine, decide=decide, decision=decision)
+        if added:
+            self.machine = with_pools(self.machine, grown(self.machine, added))
+            decision = with_growth(decide(self.basis.with_ledger(base), self.engine), added, added)
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = applied(base, Entry(decision))
             self.containers[container.id] = container

@@ -15,7 +15,7 @@ from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.kubelet.eviction.thresholds import ThresholdValue
 from bayplan.model.kubelet_version import NEWEST
-from bayplan.model.policy import CpuPool, CpuRule, PlacementFiles, TopologyPolicy
+from bayplan.model.policy import CpuPool, CpuRule, PlacementFiles, PoolBounds, TopologyPolicy
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -104,6 +104,7 @@ def test_every_flag() -> None:
         "--page-move-rate=2Gi",
         "--defragment=off",
         "--relocations-per-hour=unlimited",
+        "--hugepage-pools=0-1:hugepages-2Mi=64Mi-8Gi,hugepages-1Gi=4Gi;2:hugepages-2Mi=0-1Gi",
         "--percpu-pagelist-high-fraction=64",
         "--shadow",
         "--state-dir=/var/bay",
@@ -122,6 +123,8 @@ def test_every_flag() -> None:
         CpuRule(containers=frozenset({"log"}), cpus="shared"),
     )
     assert settings.cpu_pools == {"db": CpuPool(2, 8, "performance"), "logs": CpuPool(1, 3)}
+    both = {2 * MIB: PoolBounds(64 * MIB, 8 * GIB), GIB: PoolBounds(0, 4 * GIB)}
+    assert settings.hugepage_pools == {0: both, 1: both, 2: {2 * MIB: PoolBounds(0, GIB)}}
     assert settings.kube_reserved == {"memory": 500 * MIB, "cpu": 200_000_000}
     assert settings.cpu_options == {"full-pcpus-only": "true", "distribute-cpus-across-numa": "true"}
     assert settings.eviction_hard["memory.available"] == ThresholdValue(200 * MIB)
@@ -258,6 +261,7 @@ def test_every_documented_default_is_the_default(name: str, tmp_path: Path) -> N
     spelled = {
         "evictionHard": '{ "memory.available" = "100Mi" }',
         "cpuPools": "{}",
+        "hugepagePools": "{}",
         "relocationsPerHour": "6",
         "cpuRules": "[]",
         "featureGates": "{}",

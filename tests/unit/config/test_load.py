@@ -28,6 +28,7 @@ from bayplan.model.policy import (
     OutsideRequests,
     PlacementFiles,
     PlacementStrategy,
+    PoolBounds,
     TopologyPolicy,
     TopologyScope,
 )
@@ -97,6 +98,7 @@ memoryPressure = "off"
 pageMoveRate = "512Mi"
 defragment = "off"
 relocationsPerHour = 3
+hugepagePools = { 0-1 = { hugepages-2Mi = { minimum = "64Mi", maximum = "8Gi" } } }
 percpuPagelistHighFraction = 64
 logFormat = "json"
 recording = "/srv/bayplan/recording"
@@ -116,6 +118,7 @@ FULL = Settings(
     page_move_rate_bytes=512 << 20,
     defragment=Defragment.OFF,
     relocations_per_hour=3,
+    hugepage_pools={node: {2 << 20: PoolBounds(64 << 20, 8 << 30)} for node in (0, 1)},
     list_fraction=64,
     engine="kubelet",
     kubelet_minor=35,
@@ -501,6 +504,28 @@ def test_a_key_that_cannot_be_is_named(write: Write, content: str, path: str) ->
         ("cpuPools = { db = { maximum = 2, cpuKind = 'big' } }", ["cpuPools.db.cpuKind"]),
         ("cpuPools = { db = { maximum = 2, size = 1 } }", ["cpuPools.db.size"]),
         ("cpuPools = { 'D B' = { maximum = 2 } }", ['cpuPools."D B"']),
+        ("hugepagePools = '2Gi'", ["hugepagePools"]),
+        ("hugepagePools = { x = {} }", ["hugepagePools.x"]),
+        ("hugepagePools = { 0 = { memory = { maximum = '1Gi' } } }", ["hugepagePools.0.memory"]),
+        (
+            "hugepagePools = { 0 = { hugepages-2048Ki = { maximum = '1Gi' } } }",
+            ["hugepagePools.0.hugepages-2048Ki"],
+        ),
+        ("hugepagePools = { 0 = { hugepages-2Mi = '1Gi' } }", ["hugepagePools.0.hugepages-2Mi"]),
+        ("hugepagePools = { 0 = { hugepages-2Mi = { minimum = 0 } } }", ["hugepagePools.0.hugepages-2Mi"]),
+        (
+            "hugepagePools = { 0 = { hugepages-2Mi = { minimum = '2Gi', maximum = '1Gi' } } }",
+            ["hugepagePools.0.hugepages-2Mi.minimum"],
+        ),
+        (
+            "hugepagePools = { 0 = { hugepages-1Gi = { maximum = '1536Mi' } } }",
+            ["hugepagePools.0.hugepages-1Gi.maximum"],
+        ),
+        (
+            "hugepagePools = { 0-1 = {}, 1-2 = { hugepages-2Mi = { maximum = '1Gi', least = 1 } } }",
+            ["hugepagePools.1-2.hugepages-2Mi.least"],
+        ),
+        ("hugepagePools = { 0-1 = {}, 1-2 = {} }", ["hugepagePools.1-2"]),
         (
             "reservedMemory = [{}]",
             ["reservedMemory[0].numaNode", "reservedMemory[0].limits"],

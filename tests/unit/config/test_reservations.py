@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from bayplan.config.kubelet_rules import engine_of
+from bayplan.config.kubelet_rules import engine_of, remarks_on_machine
 from bayplan.config.reservations import resolve_policy
 from bayplan.config.settings import Settings
 from bayplan.engines.kubelet.engine import KubeletEngine
@@ -21,6 +22,7 @@ from bayplan.model.policy import (
     MemoryQos,
     MemoryReservationPolicy,
     OutsideRequests,
+    PoolBounds,
     TopologyPolicy,
     TopologyScope,
 )
@@ -300,6 +302,37 @@ def test_the_engine_has_what_was_configured() -> None:
         topology_options=TopologyOptions(max_nodes=64),
     )
     assert engine_of(Settings()).name == "exact"
+
+
+@pytest.mark.parametrize(
+    ("pools", "found"),
+    [
+        ({0: {2 * MIB: PoolBounds(0, GIB)}}, []),
+        ({0: {2 * MIB: PoolBounds(0, GIB + 2 * MIB)}}, [("hugepagePools.0.hugepages-2Mi.maximum", "1026Mi")]),
+        ({0: {GIB: PoolBounds(0, GIB)}}, [("hugepagePools.0.hugepages-1Gi", "1Gi")]),
+        ({7: {2 * MIB: PoolBounds(0, GIB)}}, [("hugepagePools.7", "node 7")]),
+        (
+            {0: {2 * MIB: PoolBounds(GIB // 2, GIB), 4 * MIB: PoolBounds(768 * MIB, GIB)}},
+            [("hugepagePools.0", "1280Mi as minimum of all sizes together")],
+        ),
+    ],
+)
+def test_pools_of_huge_pages_that_the_machine_cannot_have(
+    pools: dict[int, dict[int, PoolBounds]], found: list[tuple[str, str]]
+) -> None:
+    settings = Settings(hugepage_pools=pools)
+    nodes = machine(GIB, GIB).nodes
+    sizes = {2 * MIB: 0, 4 * MIB: 0}
+    hardware = Machine(tuple(replace(node, hugepages_bytes=sizes) for node in nodes), machine(GIB, GIB).cpus)
+    if found:
+        assert found_in(settings, hardware) == found
+    else:
+        assert resolve_policy(settings, hardware).hugepage_pools == pools
+        # kubelet's managers have the pools that there were at kubelet's start.
+        assert resolve_policy(kubelet(hugepage_pools=pools), hardware).hugepage_pools == {}
+        assert any(
+            "hugepagePools" in one for one in remarks_on_machine(kubelet(hugepage_pools=pools), hardware)
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,248 @@
+"""Pools of huge pages that grow for a container and shrink when nobody needs them: by how much, as values.
+
+A pool grows out of the ordinary memory of its node, and only by what no claim needs: as much as could still
+be claimed on that node alone. It shrinks by what could still be claimed of it, and is free in the kernel.
+Invariant: what fitted before such a step fits after it, whatever its size; so a step that was cut short, or
+that nobody recorded, takes nothing from any promise. What is decided is the size of a pool in bytes, surplus
+pages left out. Pure; `bayplan.daemon.hugepage_pools` has the steps taken.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, islice
+from typing import Final
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.claiming import claimed_amounts
+from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.interface import Engine
+from bayplan.model.basis import Basis
+from bayplan.model.claim_parts import Amounts, hugepages_of
+from bayplan.model.decision import Claim, Decision, Outcome, Reason, Request
+from bayplan.model.machine import MEMORY, Machine, Node, hugepages
+from bayplan.model.memory_kinds import usable_nodes
+from bayplan.model.policy import PlacementPolicy
+from bayplan.model.sentences import pages_to_be_had, pools_grown
+from bayplan.quantity import parse_page_size
+from bayplan.sets import NodeSet
+
+Pools = Mapping[int, Mapping[int, int]]
+"""Node id -> page size -> bytes."""
+
+Decide = Callable[[Basis, Engine], Decision]
+
+POOL_GROWN: Final = "pool-grown"
+"""Code of the reason that a pool of huge pages grew for a container, and by how much."""
+POOL_LIMIT: Final = "pool-limit"
+"""Code of the reason that pools cannot grow as far as a container needs, and what could be had."""
+
+_MOST_TRIALS: Final = 12
+"""Decisions on pools that have grown, of which each takes as long as the first one."""
+_MOST_SETS: Final = 64
+"""Sets of one width that are worked out; on 8 nodes nearly all of them."""
+_WIDEST: Final = 8
+
+
+def with_pools(machine: Machine, pools: Pools) -> Machine:
+    """*machine* with the sizes of *pools*; those it does not have, and all others, stay as they are."""
+
+    def of(node: Node) -> Node:
+        known = node.hugepages_bytes
+        new = {size: amount for size, amount in pools.get(node.id, {}).items() if size in known}
+        return node if all(known[size] == new[size] for size in new) else _resized(node, new)
+
+    nodes = tuple(map(of, machine.nodes))
+    return machine if nodes == machine.nodes else replace(machine, nodes=nodes)
+
+
+def at_greatest(machine: Machine, policy: PlacementPolicy) -> Machine:
+    """*machine* with each pool as large as it may become: for what a container can ask for at all."""
+    sizes = {
+        node.id: {
+            size: max(one.maximum_bytes, node.hugepages_bytes.get(size, 0))
+            for size, one in policy.hugepage_pools.get(node.id, {}).items()
+        }
+        for node in machine.nodes
+    }
+    return with_pools(machine, sizes)
+
+
+def grown(machine: Machine, added: Pools) -> Pools:
+    """The sizes of the pools to which something is *added*, with that."""
+    known = {node.id: node.hugepages_bytes for node in machine.nodes}
+    return {
+        node: {size: known[node][size] + amount for size, amount in row.items()}
+        for node, row in added.items()
+    }
+
+
+def decide_with_pools(
+    basis: Basis, engine: Engine, *, decide: Decide, decision: Decision
+) -> tuple[Decision, Pools]:
+    """*decision*, which is the one on *basis*, and by how much pools would have to grow for a better one:
+    nothing where there is none. Then it says how many pages could be had, if it lacks some."""
+    if not lacks_pages(decision, basis.policy):
+        return decision, {}
+    flows = ResourceFlows(basis)
+    # An engine keeps what it worked out for a machine, and the one that there is stays the usual one.
+    trying, best, found = engine.separate_copy(), _rank(decision), dict[int, dict[int, int]]()
+    for added in islice(_growths(basis, flows, decision.request), _MOST_TRIALS):
+        machine = with_pools(basis.machine, grown(basis.machine, added))
+        rank = _rank(decide(replace(basis, machine=machine), trying))
+        if rank < best:
+            best, found = rank, added
+        if not any(rank):
+            break
+    if found or not _lacks(decision):
+        return decision, found
+    reason = Reason(POOL_LIMIT, pages_to_be_had(dict(_to_be_had(basis, flows, decision.request))))
+    return replace(decision, reasons=(*decision.reasons, reason)), {}
+
+
+def with_growth(decision: Decision, wanted: Pools, came: Pools) -> Decision:
+    """*decision*, made once pools that were to grow by *wanted* grew by what *came*, which it says."""
+    texts = [
+        pools_grown(hugepages(size), node, amount, came.get(node, {}).get(size, 0))
+        for node, row in sorted(wanted.items())
+        for size, amount in sorted(row.items())
+    ]
+    code = POOL_GROWN if came == wanted else POOL_LIMIT
+    return replace(decision, reasons=(*decision.reasons, Reason(code, "; ".join(texts))))
+
+
+def lacks_pages(decision: Decision, policy: PlacementPolicy) -> bool:
+    """Whether larger pools may make a better decision of it: it asks for pages of a size whose pools may
+    grow, and is not as asked."""
+    if decision.outcome is Outcome.PLACED or not decision.request.hugepages_bytes:
+        return False
+    sizes = {hugepages(size) for row in policy.hugepage_pools.values() for size in row}
+    return not sizes.isdisjoint(decision.request.hugepages_bytes)
+
+
+def idle_pools(basis: Basis, free_bytes: Pools) -> Pools:
+    """By how much the configured pools could shrink: what nobody is promised, and what the kernel has free
+    (*free_bytes*), down to their minimum."""
+    flows, idle = ResourceFlows(basis), dict[int, dict[int, int]]()
+    for node, size, pool_bytes in _configured(basis):
+        least = basis.policy.hugepage_pools[node][size].minimum_bytes
+        most = min(pool_bytes - least, free_bytes.get(node, {}).get(size, 0))
+        if most <= 0:
+            continue
+        spare = flows.flow(hugepages(size)).room(1 << node, most) // size * size
+        if spare:
+            idle.setdefault(node, {})[size] = spare
+            flows.change(Claim(NodeSet([node]), {hugepages(size): spare}))
+    return idle
+
+
+def below_minimum(basis: Basis) -> Pools:
+    """By how much the configured pools can grow to their minimum."""
+    flows, added = ResourceFlows(basis), dict[int, dict[int, int]]()
+    for node, size, pool_bytes in _configured(basis):
+        lacking = basis.policy.hugepage_pools[node][size].minimum_bytes - pool_bytes
+        more = min(-(-lacking // size) * size, _most_growth(basis, flows, node, size))
+        if more > 0:
+            added.setdefault(node, {})[size] = more
+            flows.change(Claim(NodeSet([node]), {MEMORY: more}))
+    return added
+
+
+def _configured(basis: Basis) -> Iterator[tuple[int, int, int]]:
+    """Node, page size and bytes of the pools that may grow and shrink."""
+    for node in basis.machine.nodes:
+        for size in sorted(basis.policy.hugepage_pools.get(node.id, {})):
+            if size in node.hugepages_bytes:
+                yield node.id, size, node.hugepages_bytes[size]
+
+
+def _resized(node: Node, sizes: Mapping[int, int]) -> Node:
+    return replace(node, hugepages_bytes={**node.hugepages_bytes, **sizes})
+
+
+def _lacks(decision: Decision) -> bool:
+    """Whether huge pages are what it lacks."""
+    shortage, claim = decision.shortage, decision.placement.claim
+    short = claim is not None and any(hugepages_of(claim.short_bytes).values())
+    return (
+        short or (shortage is not None and shortage.resource != MEMORY) or decision.outcome is Outcome.REFUSED
+    )
+
+
+def _rank(decision: Decision) -> tuple[bool, bool, bool]:
+    """How far from what was asked, nothing of it for a container that is placed as asked."""
+    return (
+        decision.outcome is Outcome.REFUSED,
+        decision.outcome is not Outcome.PLACED and _lacks(decision),
+        decision.outcome is Outcome.DEGRADED,
+    )
+
+
+def _growths(basis: Basis, flows: ResourceFlows, request: Request) -> Iterator[dict[int, dict[int, int]]]:
+    """By how much pools would grow so that the pages of *request* fit on a set of nodes, one for each set
+    that can have them: narrow sets first, of equally wide ones those that need least."""
+    pages, nodes = hugepages_of(claimed_amounts(request)), usable_nodes(basis.machine, request)
+    if request.pinned_mems is not None:
+        nodes &= request.pinned_mems
+    even = request.even_hugepages
+    widths = range(1, min(len(nodes), _WIDEST) + 1) if even is None else (even.node_count,)
+    for width in widths:
+        found = []
+        for some in islice(combinations(nodes, width), _MOST_SETS):
+            added = _growth_on(basis, flows, pages, some, even=even is not None)
+            if added:
+                taken = sum(sum(row.values()) for row in added.values())
+                apart = basis.machine.total_distance(NodeSet(some))
+                found.append((apart, taken, some, added))
+        yield from (added for *_, added in sorted(found, key=lambda one: one[:3]))
+
+
+def _growth_on(
+    basis: Basis, flows: ResourceFlows, pages: Amounts, nodes: tuple[int, ...], *, even: bool
+) -> dict[int, dict[int, int]]:
+    """By how much the pools of *nodes* have to grow to hold *pages* as well; nothing if they need not, or
+    cannot as far."""
+    left, added = flows.copy(), dict[int, dict[int, int]]()
+    for resource, asked in pages.items():
+        size = parse_page_size(resource.partition("-")[2])
+        each = -(-asked // len(nodes) // size) * size
+        parts = [((node,), each) for node in nodes] if even else [(nodes, asked)]
+        for part, amount in parts:
+            lacking = amount - left.flow(resource).room(NodeSet(part).mask, amount)
+            lacking = -(-lacking // size) * size
+            most = {node: _most_growth(basis, left, node, size) for node in part}
+            for node in sorted(part, key=lambda one: (-most[one], one)):
+                more = min(lacking, _most_growth(basis, left, node, size))
+                if more > 0:
+                    row = added.setdefault(node, {})
+                    row[size] = row.get(size, 0) + more
+                    left.change(Claim(NodeSet([node]), {MEMORY: more}))
+                    lacking -= more
+            if lacking > 0:
+                return {}
+    return added
+
+
+def _most_growth(basis: Basis, flows: ResourceFlows, node: int, size: int) -> int:
+    """The bytes by which the pool of a node may grow, in whole pages."""
+    bounds = basis.policy.hugepage_pools.get(node, {}).get(size)
+    pools = basis.machine.node_by_id[node].hugepages_bytes
+    if bounds is None or size not in pools or bounds.maximum_bytes <= pools[size]:
+        return 0
+    return flows.flow(MEMORY).room(1 << node, bounds.maximum_bytes - pools[size]) // size * size
+
+
+def _to_be_had(
+    basis: Basis, flows: ResourceFlows, request: Request
+) -> Iterator[tuple[str, Mapping[int, int]]]:
+    """How much of each size that *request* asks for each node could give it: what is left of its pool, and
+    what that may grow by."""
+    for resource in hugepages_of(claimed_amounts(request)):
+        size = parse_page_size(resource.partition("-")[2])
+        yield (
+            resource,
+            {
+                node: flows.flow(resource).room(1 << node, flows.capacity.get(resource, {}).get(1 << node, 0))
+                + _most_growth(basis, flows, node, size)
+                for node in usable_nodes(basis.machine, request)
+            },
+        )

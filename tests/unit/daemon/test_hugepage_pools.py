@@ -1,0 +1,362 @@
+"""Pools of huge pages that grow for containers and shrink when idle, on a kernel: promises, kernel and what
+decisions see agree after every step, also after one in which the daemon was killed.
+
+Two nodes of 4 GiB without huge pages, whose pools of 2Mi may grow to 2 GiB.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from bayplan.config.settings import Settings
+from bayplan.daemon.hardware import Hardware
+from bayplan.daemon.hugepage_pools import IDLE_S, HugepagePools
+from bayplan.daemon.measurement import Host, Measurement
+from bayplan.errors import PlacementError
+from bayplan.host import shadow_mode
+from bayplan.host.hugepage_pools import HugepageFiles
+from bayplan.host.sysfs import read_machine
+from bayplan.model.basis import Basis
+from bayplan.model.decision import Decision, QosClass
+from bayplan.model.machine import MEMORY
+from bayplan.model.policy import PoolBounds, TopologyPolicy
+from bayplan.model.resources import Resources
+from bayplan.model.sentences import pages_to_be_had, pools_grown
+from bayplan.model.workload import Container
+from bayplan.nri import Event
+from bayplan.placement.hugepage_pools import POOL_GROWN, POOL_LIMIT
+from bayplan.placement.shortfall import overclaims
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
+from support.controllers import Controlled, by_hook, controlled, full_disk, here
+from support.hugepage_kernel import HugepageKernel, KilledError
+from support.machines import machine, pod
+
+SIZE = 2 * MIB
+PAGES = "hugepages-2Mi"
+MACHINE = machine(2, cpus_per_node=4, memory_bytes=4 * GIB, hugepages_bytes={SIZE: 0})
+BOUNDS = PoolBounds(0, 2 * GIB)
+SETTINGS = Settings(
+    eviction_hard={"memory.available": None},
+    measured_reservation=False,
+    topology=TopologyPolicy.SINGLE_NUMA_NODE,
+    hugepage_pools={0: {SIZE: BOUNDS}, 1: {SIZE: BOUNDS}},
+)
+FREE = {0: 4 * GIB, 1: 4 * GIB}
+
+
+class Node:
+    """A controller on a kernel, and the owner of its pools."""
+
+    def __init__(
+        self, kernel: HugepageKernel, hardware: Hardware, made: Controlled, settings: Settings
+    ) -> None:
+        self.kernel, self.hardware, self.controller, self.now_s = kernel, hardware, made.controller, 0.0
+        hardware.attach(made.controller, made.verify_soon)
+        files = HugepageFiles(kernel.root, kernel.write)
+        self.pools = HugepagePools(made.controller, hardware, files, here, here, 1.0, lambda: self.now_s)
+
+    async def place(self, name: str, pages: int, memory: int = 64 * MIB) -> Decision:
+        owner = pod(name, QosClass.GUARANTEED)
+        await self.controller.create_container(owner, with_pages(name, pages, memory))
+        return self.controller.ledger.entries[name].decision
+
+    async def end(self, name: str) -> None:
+        owner = pod(name, QosClass.GUARANTEED)
+        await self.controller.state_changed(Event.REMOVE_CONTAINER, owner, with_pages(name, 0, 0))
+
+    async def pass_time(self, seconds: float) -> None:
+        await self.pools.look()
+        self.now_s += seconds
+        await self.pools.look()
+
+    def check(self) -> None:
+        """Decisions see the kernel's pools, and all that is promised fits beside them."""
+        basis = self.controller.basis
+        for node in basis.machine.nodes:
+            assert node.hugepages_bytes[SIZE] == self.kernel.pages(node.id, SIZE) * SIZE
+        fits(basis)
+
+
+def fits(basis: Basis) -> None:
+    assert tuple(overclaims(basis)) == ()
+
+
+def with_pages(name: str, pages: int, memory: int) -> Container:
+    owner = pod(name, QosClass.GUARANTEED)
+    limits = {SIZE: pages * SIZE} if pages else {}
+    resources = Resources(
+        memory_limit_bytes=memory or None,
+        cpu_shares=512,
+        cpu_quota_us=50_000,
+        cpu_period_us=100_000,
+        hugepage_limits_bytes=limits,
+    )
+    return Container(name, owner.id, name, resources=resources)
+
+
+@asynccontextmanager
+async def node(directory: Path, kernel: HugepageKernel, settings: Settings = SETTINGS) -> AsyncIterator[Node]:
+    host = Host(partial(read_machine, kernel.root), lambda *_: Measurement({}, {}, {}))
+    hardware = Hardware(settings, host, here)
+    async with controlled(directory, hardware.policy, on=hardware.machine) as made:
+        yield Node(kernel, hardware, made, settings)
+
+
+def kernel(directory: Path, free: dict[int, int] = FREE, **more: object) -> HugepageKernel:
+    return HugepageKernel(directory / "kernel", MACHINE, free, **more)  # type: ignore[arg-type]  # as named
+
+
+def codes(decision: Decision) -> set[str]:
+    return {reason.code for reason in decision.reasons}
+
+
+async def test_a_pool_grows_for_a_container_by_what_it_lacks(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        first = await one.place("first", 100)
+        assert POOL_GROWN in codes(first)
+        assert one.kernel.pages(0, SIZE) + one.kernel.pages(1, SIZE) == 100
+        await one.place("second", 50)
+        assert one.kernel.pages(0, SIZE) == 150
+        assert one.controller.counters["hugepage_pools_grown"] == 2
+        one.check()
+
+
+async def test_memory_that_is_promised_becomes_no_huge_page(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        for name in "abcd":
+            await one.place(name, 0, 1800 * MIB)
+        with pytest.raises(PlacementError, match=PAGES):
+            await one.place("pages", 300)
+        assert one.kernel.writes == []
+        await one.place("fewer", 200)
+        one.check()
+
+
+async def test_a_pool_grows_to_its_greatest_size_and_the_refusal_says_what_could_be_had(
+    tmp_path: Path,
+) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        with pytest.raises(PlacementError) as refused:
+            await one.place("large", 1025)
+        assert "2Gi on each of nodes 0-1" in str(refused.value)
+        assert one.kernel.writes == []
+        await one.place("largest", 1024)
+        one.check()
+
+
+async def test_a_kernel_that_gives_fewer_pages_leads_to_a_refusal_that_names_them(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path, {0: 300 * MIB, 1: 300 * MIB})) as one:
+        with pytest.raises(PlacementError) as refused:
+            await one.place("large", 200)
+        assert f"{PAGES} on node 0" in str(refused.value)
+        assert one.kernel.pages(0, SIZE) == 150
+        one.check()
+        assert one.controller.counters["hugepage_pools_short"] == 1
+        # It has those that came, and whoever asks for them next does.
+        await one.place("smaller", 150)
+        assert one.kernel.pages(1, SIZE) == 0
+        one.check()
+
+
+@pytest.mark.parametrize("compaction", [True, False])
+async def test_memory_is_made_free_in_large_blocks_first(tmp_path: Path, compaction: bool) -> None:
+    there = kernel(tmp_path, {0: 0, 1: 0}, scattered_bytes=FREE, compaction=compaction)
+    async with node(tmp_path, there) as one:
+        if compaction:
+            await one.place("first", 100)
+            assert there.writes[0].endswith("compact 1")
+        else:
+            with pytest.raises(PlacementError):
+                await one.place("first", 100)
+        one.check()
+
+
+async def test_what_nobody_needs_for_a_minute_is_memory_again(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        await one.place("first", 100)
+        await one.place("second", 50)
+        await one.end("first")
+        await one.pass_time(IDLE_S - 1)
+        assert one.kernel.pages(0, SIZE) == 150
+        await one.place("third", 20)
+        await one.pass_time(2)
+        assert one.kernel.pages(0, SIZE) == 70
+        one.kernel.use(0, SIZE, 60)
+        for name in ("second", "third"):
+            await one.end(name)
+        await one.pass_time(IDLE_S)
+        assert one.kernel.pages(0, SIZE) == 60
+        one.check()
+
+
+async def test_a_pool_is_never_below_its_minimum(tmp_path: Path) -> None:
+    bounds = {0: {SIZE: PoolBounds(64 * MIB, GIB)}, 1: {SIZE: PoolBounds(0, 0)}}
+    async with node(tmp_path, kernel(tmp_path), replace(SETTINGS, hugepage_pools=bounds)) as one:
+        await one.pools.look()
+        assert one.kernel.pages(0, SIZE) == 32
+        await one.place("first", 100)
+        await one.end("first")
+        await one.pass_time(IDLE_S)
+        assert (one.kernel.pages(0, SIZE), one.kernel.pages(1, SIZE)) == (32, 0)
+        one.check()
+
+
+async def test_pools_that_nobody_configured_stay(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path), replace(SETTINGS, hugepage_pools={})) as one:
+        with pytest.raises(PlacementError):
+            await one.place("first", 1)
+        await one.pass_time(IDLE_S)
+        assert one.kernel.writes == []
+
+
+async def test_shadow_mode_changes_no_pool(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        with shadow_mode.shadow_mode(), pytest.raises(PlacementError):
+            await one.place("first", 10)
+        assert one.kernel.writes == []
+
+
+async def test_a_kernel_that_refuses_is_a_problem_that_status_names(tmp_path: Path) -> None:
+    there = kernel(tmp_path)
+    there.refuses = "Read-only file system"
+    async with node(tmp_path, there) as one:
+        with pytest.raises(PlacementError):
+            await one.place("first", 10)
+        assert "nr_hugepages" in one.pools.problems[0]
+        there.refuses = ""
+        await one.place("first", 10)
+        assert one.pools.problems == ()
+
+
+async def test_a_promise_that_the_disk_does_not_take_leaves_an_idle_pool(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        owner = pod("first", QosClass.GUARANTEED)
+        with full_disk(one.controller.recorder), pytest.raises(Exception, match="full"):
+            await by_hook(one.controller, owner, with_pages("first", 100, 64 * MIB))
+        assert one.kernel.pages(0, SIZE) == 100
+        one.check()
+        await one.pass_time(IDLE_S)
+        assert one.kernel.pages(0, SIZE) == 0
+        one.check()
+
+
+async def test_a_cancelled_creation_waits_for_the_kernel_and_begins_no_new_portion(tmp_path: Path) -> None:
+    """Nobody is promised anything while a pool is being changed."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(work: Callable[[], object]) -> object:
+        if getattr(getattr(work, "func", None), "__name__", "") == "resize":
+            begun.set()
+            await go_on.wait()
+        return work()
+
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        files = HugepageFiles(one.kernel.root, one.kernel.write)
+        HugepagePools(one.controller, one.hardware, files, slowly, here, 1.0)  # type: ignore[arg-type]  # of any result
+        creating = asyncio.create_task(one.place("first", 800))
+        await begun.wait()
+        other = asyncio.create_task(one.place("other", 0, 3 * GIB))
+        creating.cancel()
+        await asyncio.sleep(0.01)
+        assert not creating.done()
+        assert not other.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        await other
+        assert one.kernel.writes == []
+        one.check()
+
+
+@pytest.mark.parametrize("killed_at", range(9))
+async def test_a_daemon_that_is_killed_in_any_step_finds_the_pools_as_they_are(
+    tmp_path: Path, killed_at: int
+) -> None:
+    """Growth by 900 pages takes eight writes, each of which the daemon sees done or not."""
+    there = kernel(tmp_path)
+    async with node(tmp_path, there) as one:
+        await one.place("memory", 0, 3 * GIB)
+        there.killed_at = killed_at
+        try:
+            await one.place("first", 900)
+        except KilledError:
+            pass
+        else:
+            pytest.fail("the growth took fewer steps")
+    there.killed_at = None
+    async with node(tmp_path, there) as one:
+        one.check()
+        assert set(one.controller.ledger.entries) == {"memory"}
+        await one.place("first", 900)
+        one.check()
+        await one.end("first")
+        there.killed_at = 2 * len(there.writes) + killed_at % 6
+        with pytest.raises(KilledError):
+            await one.pass_time(IDLE_S)
+    there.killed_at = None
+    async with node(tmp_path, there) as one:
+        one.check()
+        await one.pass_time(IDLE_S)
+        assert there.pages(0, SIZE) == there.pages(1, SIZE) == 0
+        # All of it is memory again.
+        assert (await one.place("other", 0, 4 * GIB)).placement.mems == NodeSet([1])
+        one.check()
+
+
+async def test_a_reading_of_the_machine_that_a_growth_overtook_is_made_again(tmp_path: Path) -> None:
+    there, held = kernel(tmp_path), asyncio.Event()
+    async with node(tmp_path, there) as one:
+        seen: list[int] = []
+
+        async def overtaken(work: Callable[[], object]) -> object:
+            found = work()
+            seen.append(1)
+            await held.wait()
+            return found
+
+        one.hardware._in_thread = overtaken  # type: ignore[assignment]  # a thread that is late
+        reading = asyncio.create_task(one.hardware.reread(frozenset({"memory"})))
+        await asyncio.sleep(0)
+        await one.place("first", 100)
+        held.set()
+        await reading
+        assert len(seen) == 2
+        one.check()
+
+
+async def test_all_memory_can_be_had_beside_the_pages(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        await one.place("first", 512)
+        await one.place("second", 0, 3 * GIB)
+        with pytest.raises(PlacementError):
+            await one.place("third", 0, 4 * GIB + SIZE)
+        free = one.controller.basis.allocatable.bytes_by_node[0]
+        assert (free[MEMORY], free[PAGES]) == (3 * GIB, GIB)
+
+
+async def test_the_limit_is_said_where_a_container_is_placed_all_the_same(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, topology=TopologyPolicy.BEST_EFFORT)
+    async with node(tmp_path, kernel(tmp_path), settings) as one:
+        decision = await one.place("both", 1500)
+        assert decision.placement.mems == NodeSet([0, 1])
+        assert POOL_GROWN in codes(decision)
+        assert POOL_LIMIT in codes(await one.place("more", 1000))
+        one.check()
+
+
+def test_what_became_of_pools_of_huge_pages() -> None:
+    grown = "the pool of hugepages-2Mi on node 1 grew by"
+    assert pools_grown(PAGES, 1, 20 * MIB, 20 * MIB) == f"{grown} 20Mi for it"
+    fewer = pools_grown(PAGES, 1, 20 * MIB, 6 * MIB)
+    assert fewer == f"{grown} 6Mi for it, of 20Mi: the kernel gave no more in time"
+    possible = "with all that pools may grow by it could have"
+    by_node = {0: 8 * MIB, 1: 8 * MIB, 2: 16 * MIB, 3: 0}
+    assert pages_to_be_had({PAGES: by_node, "hugepages-1Gi": {0: 0}}) == (
+        f"{possible} 16Mi on node 2 and 8Mi on each of nodes 0-1 of hugepages-2Mi, nothing of hugepages-1Gi"
+    )
