@@ -359,7 +359,8 @@ class Placements:
         able = origin.changes_spec
         if origin.runtime_applies:
             able = self.runtime is not None and self.runtime.capabilities.memory_policy
-        return MemoryPolicyAbility(able, self._weighted_interleave)
+        seen = origin.runtime_applies or origin.asks_at_start
+        return MemoryPolicyAbility(able, self._weighted_interleave, seen)
 
     @property
     def runtime_sets_oom_score_adj(self) -> bool:

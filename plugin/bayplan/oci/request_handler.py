@@ -29,6 +29,7 @@ from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
 from bayplan.model.life import Action, Report
+from bayplan.model.machine import Machine
 from bayplan.model.workload import Adjustment, Update
 from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer
@@ -47,6 +48,7 @@ from bayplan.oci.runtime_update import (
 )
 from bayplan.oci.workloads import resources_from
 from bayplan.placement.adjustment import exec_cpus_of
+from bayplan.placement.memory_policy import node_for_the_kernel
 from bayplan.placement.page_owners import PAGES_TO_MOVE
 from bayplan.placement.placement_file import without_file
 
@@ -229,7 +231,11 @@ class OciRequestHandler:
         if announced is not None:
             await self._rewrite(announced, replace_config)
             entry = self._controller.ledger.entries.get(container_id)
-            if entry is not None and _waits_for_others(entry.decision) and not shadow_mode.is_on():
+            if (
+                entry is not None
+                and _asks_at_start(self._controller.machine, entry.decision)
+                and not shadow_mode.is_on()
+            ):
                 self._cpusets.starts.expect(container_id)
         return _DONE
 
@@ -423,7 +429,10 @@ class OciRequestHandler:
         return _DONE
 
 
-def _waits_for_others(decision: Decision) -> bool:
-    """Whether others have to leave its CPUs or make room for its memory before the container starts."""
+def _asks_at_start(machine: Machine, decision: Decision) -> bool:
+    """Whether others have to leave its CPUs or make room for its memory before the container starts, or it is
+    to be seen whether its memory is bound."""
+    if node_for_the_kernel(machine, decision) is not None:
+        return True
     apart = bool(decision.placement.apart_cpus)
     return apart or any(one.code == PAGES_TO_MOVE for one in decision.reasons)

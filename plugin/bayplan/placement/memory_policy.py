@@ -45,10 +45,12 @@ _RELATIVE: Final = "relative_nodes"
 
 class MemoryPolicyAbility(Struct, frozen=True):
     """What can be set: ``runtime`` passes a memory policy on, ``weighted`` is a kernel (6.9 or later) that
-    interleaves by weight."""
+    interleaves by weight. ``seen``: somebody asks before the container starts, when it can be seen whether
+    the OCI runtime has set it."""
 
     runtime: bool = True
     weighted: bool = True
+    seen: bool = True
 
 
 def decide_by_given_policy(
@@ -228,14 +230,11 @@ def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision:
     added, claim = node_for_the_kernel(machine, decision), placement.claim
     if added is None or claim is None:
         return decision
-    asked = request.given_policy or request.memory_policy
-    if (
-        asked is not None
-        and asked.mode is MemoryPolicyMode.BIND
-        and (request.given_policy or ability.runtime)
-    ):
-        return decision
-    if asked is not None or not ability.runtime:
+    asks = request.given_policy is not None or request.memory_policy is not None
+    own = request.given_policy or (placement.memory_policy if asks else None)
+    if own is not None and own.mode is MemoryPolicyMode.BIND:
+        return decision if ability.seen else with_node_for_the_kernel(decision, added, bound=True)
+    if asks or not (ability.runtime and ability.seen):
         return with_node_for_the_kernel(decision, added, bound=False)
     policy = MemoryPolicySetting(MemoryPolicyMode.BIND, claim.nodes)
     placement = replace(placement, claim=replace(claim, flexible=False), memory_policy=policy)

@@ -442,7 +442,11 @@ def test_who_has_a_node_with_memory_for_the_kernel_gets_none_more(nodes: str) ->
 
 @pytest.mark.parametrize(
     ("annotations", "ability"),
-    [({}, MemoryPolicyAbility(runtime=False)), ({"c-name.bayplan.dev/memory-policy": "interleave"}, ABLE)],
+    [
+        ({}, MemoryPolicyAbility(runtime=False)),
+        ({}, MemoryPolicyAbility(seen=False)),
+        ({"c-name.bayplan.dev/memory-policy": "interleave"}, ABLE),
+    ],
 )
 def test_whose_memory_cannot_be_bound_is_promised_it_on_both(
     annotations: dict[str, str], ability: MemoryPolicyAbility
@@ -465,6 +469,10 @@ def test_whose_policy_binds_it_keeps_it_and_gets_the_node_when_it_starts() -> No
     wider = with_node_for_the_kernel(decision, NodeSet([1]), bound=True)
     assert wider.placement.memory_policy == decision.placement.memory_policy is not None
     assert node_for_the_kernel(hardware, decision) == NodeSet([1])
+    # Where nobody looks before the start it has the node at once.
+    unseen = on_movable("3", {"c-name.bayplan.dev/memory-policy": "bind"}, MemoryPolicyAbility(seen=False))[1]
+    assert unseen.placement.claim is not None
+    assert (unseen.placement.mems, unseen.placement.claim.nodes) == (NodeSet([1, 3]), NodeSet([3]))
 
 
 def test_who_is_bound_for_the_kernel_stays_so_when_it_is_resized() -> None:
