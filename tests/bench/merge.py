@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from table import Row
 
-from bayplan.engines.kubelet.topology.distances import Distances
-from bayplan.engines.kubelet.topology.hints import (
+from bayplan.engines.kubelet.hint_merge import merge, narrowest_size
+from bayplan.engines.kubelet.topology_hints import (
     Demand,
+    Distances,
     Hint,
     HintSet,
     OfSize,
@@ -24,7 +25,6 @@ from bayplan.engines.kubelet.topology.hints import (
     Region,
     flatten,
 )
-from bayplan.engines.kubelet.topology.merge import merge, narrowest_size
 from bayplan.sets import NodeSet
 
 SIZES = (2, 4, 8, 16, 32, 64)

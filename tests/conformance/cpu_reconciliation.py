@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.sets import CpuSet
 
 

@@ -11,10 +11,10 @@ from typing import ClassVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from bayplan.engines.kubelet.hint_merge import narrowest_size
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
-from bayplan.engines.kubelet.topology.hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
-from bayplan.engines.kubelet.topology.manager import Provider
-from bayplan.engines.kubelet.topology.merge import narrowest_size
+from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
+from bayplan.engines.kubelet.topology_manager import Provider
 from bayplan.errors import BayplanError
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.kubelet.resources import pod_limits

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import static_managers
 from bayplan.engines.interface import KUBELET
-from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
-from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of
-from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
+from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint as format_cpus
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of
+from bayplan.engines.kubelet.memory_checkpoint import format_checkpoint as format_memory
 from bayplan.engines.kubelet.state_files import read_cpu_file, read_memory_file
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Outcome, QosClass

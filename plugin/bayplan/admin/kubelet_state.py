@@ -13,9 +13,9 @@ from bayplan.admin.questions import Question
 from bayplan.admin_protocol import API_VERSION
 from bayplan.control.controller import Controller
 from bayplan.control.transactions import Current
-from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
-from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of
-from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
+from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint as format_cpus
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of
+from bayplan.engines.kubelet.memory_checkpoint import format_checkpoint as format_memory
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE, read_cpu_file, read_memory_file
 from bayplan.errors import ConfigError, Problem
 from bayplan.host import shadow_mode

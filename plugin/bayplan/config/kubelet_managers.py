@@ -17,10 +17,10 @@ from bayplan.config.kubelet_rules import (
     topology_options_of,
 )
 from bayplan.config.settings import Settings
-from bayplan.engines.kubelet.cpu.errors import CpuManagerError
-from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.topology.manager import TopologyManager
+from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy, cpu_policy
+from bayplan.engines.kubelet.cpu_state import CpuManagerError
+from bayplan.engines.kubelet.cpu_topology import CpuTopology
+from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.errors import Problem
 from bayplan.kubelet.eviction.node_reservation import node_allocatable_reservation
 from bayplan.kubelet.manager_options import ManagerConfigError, MemoryManagerPolicy

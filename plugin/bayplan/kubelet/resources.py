@@ -1,7 +1,7 @@
 """Sums of a pod's requests and limits, by kubelet's rules for init containers, sidecars and pod-level values.
 
 Three different sums are in use: the one for cgroups and scores (`pod_requests`, `pod_limits`), the one the
-managers place (`bayplan.engines.kubelet.memory.requests`), and the plain one of the QoS class. Nothing here
+managers place (`bayplan.engines.kubelet.memory_manager`), and the plain one of the QoS class. Nothing here
 knows nodes or cgroups.
 """
 

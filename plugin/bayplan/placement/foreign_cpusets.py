@@ -3,7 +3,7 @@ whose cpusets have CPUs that were given to somebody as its own.
 
 kubelet's CPU Manager gives cpuset.cpus to every container of the node, those of the shared pool included, in
 the spec or with UpdateContainer when it reconciles; its Memory Manager gives cpuset.mems to Guaranteed
-containers, in the spec only. Nothing here changes a pin: see `bayplan.engines.kubelet.trivial_decision`.
+containers, in the spec only. Nothing here changes a pin: see `bayplan.engines.kubelet.engine`.
 """
 
 import enum

@@ -12,15 +12,12 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.booking import memory_need
-from bayplan.engines.kubelet.cpu.errors import CpuManagerError
-from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.engines.kubelet.cpu_state import CpuManagerError, CpuState
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.ledger_state import managers_state
+from bayplan.engines.kubelet.ledger_state import managers_state, memory_need
 from bayplan.engines.kubelet.managers import PreparedManagers
-from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.memory.state import MemoryState
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.memory_state import MemoryManagerError, MemoryState
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE
 from bayplan.errors import Problem
 from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy

@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.memory.state import Blocks, MemoryState
+from bayplan.engines.kubelet.cpu_state import CpuState
+from bayplan.engines.kubelet.memory_state import Blocks, MemoryState
 from bayplan.errors import Problem
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.claim_parts import sum_of

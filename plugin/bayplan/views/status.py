@@ -162,7 +162,7 @@ def _kept_for_pods(snapshot: Snapshot) -> list[View]:
     ledger = snapshot.ledger
     entries = (*ledger.entries.values(), *ledger.retained.values())
     if snapshot.engine == KUBELET:
-        from bayplan.engines.kubelet.kept_for_pods import kept_for_pods  # noqa: PLC0415 - loaded with that engine
+        from bayplan.engines.kubelet.ledger_state import kept_for_pods  # noqa: PLC0415 - loaded with that engine
 
         kept = [(rest.pod_id, rest.nodes, rest.need, rest.cpus) for rest in kept_for_pods(entries) if rest]
     else:

@@ -5,12 +5,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.engines.kubelet.cpu.assignment import FreeCpus, take_packed
-from bayplan.engines.kubelet.cpu.checkpoint import decode_checkpoint, format_checkpoint, restore_checkpoint
-from bayplan.engines.kubelet.cpu.distribution import take_distributed
-from bayplan.engines.kubelet.cpu.errors import CpuManagerError
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
+from bayplan.engines.kubelet.cpu_assignment import FreeCpus, take_distributed, take_packed
+from bayplan.engines.kubelet.cpu_checkpoint import decode_checkpoint, format_checkpoint, restore_checkpoint
+from bayplan.engines.kubelet.cpu_state import CpuManagerError, CpuState
+from bayplan.engines.kubelet.cpu_topology import CpuTopology, LogicalCpu
 from bayplan.kubelet.manager_options import ManagerConfigError
 from bayplan.sets import CpuSet
 from conformance.sections import Case, Folder, Section, expect, expect_error

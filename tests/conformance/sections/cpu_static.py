@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bayplan.engines.kubelet.cpu.errors import SmtAlignmentError
-from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.pods import pod_exclusive_cpus
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
-from bayplan.engines.kubelet.topology.hints import ProviderHints
+from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy, cpu_policy, pod_exclusive_cpus
+from bayplan.engines.kubelet.cpu_state import CpuState, SmtAlignmentError
+from bayplan.engines.kubelet.cpu_topology import CpuTopology, LogicalCpu
+from bayplan.engines.kubelet.topology_hints import ProviderHints
 from bayplan.kubelet.manager_options import STATIC, CpuOptions, unavailable_cpu_option
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.policy import TopologyPolicy

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from bayplan.engines.kubelet.topology.hints import ProviderHints
+from bayplan.engines.kubelet.topology_hints import ProviderHints
 from bayplan.sets import NodeSet
 from conformance.device_manager import Device, DeviceManager, Devices, DeviceState
 from conformance.sections import Case, Folder, Section, expect

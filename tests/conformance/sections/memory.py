@@ -3,22 +3,27 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
-from bayplan.engines.kubelet.memory.errors import EmptyPodSharedPoolError, MemoryManagerError
-from bayplan.engines.kubelet.memory.hints import violates_groups
-from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager
-from bayplan.engines.kubelet.memory.pool import check_shared_pool
-from bayplan.engines.kubelet.memory.requests import pod_wants, takes_part
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.memory.state import (
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint, restored
+from bayplan.engines.kubelet.memory_manager import (
+    NO_HINT,
+    MemoryManager,
+    check_shared_pool,
+    pod_wants,
+    takes_part,
+    violates_groups,
+)
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.memory_state import (
     Block,
     Blocks,
+    EmptyPodSharedPoolError,
+    MemoryManagerError,
     MemoryState,
     MemoryTable,
     NodeMemory,
     Nodes,
 )
-from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
+from bayplan.engines.kubelet.topology_hints import Hint, ProviderHints
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import MEMORY, Machine

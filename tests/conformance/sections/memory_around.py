@@ -1,8 +1,8 @@
 """The manager around the policy, and reserved memory."""
 
-from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import MemoryManager
-from bayplan.engines.kubelet.memory.restore import start
+from bayplan.engines.kubelet.memory_manager import MemoryManager
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.memory_state import MemoryManagerError
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import PodSpec
 from bayplan.kubelet.reservation import (

@@ -2,18 +2,19 @@
 
 from typing import Any, Final
 
-from bayplan.engines.kubelet.cpu.checkpoint import restore_checkpoint
-from bayplan.engines.kubelet.cpu.errors import CpuStateError
-from bayplan.engines.kubelet.memory.checkpoint import (
+from bayplan.engines.kubelet.cpu_checkpoint import restore_checkpoint
+from bayplan.engines.kubelet.cpu_state import CpuStateError
+from bayplan.engines.kubelet.memory_checkpoint import (
     CheckpointError,
     checkpoint_of,
+    checksum,
+    dump,
     format_checkpoint,
     parse_checkpoint,
     restored,
     state_of,
 )
-from bayplan.engines.kubelet.memory.checksum import checksum, dump
-from bayplan.engines.kubelet.memory.state import Blocks, MemoryState
+from bayplan.engines.kubelet.memory_state import Blocks, MemoryState
 from conformance.sections import Case, Folder, MismatchError, Section, expect, expect_error
 from conformance.sections.memory import blocks, nodes, state
 from conformance.sections.pods import gates

@@ -18,18 +18,16 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
-from bayplan.engines.kubelet.cpu.errors import CpuManagerError
-from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
+from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint as format_cpus
+from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
+from bayplan.engines.kubelet.cpu_state import CpuManagerError, CpuState
+from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
-from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, parse_checkpoint, state_of
-from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
-from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.restore import start as start_memory
-from bayplan.engines.kubelet.memory.state import MemoryState
-from bayplan.engines.kubelet.topology.manager import TopologyManager
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, parse_checkpoint, state_of
+from bayplan.engines.kubelet.memory_checkpoint import format_checkpoint as format_memory
+from bayplan.engines.kubelet.memory_restore import start as start_memory
+from bayplan.engines.kubelet.memory_state import MemoryManagerError, MemoryState
+from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.kubelet.manager_options import STATIC, CpuOptions, MemoryManagerPolicy, TopologyOptions
 from bayplan.kubelet.pod import PodSpec
 from bayplan.model.machine import Cpu, Machine, Node

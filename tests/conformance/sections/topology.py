@@ -5,10 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, TypeVar
 
-from bayplan.engines.kubelet.topology.distances import Distances
-from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints, subsets
-from bayplan.engines.kubelet.topology.manager import TopologyManager, single_node
-from bayplan.engines.kubelet.topology.merge import largest_of_smallest, rank
+from bayplan.engines.kubelet.hint_merge import largest_of_smallest, rank
+from bayplan.engines.kubelet.topology_hints import Distances, Hint, HintSet, ProviderHints, subsets
+from bayplan.engines.kubelet.topology_manager import TopologyManager, single_node
 from bayplan.kubelet.manager_options import (
     OPTIONS,
     ManagerConfigError,

@@ -14,10 +14,10 @@ from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import static_managers
 from bayplan.config.settings import Settings
 from bayplan.engines.interface import KUBELET
-from bayplan.engines.kubelet.cpu.checkpoint import CpuCheckpoint, format_checkpoint
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.memory.checkpoint import format_checkpoint as format_memory
-from bayplan.engines.kubelet.memory.checkpoint import parse_checkpoint as parse_memory
+from bayplan.engines.kubelet.cpu_checkpoint import CpuCheckpoint, format_checkpoint
+from bayplan.engines.kubelet.cpu_state import CpuState
+from bayplan.engines.kubelet.memory_checkpoint import format_checkpoint as format_memory
+from bayplan.engines.kubelet.memory_checkpoint import parse_checkpoint as parse_memory
 from bayplan.errors import ConfigError
 from bayplan.host import shadow_mode
 from bayplan.host.shadow_mode import ShadowModeError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.topology.hints import Hint
+from bayplan.engines.kubelet.topology_hints import Hint
 from bayplan.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.sets import NodeSet
 from conformance.device_manager import (

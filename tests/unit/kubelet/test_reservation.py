@@ -2,8 +2,8 @@
 
 import pytest
 
-from bayplan.engines.kubelet.memory.errors import MemoryConfigurationError
-from bayplan.engines.kubelet.memory.restore import start
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.memory_state import MemoryConfigurationError
 from bayplan.kubelet.eviction.node_reservation import node_allocatable_reservation
 from bayplan.kubelet.manager_options import ManagerConfigError, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates

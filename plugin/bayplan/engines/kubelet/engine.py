@@ -1,8 +1,13 @@
 """The engine `kubelet`: what kubelet's managers would answer, one container at a time.
 
-A runtime asks about containers, kubelet admits pods: each request becomes a pod of one container (under the
-scope pod: of that container and the rest of its pod). The managers' state is made from the ledger each time.
-Only Guaranteed containers without foreign cpusets take part; for the others the decision is trivial.
+A runtime asks about containers, kubelet admits pods: each request becomes a pod of one container (under
+the scope pod: of that container and the rest of its pod). The managers' state is made from the ledger
+each time. Only Guaranteed containers without foreign cpusets take part; for the others the decision is
+trivial: CPUs and nodes that somebody else pinned stay as they are, and containers that are not Guaranteed
+share the CPUs and may use every node. Nothing looks for room then.
+
+kubelet resizes no Guaranteed container under a static manager. Here the nodes and CPUs that the container
+has stay, and what still fits there is granted; everything else is kubelet's refusal.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,18 +16,16 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.engines.exact.witness import settled_by_node
-from bayplan.engines.interface import KUBELET, pinned_text, unmet_wish
-from bayplan.engines.kubelet.booking import book, memory_need
-from bayplan.engines.kubelet.creation import Creation
-from bayplan.engines.kubelet.ledger_state import managers_state
+from bayplan.engines.interface import KUBELET, OPTED_OUT, pinned_reason, pinned_text, unmet_wish
+from bayplan.engines.kubelet.creation import REFUSED, Creation
+from bayplan.engines.kubelet.ledger_state import book, covers, managers_state, memory_need
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState, PreparedManagers
 from bayplan.engines.kubelet.pod_admission import PodAdmission
-from bayplan.engines.kubelet.resize import Resize
-from bayplan.engines.kubelet.trivial_decision import trivial_decision
-from bayplan.kubelet.manager_options import ManagerOptions
+from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import PodSpec
 from bayplan.model.basis import Basis
 from bayplan.model.decision import (
+    OVERCOMMITTED,
     Claim,
     Decision,
     Move,
@@ -35,7 +38,97 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.quantity import counted
+from bayplan.sets import CpuSet, NodeSet, nodes_text
+
+
+def trivial_decision(
+    basis: Basis,
+    request: Request,
+    current: Placement | None = None,
+) -> Decision | None:
+    """The answer to a request that leaves nothing to decide; None for a Guaranteed one that nobody pinned.
+
+    *current* is the placement of a running container: what nobody pinned of it stays promised.
+    """
+    if request.opted_out and request.pinned_cpus is None and request.pinned_mems is None:
+        return Decision(request, Outcome.PLACED, Placement(), (OPTED_OUT,))
+    if request.pinned_cpus is not None or request.pinned_mems is not None:
+        return _respect_pins(basis, request, current or Placement())
+    if request.qos is not QosClass.GUARANTEED:
+        text = f"{request.qos.value} containers share the CPUs and may use every node"
+        reason = Reason("shared-pool", text)
+        return Decision(request, Outcome.PLACED, Placement(), (reason,))
+    return None
+
+
+def _respect_pins(basis: Basis, request: Request, current: Placement) -> Decision:
+    """Keep what somebody else set, and book what it uses, so that nobody else is promised it."""
+    reason = pinned_reason(request)
+    placement = current if request.pinned_mems is None else replace(current, mems=None, claim=None)
+    if request.pinned_cpus is not None:
+        placement = replace(placement, exclusive_cpus=CpuSet())
+    nodes = request.pinned_mems or placement.mems or NodeSet(placement.booked_bytes)
+    if request.qos is QosClass.GUARANTEED:
+        need = memory_need(request)
+        claim = None if placement.claim is None else replace(placement.claim, amounts_bytes=need)
+        booked = book(basis.free_bytes, nodes, need)
+        placement = replace(placement, booked_bytes=booked, claim=claim)
+    return Decision(request, Outcome.PLACED, placement, (reason,))
+
+
+INFEASIBLE: Final = "Infeasible"
+"""kubelet's word for a resize that it never tries."""
+
+_NO_RESIZE: Final = "Resize is infeasible for Guaranteed Pods alongside"
+
+
+class Resize:
+    """One decision about a running container; see the module."""
+
+    def __init__(
+        self, prepared: PreparedManagers, state: ManagersState, request: Request, current: Placement
+    ) -> None:
+        self.prepared, self.state, self.request, self.current = prepared, state, request, current
+        self.options = prepared.options
+
+    def decide(self) -> Decision:
+        """The decision: the container keeps its nodes and CPUs, or the resize is infeasible."""
+        request, current = self.request, self.current
+        wanted, own = request.exclusive_cpus, len(current.exclusive_cpus)
+        if self.options.static_cpus and wanted != own:
+            why = f"it has {counted(own, 'CPU')} of its own and would need {wanted}"
+            return self._refused('CPU Manager policy "static"', why)
+        if self.options.memory is MemoryManagerPolicy.NONE:
+            return self._granted(replace(current, booked_bytes={}))
+        nodes = current.mems or NodeSet(current.booked_bytes) or self.prepared.machine.memory_nodes
+        need = memory_need(request)
+        free = {
+            node: {name: memory.free_bytes(name) for name in need}
+            for node, memory in self.state.memory.state.nodes.items()
+        }
+        fits = covers(free, nodes, need)
+        if not fits and self.options.memory is MemoryManagerPolicy.STATIC:
+            return self._refused('Memory Manager policy "Static"', f"it does not fit on {nodes_text(nodes)}")
+        booked = book(free, nodes, need)
+        if current.mems is None and current.affinity is not None:
+            booked = {node: booked.get(node, dict.fromkeys(need, 0)) for node in nodes}
+        granted = self._granted(replace(current, booked_bytes=booked))
+        if fits:
+            return granted
+        reason = Reason(OVERCOMMITTED, f"not all of it could be booked on {nodes_text(nodes)}")
+        return replace(granted, outcome=Outcome.DEGRADED, reasons=(*granted.reasons, reason))
+
+    def _granted(self, placed: Placement) -> Decision:
+        where = "where it is" if placed.mems is None else f"on {nodes_text(placed.mems)}"
+        # The pod's sums have changed, and no message says to what.
+        request = replace(self.request, pod_totals=None)
+        return Decision(request, Outcome.PLACED, placed, (Reason("resized", f"resized {where}"),))
+
+    def _refused(self, whose: str, why: str) -> Decision:
+        reason = Reason(REFUSED, f"{_NO_RESIZE} {whose} ({why})")
+        return Decision(self.request, Outcome.REFUSED, reasons=(reason,), refused_as=INFEASIBLE)
+
 
 _POD_LEVEL: Final = Reason(
     "pod-level",

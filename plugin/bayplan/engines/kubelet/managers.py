@@ -1,29 +1,94 @@
-"""kubelet's managers together: their options, and what they do with a pod on one immutable state. Devices are
-chosen already when a runtime asks, so that there is none of kubelet's Device Manager, only its hints.
+"""kubelet's managers together: their options, and what they do with a pod on one immutable state.
 
 Nothing is decided here; the managers decide. What a refused pod got before it was refused stays in the
 returned state, as in kubelet, until `KubeletManagers.without_pod` takes it back.
+
+Devices are chosen already when a runtime asks, so that of kubelet's Device Manager, which chooses them
+after the merge, there are only the hints, for devices that a container has already. Devices of one kind
+count as one resource: every set that touches them all, of which the smallest are preferred. For a single
+device these are all sets with a node of it, and those of one node.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.attached_devices import AttachedDevices
-from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.memory.manager import MemoryManager
-from bayplan.engines.kubelet.memory.state import MemoryState, Nodes, empty_nodes
-from bayplan.engines.kubelet.topology.hints import Hint, ProviderHints
-from bayplan.engines.kubelet.topology.manager import Admission, Provider, TopologyManager
+from bayplan.engines.device_hints import names_text
+from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
+from bayplan.engines.kubelet.cpu_state import CpuState
+from bayplan.engines.kubelet.cpu_topology import CpuTopology
+from bayplan.engines.kubelet.hint_merge import narrowest_size
+from bayplan.engines.kubelet.memory_manager import MemoryManager
+from bayplan.engines.kubelet.memory_state import MemoryState, Nodes, empty_nodes
+from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
+from bayplan.engines.kubelet.topology_manager import Admission, Provider, TopologyManager
 from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.basis import Allocatable
+from bayplan.model.decision import DeviceHint
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
+
+State = TypeVar("State")
+
+
+class AttachedDevices(Struct, frozen=True):
+    """A provider for one container, known by its name; it allocates nothing. ``everything`` are all nodes of
+    the machine."""
+
+    container: str
+    devices: tuple[DeviceHint, ...]
+    everything: NodeSet
+
+    def resources(self) -> dict[str, Demand]:
+        """What each resource demands of nodes, by the names of its devices. Devices without a kind that are
+        on the same nodes give the same hints, and count as one resource too."""
+        groups: dict[str | NodeSet, list[DeviceHint]] = {}
+        for device in self.devices:
+            if not device.nodes.isdisjoint(self.everything):
+                groups.setdefault(device.kind or device.nodes, []).append(device)
+        return {
+            names_text([device.device for device in group]): _all_of(
+                frozenset(device.nodes for device in group)
+            )
+            for group in groups.values()
+        }
+
+    def hints(self, state: State, pod: PodSpec, container: ContainerSpec) -> ProviderHints:
+        """Where the container's devices are."""
+        return self.pod_hints(state, pod) if container.name == self.container else None
+
+    def pod_hints(self, state: State, pod: PodSpec) -> ProviderHints:  # noqa: ARG002 - the signature is the interface's
+        """The same: of the pod's other containers the devices are not known yet."""
+        hints = {}
+        for name, demand in self.resources().items():
+            region = Region(self.everything, (demand,), OfSize(0))
+            size = narrowest_size(region) or len(self.everything)
+            hints[name] = HintSet(regions=(replace(region, preferred=OfSize(size)),))
+        return hints
+
+    def allocate(self, state: State, pod: PodSpec, container: ContainerSpec, hint: Hint) -> State:  # noqa: ARG002 - the signature is the interface's
+        """Nothing to be done: it has them."""
+        return state
+
+    def allocate_pod(self, state: State, pod: PodSpec, hint: Hint) -> State:  # noqa: ARG002 - the signature is the interface's
+        """Nothing to be done: it has them."""
+        return state
+
+    def needs(self, container: ContainerSpec | None) -> Iterable[Demand]:
+        """The devices as demands on nodes, for the container or (None) its pod."""
+        return self.resources().values() if container is None or container.name == self.container else ()
+
+
+def _all_of(places: frozenset[NodeSet]) -> Demand:
+    """The demand that a set of nodes touches each of *places*."""
+    single = {node: 1 for nodes in places if len(nodes) == 1 for node in nodes}
+    several = sorted((nodes for nodes in places if len(nodes) > 1), key=tuple)
+    return Demand(single, len(places), tuple((nodes, 1) for nodes in several))
+
 
 NO_MEMORY_MANAGER = MemoryManager(MemoryManagerPolicy.NONE, MemoryState())
 """The policy None: no state, no hints, no refusals."""

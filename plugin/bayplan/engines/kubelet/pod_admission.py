@@ -9,10 +9,10 @@ those after it: CPUs always, memory if it is on the same nodes. kubelet refuses 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.booking import book, memory_need
 from bayplan.engines.kubelet.creation import Creation
+from bayplan.engines.kubelet.ledger_state import book, memory_need
 from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers
-from bayplan.engines.kubelet.topology.manager import Admission
+from bayplan.engines.kubelet.topology_manager import Admission
 from bayplan.kubelet.pod import PodSpec
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, Placement, Reason, Request

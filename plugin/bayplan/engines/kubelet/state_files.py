@@ -9,15 +9,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from bayplan.engines.kubelet import cpu_checkpoint as cpu_file
+from bayplan.engines.kubelet import memory_checkpoint as memory_file
 from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, payload_of
-from bayplan.engines.kubelet.cpu import checkpoint as cpu_file
-from bayplan.engines.kubelet.cpu.errors import CpuStateError
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.memory import checkpoint as memory_file
-from bayplan.engines.kubelet.memory.checksum import Checkpoint
-from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.memory.state import MemoryState
+from bayplan.engines.kubelet.cpu_state import CpuState, CpuStateError
+from bayplan.engines.kubelet.memory_checkpoint import Checkpoint
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.memory_state import MemoryManagerError, MemoryState
 from bayplan.errors import ParseError, Problem, excerpt
 from bayplan.kubelet.manager_options import STATIC, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates

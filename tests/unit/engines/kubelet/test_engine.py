@@ -9,16 +9,16 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
-from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
+from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
+from bayplan.engines.kubelet.cpu_state import CpuState
+from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.ledger_state import managers_state
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
-from bayplan.engines.kubelet.memory.manager import MemoryManager
-from bayplan.engines.kubelet.memory.restore import same_state
-from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
-from bayplan.engines.kubelet.topology.manager import TopologyManager
+from bayplan.engines.kubelet.memory_manager import MemoryManager
+from bayplan.engines.kubelet.memory_restore import same_state
+from bayplan.engines.kubelet.memory_state import MemoryState, empty_nodes
+from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.model.basis import Allocatable, Basis

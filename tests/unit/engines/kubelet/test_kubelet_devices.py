@@ -4,9 +4,9 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.kubelet.attached_devices import AttachedDevices
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.topology.hints import HintSet
+from bayplan.engines.kubelet.managers import AttachedDevices
+from bayplan.engines.kubelet.topology_hints import HintSet
 from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.kubelet.pod import ContainerSpec, PodSpec
 from bayplan.model.basis import Basis

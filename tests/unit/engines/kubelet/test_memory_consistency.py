@@ -4,12 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
-from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.manager import NO_HINT
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.memory.state import Block, MemoryState
-from bayplan.engines.kubelet.topology.hints import Hint
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint, restored
+from bayplan.engines.kubelet.memory_manager import NO_HINT
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.memory_state import Block, MemoryManagerError, MemoryState
+from bayplan.engines.kubelet.topology_hints import Hint
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import Machine, Node

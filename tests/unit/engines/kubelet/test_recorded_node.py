@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint as format_cpus
-from bayplan.engines.kubelet.cpu.checkpoint import restore_checkpoint
-from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
+from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint as format_cpus
+from bayplan.engines.kubelet.cpu_checkpoint import restore_checkpoint
+from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
+from bayplan.engines.kubelet.cpu_state import CpuState
+from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.ledger_state import managers_state
-from bayplan.engines.kubelet.memory.checkpoint import checkpoint_of, format_checkpoint, restored
-from bayplan.engines.kubelet.memory.state import MemoryState, empty_nodes
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint, restored
+from bayplan.engines.kubelet.memory_state import MemoryState, empty_nodes
 from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.basis import Basis

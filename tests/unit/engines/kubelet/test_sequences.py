@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.topology.manager import TopologyManager
-from bayplan.engines.kubelet.topology.refusals import HINT, REFUSED, ROOM, reasons
+from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
+from bayplan.engines.kubelet.cpu_state import CpuState
+from bayplan.engines.kubelet.cpu_topology import CpuTopology
+from bayplan.engines.kubelet.creation import HINT, REFUSED, ROOM, reasons
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.model.machine import Cpu, Machine, Node

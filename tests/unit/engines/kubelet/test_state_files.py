@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bayplan.engines.kubelet.cpu.checkpoint import restore_checkpoint
-from bayplan.engines.kubelet.cpu.errors import CpuStateError
-from bayplan.engines.kubelet.memory.checkpoint import CheckpointError, restored
+from bayplan.engines.kubelet.cpu_checkpoint import restore_checkpoint
+from bayplan.engines.kubelet.cpu_state import CpuStateError
+from bayplan.engines.kubelet.memory_checkpoint import CheckpointError, restored
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE, read_cpu_file, read_memory_file
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import Machine

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.topology.hints import Demand, Hint, HintSet, OfSize, Region
-from bayplan.engines.kubelet.topology.manager import NOT_ALIGNED, TopologyManager, single_node
+from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, Region
+from bayplan.engines.kubelet.topology_manager import NOT_ALIGNED, TopologyManager, single_node
 from bayplan.errors import BayplanError
 from bayplan.kubelet.manager_options import (
     ManagerConfigError,

@@ -5,18 +5,18 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.topology.distances import Distances
-from bayplan.engines.kubelet.topology.hints import (
+from bayplan.engines.kubelet.hint_merge import best_hint, merge, narrowest_size
+from bayplan.engines.kubelet.topology_hints import (
     ANYWHERE,
     NOWHERE,
     Demand,
+    Distances,
     Hint,
     HintSet,
     OfSize,
     Region,
     Touching,
 )
-from bayplan.engines.kubelet.topology.merge import best_hint, merge, narrowest_size
 from bayplan.sets import NodeSet
 
 

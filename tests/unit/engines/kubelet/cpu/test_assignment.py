@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.cpu.assignment import FreeCpus, take_packed
-from bayplan.engines.kubelet.cpu.distribution import take_distributed
-from bayplan.engines.kubelet.cpu.errors import CpuShortageError
-from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
+from bayplan.engines.kubelet.cpu_assignment import FreeCpus, take_distributed, take_packed
+from bayplan.engines.kubelet.cpu_state import CpuShortageError
+from bayplan.engines.kubelet.cpu_topology import CpuTopology, LogicalCpu
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.sets import CpuSet, NodeSet
 

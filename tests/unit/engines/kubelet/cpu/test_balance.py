@@ -6,7 +6,7 @@ from math import floor, sqrt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.cpu.balance import Split, best_split
+from bayplan.engines.kubelet.cpu_assignment import Split, best_split
 
 
 def by_search(free, count, share, group, extra):

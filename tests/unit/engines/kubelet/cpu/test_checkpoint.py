@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.cpu.checkpoint import (
+from bayplan.engines.kubelet.cpu_checkpoint import (
     decode_checkpoint,
     format_checkpoint,
     parse_cpus,
     restore_checkpoint,
 )
-from bayplan.engines.kubelet.cpu.errors import CpuStateError
-from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.engines.kubelet.cpu_state import CpuState, CpuStateError
 from bayplan.sets import CpuSet
 
 STATE = CpuState(

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.cpu.hints import cpu_hints
-from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
-from bayplan.engines.kubelet.topology.hints import subsets
+from bayplan.engines.kubelet.cpu_manager import cpu_hints
+from bayplan.engines.kubelet.cpu_topology import CpuTopology, LogicalCpu
+from bayplan.engines.kubelet.topology_hints import subsets
 from bayplan.sets import CpuSet, NodeSet
 
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.cpu.checkpoint import format_checkpoint, restore_checkpoint
-from bayplan.engines.kubelet.cpu.errors import (
+from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint, restore_checkpoint
+from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy, cpu_policy
+from bayplan.engines.kubelet.cpu_state import (
     CpuManagerError,
     CpuShortageError,
+    CpuState,
     CpuStateError,
     EmptySharedPoolError,
     SmtAlignmentError,
 )
-from bayplan.engines.kubelet.cpu.manager import StaticCpuPolicy, cpu_policy
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology, LogicalCpu
-from bayplan.engines.kubelet.topology.hints import HintSet
+from bayplan.engines.kubelet.cpu_topology import CpuTopology, LogicalCpu
+from bayplan.engines.kubelet.topology_hints import HintSet
 from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.sets import CpuSet, NodeSet

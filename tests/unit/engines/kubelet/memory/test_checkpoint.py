@@ -6,18 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.memory.checkpoint import (
+from bayplan.engines.kubelet.memory_checkpoint import (
     CheckpointError,
     checkpoint_of,
+    checksum,
+    dump,
     format_checkpoint,
     parse_checkpoint,
     restored,
     state_of,
 )
-from bayplan.engines.kubelet.memory.checksum import checksum, dump
-from bayplan.engines.kubelet.memory.errors import MemoryStateError
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.memory.state import Block, MemoryState, MemoryTable, NodeMemory, empty_nodes
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.memory_state import (
+    Block,
+    MemoryState,
+    MemoryStateError,
+    MemoryTable,
+    NodeMemory,
+    empty_nodes,
+)
 from bayplan.errors import ParseError
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates

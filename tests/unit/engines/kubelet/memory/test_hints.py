@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.memory.hints import fitting, regenerated, violates_groups
-from bayplan.engines.kubelet.memory.state import Block, MemoryTable, NodeMemory
-from bayplan.engines.kubelet.topology.hints import Hint, HintSet
-from bayplan.engines.kubelet.topology.merge import best_hint
+from bayplan.engines.kubelet.hint_merge import best_hint
+from bayplan.engines.kubelet.memory_manager import fitting, regenerated, violates_groups
+from bayplan.engines.kubelet.memory_state import Block, MemoryTable, NodeMemory
+from bayplan.engines.kubelet.topology_hints import Hint, HintSet
 from bayplan.sets import NodeSet
 
 RESOURCES = ("memory", "hugepages-2Mi", "hugepages-1Gi")

@@ -2,13 +2,23 @@
 
 import pytest
 
-from bayplan.engines.kubelet.memory.errors import EmptyPodSharedPoolError, MemoryAllocationError, Refusal
-from bayplan.engines.kubelet.memory.manager import NO_HINT, MemoryManager
-from bayplan.engines.kubelet.memory.pool import check_shared_pool, shared_out
-from bayplan.engines.kubelet.memory.requests import container_wants, pod_wants, takes_part
-from bayplan.engines.kubelet.memory.restore import start
-from bayplan.engines.kubelet.memory.state import Block
-from bayplan.engines.kubelet.topology.hints import Hint, HintSet
+from bayplan.engines.kubelet.memory_manager import (
+    NO_HINT,
+    MemoryManager,
+    check_shared_pool,
+    container_wants,
+    pod_wants,
+    shared_out,
+    takes_part,
+)
+from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.memory_state import (
+    Block,
+    EmptyPodSharedPoolError,
+    MemoryAllocationError,
+    Refusal,
+)
+from bayplan.engines.kubelet.topology_hints import Hint, HintSet
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.decision import QosClass

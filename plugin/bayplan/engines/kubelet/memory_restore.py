@@ -1,20 +1,22 @@
 """Whether a recorded state can be the state of this machine, by booking all of it again.
 
-kubelet's comparison: nodes, counts, groups and sizes must be the same, what is free and reserved only in sum
-over each group, because the split inside a group depends on the order of events. It books in random order,
-which gives random answers when allocations of different sets share a node. Here narrow sets are booked first
-and the sums are taken over all nodes that such sets connect: whatever this program records is accepted.
+kubelet's comparison: nodes, counts, groups and sizes must be the same, what is free and reserved only in
+sum over each group, because the split inside a group depends on the order of events. It books in random
+order, which gives random answers when allocations of different sets share a node. Here narrow sets are
+booked first and the sums are taken over all nodes that such sets connect: whatever this program records
+is accepted.
 """
 
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.memory.errors import MemoryConfigurationError, MemoryStateError
-from bayplan.engines.kubelet.memory.manager import MemoryManager
-from bayplan.engines.kubelet.memory.state import (
+from bayplan.engines.kubelet.memory_manager import MemoryManager
+from bayplan.engines.kubelet.memory_state import (
     Block,
+    MemoryConfigurationError,
     MemoryState,
+    MemoryStateError,
     Nodes,
     book,
     empty_nodes,

@@ -1,8 +1,8 @@
 """kubelet's Topology Manager: asks all providers for hints, merges them under a policy, admits or refuses.
 
-Pure: admission takes a state and returns a new one. The providers (CPUs, memory, devices) are given by the
-caller and own their part of the state. Source: Kubernetes v1.36. How hints are merged is in
-`bayplan.engines.kubelet.topology.merge`.
+Pure: admission takes a state and returns a new one. The providers (CPUs, memory, devices) are given by
+the caller and own their part of the state. Source: Kubernetes v1.36. How hints are merged is in
+`bayplan.engines.kubelet.hint_merge`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +11,8 @@ from typing import Final, Generic, Protocol, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.topology.distances import Distances
-from bayplan.engines.kubelet.topology.hints import Hint, HintSet, ProviderHints, flatten
-from bayplan.engines.kubelet.topology.merge import Merged, merge
+from bayplan.engines.kubelet.hint_merge import Merged, merge
+from bayplan.engines.kubelet.topology_hints import Distances, Hint, HintSet, ProviderHints, flatten
 from bayplan.errors import BayplanError
 from bayplan.kubelet.manager_options import ManagerConfigError, TopologyOptions
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec

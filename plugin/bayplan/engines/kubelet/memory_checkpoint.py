@@ -1,33 +1,150 @@
-"""kubelet's file ``memory_manager_state``: its JSON in and out, and what it says as a `MemoryState`.
+"""kubelet's file ``memory_manager_state``: its JSON in and out, the checksum over it, and what it says as a
+`MemoryState`.
 
-Version 1 of the format knows containers only, version 2 (with the gate PodLevelResourceManagers) also pods
-that were placed as a whole. Version 3 is a version 1 with the content of a version 2 in its payload
-(`bayplan.engines.kubelet.checkpoint_text`). The checksum (`bayplan.engines.kubelet.memory.checksum`) of
-absent differs from that of empty: so a checkpoint keeps that difference (None and empty), and a
-`MemoryState`, which does not, is made last.
+Version 1 of the format knows containers only, version 2 (with the gate PodLevelResourceManagers) also
+pods that were placed as a whole. Version 3 is a version 1 with the content of a version 2 in its payload
+(`bayplan.engines.kubelet.checkpoint_text`). The checksum of absent differs from that of empty: so a
+checkpoint keeps that difference (None and empty), and a `MemoryState`, which does not, is made last.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, ENDS_EARLY, ends_early, go_json, payload_of
-from bayplan.engines.kubelet.memory.checksum import (
-    Checkpoint,
-    SavedBlock,
-    SavedBlocks,
-    SavedEntries,
-    SavedNode,
-    checksum,
+from bayplan.engines.kubelet.checkpoint_text import (
+    CORRUPTED,
+    ENDS_EARLY,
+    NIL,
+    dump_map,
+    ends_early,
+    fnv1a_32,
+    go_json,
+    payload_of,
 )
-from bayplan.engines.kubelet.memory.errors import MemoryManagerError
-from bayplan.engines.kubelet.memory.state import Block, Blocks, MemoryState, MemoryTable, NodeMemory
+from bayplan.engines.kubelet.memory_state import (
+    Block,
+    Blocks,
+    MemoryManagerError,
+    MemoryState,
+    MemoryTable,
+    NodeMemory,
+)
 from bayplan.errors import ParseError
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.quantity import whole_number
 from bayplan.sets import NodeSet
+
+
+class SavedBlock(Struct, frozen=True):
+    """A block as the file has it."""
+
+    nodes: tuple[int, ...] | None
+    resource: str
+    size_bytes: int
+
+
+class SavedNode(Struct, frozen=True):
+    """A node as the file has it."""
+
+    assignments: int
+    tables: Mapping[str, MemoryTable] | None
+    cells: tuple[int, ...] | None
+
+
+SavedBlocks = tuple[SavedBlock, ...] | None
+SavedEntries = Mapping[str, Mapping[str, SavedBlocks] | None]
+
+
+class Checkpoint(Struct, frozen=True):
+    """The content of the file. ``checksum`` is what the file says."""
+
+    policy_name: str
+    nodes: Mapping[int, SavedNode] | None
+    entries: SavedEntries | None
+    pod_entries: Mapping[str, SavedBlocks] | None
+    checksum: int = 0
+
+
+def checksum(checkpoint: Checkpoint, version: int) -> int:
+    """The checksum that the file must carry in that version of the format (1 or 2)."""
+    return fnv1a_32(dump(checkpoint, version))
+
+
+def dump(checkpoint: Checkpoint, version: int) -> str:
+    """The text that is hashed."""
+    pods = ""
+    if version > 1:
+        pods = f" PodEntries:(state.PodMemoryAssignments){_pod_entries(checkpoint.pod_entries)}"
+    return (
+        f"(*state.MemoryManagerCheckpoint){{PolicyName:(string){checkpoint.policy_name} "
+        f"MachineState:(state.NUMANodeMap){_nodes(checkpoint.nodes)} "
+        f"Entries:(state.ContainerMemoryAssignments){_entries(checkpoint.entries)}{pods} "
+        "Checksum:(checksum.Checksum)0}"
+    )
+
+
+def _nodes(nodes: Mapping[int, SavedNode] | None) -> str:
+    if nodes is None:
+        return NIL
+    return dump_map(f"{node}:<*>{_node(nodes[node])}" for node in sorted(nodes))
+
+
+def _node_dump(node: SavedNode) -> str:
+    tables = node.tables
+    written = (
+        NIL if tables is None else dump_map(f"{name}:<*>{_table(tables[name])}" for name in sorted(tables))
+    )
+    return (
+        f"{{NumberOfAssignments:(int){node.assignments} "
+        f"MemoryMap:(map[v1.ResourceName]*state.MemoryTable){written} Cells:([]int){_ids(node.cells)}}}"
+    )
+
+
+def _table_dump(table: MemoryTable) -> str:
+    return (
+        f"{{TotalMemSize:(uint64){table.total} SystemReserved:(uint64){table.system_reserved} "
+        f"Allocatable:(uint64){table.allocatable} Reserved:(uint64){table.reserved} "
+        f"Free:(uint64){table.free}}}"
+    )
+
+
+def _entries_dump(entries: SavedEntries | None) -> str:
+    if entries is None:
+        return NIL
+    return dump_map(f"{uid}:{_containers(entries[uid])}" for uid in sorted(entries))
+
+
+def _containers(containers: Mapping[str, SavedBlocks] | None) -> str:
+    if containers is None:
+        return NIL
+    return dump_map(f"{name}:{_blocks(containers[name])}" for name in sorted(containers))
+
+
+def _pod_entries(entries: Mapping[str, SavedBlocks] | None) -> str:
+    if entries is None:
+        return NIL
+    return dump_map(
+        f"{uid}:{{MemoryBlocks:([]state.Block){_blocks(entries[uid])}}}" for uid in sorted(entries)
+    )
+
+
+def _blocks_dump(blocks: SavedBlocks) -> str:
+    return NIL if blocks is None else f"[{' '.join(_block(block) for block in blocks)}]"
+
+
+def _block_dump(block: SavedBlock) -> str:
+    return (
+        f"{{NUMAAffinity:([]int){_ids(block.nodes)} Type:(v1.ResourceName){block.resource} "
+        f"Size:(uint64){block.size_bytes}}}"
+    )
+
+
+def _ids(ids: tuple[int, ...] | None) -> str:
+    return NIL if ids is None else f"[{' '.join(map(str, ids))}]"
+
 
 FILE_NAME: Final = "memory_manager_state"
 
@@ -55,7 +172,7 @@ class CheckpointError(MemoryManagerError):
 def restored(text: str | None, path: str, policy_name: str, gates: FeatureGates) -> MemoryState:
     """The state that the file at *path*, with the content *text* (None: no file), records.
 
-    Which nodes the machine has is not looked at here, see `bayplan.engines.kubelet.memory.restore`.
+    Which nodes the machine has is not looked at here, see `bayplan.engines.kubelet.memory_restore`.
 
     Raises:
         CheckpointError: the file is damaged, or was written under another policy.

@@ -24,8 +24,7 @@ from bayplan.engines.kubelet.checkpoint_text import (
     go_json,
     payload_of,
 )
-from bayplan.engines.kubelet.cpu.errors import CpuStateError
-from bayplan.engines.kubelet.cpu.state import CpuState
+from bayplan.engines.kubelet.cpu_state import CpuState, CpuStateError
 from bayplan.errors import excerpt
 from bayplan.sets import CpuSet
 

@@ -1,19 +1,35 @@
-"""Which NUMA nodes share a request so that the rest is balanced best: kubelet's answer without its search.
+"""Which CPUs: kubelet's packed, spread and uncore-aligned choice. Pure; nothing here knows of containers.
 
-kubelet tries every combination of nodes, and for each every subset that could give the remainder. Both are
-exponential. Here the nodes are walked once, because the balance depends on sums only:
+Best fit throughout: elements are tried in ascending order of their free CPUs, then of their id, so that
+the most used one is filled first. Source: Kubernetes v1.36, takeByTopologyNUMAPacked. One difference:
+kubelet calls an element whole when its number of free CPUs equals the machine's average, and then takes
+all of its CPUs, free or not. Here all of them must be free as well, so that on hybrid machines no CPU is
+given away twice.
+
+Spread (distribute-cpus-across-numa)
+====================================
+
+Source: Kubernetes v1.37, takeByTopologyNUMADistributed. Two differences, both where kubelet is defective:
+it never returns when a subset of nodes cannot give the remainder in whole groups (here such a subset is
+not considered), and its lists of four or of six to eight nodes are overwritten while they are remembered
+(here they are not). The uncore cache is not considered, as in kubelet.
+
+Which NUMA nodes share a request so that the rest is balanced best is kubelet's answer without its search.
+kubelet tries every combination of nodes, and for each every subset that could give the remainder. Both
+are exponential. Here the nodes are walked once, because the balance depends on sums only:
 
 * The number of CPUs given is fixed and so is the mean of what stays free, so that a lower deviation is a
   lower sum of squares. The *gain* of a choice is how much it shrinks that sum.
 * A subset gives its groups in rounds. What each node gives follows from the number of complete rounds and
   from where in the order the last, partial round ends.
 
-Exact and polynomial; bounds on the gain keep the tables small. Ties go to the first combination, then to the
-largest and first subset, in the order of the nodes, as in kubelet.
+Exact and polynomial; bounds on the gain keep the tables small. Ties go to the first combination, then to
+the largest and first subset, in the order of the nodes, as in kubelet.
 
-Example: nodes with 4, 3 and 3 free CPUs, and 5 CPUs wanted from two nodes: each gives a share of 2, one of
-them 1 more. Node 0 gains 16 by its share (2 * 2 * 4) and 3 by the further CPU (2 * 2 - 1 * 1), nodes 1 and 2
-gain 12 and 1. The most is 31: nodes 0 and 1, the further CPU from node 0. 1, 1 and 3 CPUs stay free.
+Example: nodes with 4, 3 and 3 free CPUs, and 5 CPUs wanted from two nodes: each gives a share of 2, one
+of them 1 more. Node 0 gains 16 by its share (2 * 2 * 4) and 3 by the further CPU (2 * 2 - 1 * 1), nodes 1
+and 2 gain 12 and 1. The most is 31: nodes 0 and 1, the further CPU from node 0. 1, 1 and 3 CPUs stay
+free.
 """
 
 import heapq
@@ -21,9 +37,234 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from math import comb, isqrt
-from typing import Final
+from typing import Final, final
 
 from msgspec import Struct
+
+from bayplan.engines.kubelet.cpu_state import CpuShortageError
+from bayplan.engines.kubelet.cpu_topology import CpuTopology
+from bayplan.sets import CpuSet
+
+
+def take_packed(
+    topology: CpuTopology,
+    available: CpuSet,
+    count: int,
+    *,
+    spread: bool = False,
+    align_uncore: bool = False,
+) -> CpuSet:
+    """Exactly *count* CPUs of *available*: whole NUMA nodes and sockets, then whole uncore caches if
+    *align_uncore*, then whole cores unless *spread*, then single CPUs.
+
+    Raises:
+        CpuShortageError: *available* holds fewer.
+    """
+    free = FreeCpus(topology, available, count)
+    if free.satisfied:
+        return free.taken
+    if free.failed:
+        raise CpuShortageError(count, len(available))
+    whole_nodes = (free.free_nodes, topology.node_cpus)
+    whole_sockets = (free.free_sockets, topology.socket_cpus)
+    levels = (whole_nodes, whole_sockets) if topology.nodes_first else (whole_sockets, whole_nodes)
+    for listed, cpus in levels:
+        free.take_whole(listed(), cpus)
+        if free.satisfied:
+            return free.taken
+    if align_uncore:
+        free.take_uncores()
+    if not spread and not free.satisfied:
+        free.take_whole(free.free_cores(), topology.core_cpus)
+    if not free.satisfied:
+        free.take_single(free.cpus_spread() if spread else free.cpus_packed())
+    assert free.satisfied
+    return free.taken
+
+
+@final
+class FreeCpus:
+    """The CPUs still free while one request is being served, in the orders in which they are tried.
+
+    A working object, never kept: what it started with is ``taken`` and what is left of it, without overlap.
+    """
+
+    __slots__ = ("_free", "_taken", "_topology", "needed")
+
+    def __init__(self, topology: CpuTopology, available: CpuSet, count: int) -> None:
+        self._topology = topology
+        self._free = available.mask & topology.all_cpus.mask
+        self._taken = 0
+        self.needed = count
+
+    @property
+    def taken(self) -> CpuSet:
+        """What was taken so far."""
+        return CpuSet.of_mask(self._taken)
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether nothing more is needed."""
+        return self.needed < 1
+
+    @property
+    def failed(self) -> bool:
+        """Whether more is needed than is left."""
+        return self.needed > self._free.bit_count()
+
+    def take(self, cpus: CpuSet) -> None:
+        """Take *cpus*, all of which must still be free."""
+        assert cpus.mask & ~self._free == 0
+        self._take(cpus.mask)
+
+    def nodes(self) -> list[int]:
+        """NUMA nodes with free CPUs in the order in which they are tried."""
+        topology = self._topology
+        if topology.nodes_first:
+            return self._by_use(topology.node_cpus, topology.node_cpus, self._free)
+        return [
+            node
+            for socket in self.sockets()
+            for node in self._by_use(
+                topology.nodes_of_socket[socket], topology.node_cpus, topology.socket_cpus[socket]
+            )
+        ]
+
+    def sockets(self) -> list[int]:
+        """Sockets with free CPUs in the order in which they are tried."""
+        topology = self._topology
+        if not topology.nodes_first:
+            return self._by_use(topology.socket_cpus, topology.socket_cpus, self._free)
+        return [
+            socket
+            for node in self.nodes()
+            for socket in self._by_use(
+                topology.sockets_of_node[node], topology.socket_cpus, topology.node_cpus[node]
+            )
+        ]
+
+    def uncores(self) -> list[int]:
+        """Uncore caches with free CPUs in the order in which they are tried."""
+        topology = self._topology
+        return [
+            uncore
+            for node in self.nodes()
+            for uncore in self._by_use(
+                topology.uncores_of_node[node], topology.uncore_cpus, topology.node_cpus[node]
+            )
+        ]
+
+    def cores(self) -> list[int]:
+        """Cores with free CPUs in the order in which they are tried."""
+        topology = self._topology
+        if topology.nodes_first:
+            outer, cpus, inner = self.sockets(), topology.socket_cpus, topology.cores_of_socket
+        else:
+            outer, cpus, inner = self.nodes(), topology.node_cpus, topology.cores_of_node
+        return [
+            core
+            for element in outer
+            for core in self._by_use(inner[element], topology.core_cpus, cpus[element])
+        ]
+
+    def cpus_packed(self) -> list[int]:
+        """Free CPUs core by core."""
+        core_cpus = self._topology.core_cpus
+        return [cpu for core in self.cores() for cpu in CpuSet.of_mask(core_cpus[core] & self._free)]
+
+    def cpus_spread(self) -> list[int]:
+        """Free CPUs socket by socket, ascending ids, so that neighbouring ones are on different cores."""
+        socket_cpus = self._topology.socket_cpus
+        return [cpu for socket in self.sockets() for cpu in CpuSet.of_mask(socket_cpus[socket] & self._free)]
+
+    def free_nodes(self) -> list[int]:
+        """NUMA nodes all of whose CPUs are free."""
+        cpus = self._topology.node_cpus
+        return [node for node in self.nodes() if cpus[node] & ~self._free == 0]
+
+    def free_sockets(self) -> list[int]:
+        """Sockets all of whose CPUs are free, as many as the average socket has."""
+        return self._whole(self.sockets(), self._topology.socket_cpus, self._topology.cpus_per_socket)
+
+    def free_uncores(self) -> list[int]:
+        """Uncore caches all of whose CPUs are free."""
+        cpus = self._topology.uncore_cpus
+        return [uncore for uncore in self.uncores() if cpus[uncore] & ~self._free == 0]
+
+    def free_cores(self) -> list[int]:
+        """Cores all of whose CPUs are free, as many as the average core has."""
+        return self._whole(self.cores(), self._topology.core_cpus, self._topology.cpus_per_core)
+
+    def take_whole(self, elements: Iterable[int], cpus: Mapping[int, int]) -> None:
+        """Take each of *elements* that is still free and not larger than what is needed."""
+        for element in elements:
+            mask = cpus[element]
+            if mask & ~self._free == 0 and self.needed >= mask.bit_count():
+                self._take(mask)
+
+    def take_uncores(self) -> None:
+        """Whole uncore caches first; what remains comes from one further cache, or not at all.
+
+        One pass over the whole caches does what kubelet's repeated passes do: between them nothing changes.
+        """
+        ordered = self.uncores()
+        if self.needed >= self._topology.cpus_per_uncore:
+            self.take_whole(self.free_uncores(), self._topology.uncore_cpus)
+        for uncore in ordered:
+            if self.satisfied:
+                return
+            self._take_part_of_uncore(uncore)
+
+    def take_single(self, cpus: Iterable[int]) -> None:
+        """Take CPUs in the given order until satisfied."""
+        for cpu in cpus:
+            if self.satisfied:
+                return
+            if self._free >> cpu & 1:
+                self._take(1 << cpu)
+
+    def _take_part_of_uncore(self, uncore: int) -> None:
+        """Take all that is needed from one cache, but only if its lowest cores give exactly that number.
+
+        With SMT an odd request may leave the last sibling of the last core behind.
+        """
+        topology = self._topology
+        cpus_per_core = topology.cpus_per_core
+        cores_needed = -(-self.needed // max(1, cpus_per_core))
+        mask = 0
+        inside = topology.uncore_cpus[uncore] & self._free
+        for core in topology.cores_of_uncore[uncore]:
+            if cores_needed == 0:
+                break
+            if topology.core_cpus[core] & inside:
+                mask |= topology.core_cpus[core] & self._free
+                cores_needed -= 1
+        if self.needed % 2 and cpus_per_core > 1 and mask.bit_count() > self.needed:
+            mask ^= 1 << mask.bit_length() - 1
+        if mask.bit_count() == self.needed:
+            self._take(mask)
+
+    def _whole(self, elements: list[int], cpus: Mapping[int, int], size: int) -> list[int]:
+        return [
+            element
+            for element in elements
+            if cpus[element] & ~self._free == 0 and cpus[element].bit_count() == size
+        ]
+
+    def _by_use(self, elements: Iterable[int], cpus: Mapping[int, int], within: int) -> list[int]:
+        """Those of *elements* with a free CPU inside *within*, the ones with the fewest free CPUs first."""
+        free, inside = self._free, self._free & within
+        counted = [
+            ((cpus[element] & free).bit_count(), element) for element in elements if cpus[element] & inside
+        ]
+        counted.sort()
+        return [element for _, element in counted]
+
+    def _take(self, mask: int) -> None:
+        self._taken |= mask
+        self._free &= ~mask
+        self.needed -= mask.bit_count()
+
 
 _GOING, _ENDED = 1, 2
 """Whether the last round still reaches the nodes that the walk comes to, or ended before them."""
@@ -438,3 +679,71 @@ def _first(walks: Sequence[tuple[_Walk, Sequence[Table]]], count: int, enough: i
             chosen.append(place)
             reached = taken
     return tuple(chosen)
+
+
+def take_distributed(
+    topology: CpuTopology,
+    available: CpuSet,
+    count: int,
+    group: int,
+    *,
+    spread: bool = False,
+    align_by_socket: bool = False,
+) -> CpuSet:
+    """Exactly *count* CPUs of *available*, in groups of *group*, evenly from the fewest NUMA nodes that can
+    share them; packed if *count* is not a number of groups, or if no nodes can share them. Of as many nodes,
+    those of one socket come first with *align_by_socket*, also where they share less evenly.
+
+    Raises:
+        CpuShortageError: *available* holds fewer.
+    """
+    if count % group:
+        return take_packed(topology, available, count, spread=spread)
+    free = FreeCpus(topology, available, count)
+    if free.satisfied:
+        return free.taken
+    if free.failed:
+        raise CpuShortageError(count, len(available))
+    nodes = tuple(dict.fromkeys(free.nodes()))  # a node that spans sockets would be listed once for each
+    node_cpus = [CpuSet.of_mask(topology.node_cpus[node]) & available for node in nodes]
+    free_counts = [len(cpus) for cpus in node_cpus]
+    groups = count // group
+    groups_per_node = _ceil(_ceil(len(topology.all_cpus), group), len(topology.nodes))
+    for width in range(_ceil(groups, groups_per_node), min(groups, len(nodes)) + 1):
+        found: tuple[Split, int] | None = None
+        if align_by_socket:
+            sockets = [frozenset(topology.sockets_of_node[node]) for node in nodes]
+            found = best_aligned_split(free_counts, sockets, width, groups, group)
+        else:
+            share = groups // width * group
+            split = best_split(free_counts, width, share, group, groups % width)
+            found = None if split is None else (split, share)
+        if found is not None:
+            return _take(topology, node_cpus, *found, count, group, spread=spread)
+    return take_packed(topology, available, count, spread=spread)
+
+
+def _take(
+    topology: CpuTopology,
+    node_cpus: list[CpuSet],
+    split: Split,
+    share: int,
+    count: int,
+    group: int,
+    *,
+    spread: bool,
+) -> CpuSet:
+    """The share of every member, then the remainder in rounds, one group at a time."""
+    taken = CpuSet()
+    for place in split.members:
+        taken |= take_packed(topology, node_cpus[place], share, spread=spread)
+    while len(taken) < count:
+        for place in split.remainder:
+            left = node_cpus[place] - taken
+            if len(taken) < count and len(left) >= group:
+                taken |= take_packed(topology, left, group, spread=spread)
+    return taken
+
+
+def _ceil(amount: int, size: int) -> int:
+    return -(-amount // size)

@@ -1,7 +1,12 @@
 """kubelet's CPU Manager, static policy: which containers get CPUs for themselves, and which ones.
 
 Pure: every method takes a state and returns a new one; after an error the old one still holds. Source:
-Kubernetes v1.36. Nothing here merges hints, reads files or talks to a runtime.
+Kubernetes v1.36. Nothing here merges hints, reads files or talks to a runtime. Only whole CPUs of
+Guaranteed pods count; everything else shares.
+
+Its hints say on which sets of NUMA nodes so many CPUs could be had, and which of them are preferred.
+kubelet counts the CPUs of each of the 2^n sets. Here the answer is one region: the nodes' numbers of
+CPUs, how many are needed, and the nodes that must be in because the pod already holds CPUs there.
 """
 
 from collections.abc import Iterable
@@ -10,23 +15,116 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.cpu.assignment import take_packed
-from bayplan.engines.kubelet.cpu.distribution import take_distributed
-from bayplan.engines.kubelet.cpu.errors import (
-    CpuStateError,
-    EmptySharedPoolError,
-    SmtAlignmentError,
+from bayplan.engines.kubelet.cpu_assignment import take_distributed, take_packed
+from bayplan.engines.kubelet.cpu_state import CpuState, CpuStateError, EmptySharedPoolError, SmtAlignmentError
+from bayplan.engines.kubelet.cpu_topology import CpuTopology
+from bayplan.engines.kubelet.topology_hints import (
+    Demand,
+    HintSet,
+    OfSize,
+    Preference,
+    ProviderHints,
+    Region,
+    Touching,
 )
-from bayplan.engines.kubelet.cpu.hints import cpu_hints
-from bayplan.engines.kubelet.cpu.pods import exclusive_cpus, pod_exclusive_cpus
-from bayplan.engines.kubelet.cpu.state import CpuState
-from bayplan.engines.kubelet.cpu.topology import CpuTopology
-from bayplan.engines.kubelet.topology.hints import HintSet, ProviderHints
 from bayplan.kubelet.manager_options import NONE, STATIC, CpuOptions, ManagerConfigError
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
-from bayplan.kubelet.resources import has_pod_level
+from bayplan.kubelet.qos.classes import qos_class
+from bayplan.kubelet.resources import guaranteed_alone, has_pod_level
+from bayplan.model.decision import QosClass
 from bayplan.model.policy import TopologyPolicy
+from bayplan.quantity import MILLI_PER_CPU
 from bayplan.sets import CpuSet, NodeSet
+
+
+def exclusive_cpus(pod: PodSpec, container: ContainerSpec, gates: FeatureGates) -> int:
+    """How many CPUs the container gets for itself: those of a Guaranteed pod's container that asks for
+    nothing but whole CPUs. 0 means that it shares.
+
+    A pod with pod-level resources is left alone, unless the managers place such pods; then its containers
+    must be guaranteed each by itself.
+    """
+    requested = container.requests.get(CPU, 0)
+    if qos_class(pod, gates) is not QosClass.GUARANTEED or requested % MILLI_PER_CPU:
+        return 0
+    if has_pod_level(pod) and not (gates.manages_pod_level and guaranteed_alone(container)):
+        return 0
+    return requested // MILLI_PER_CPU
+
+
+def pod_exclusive_cpus(pod: PodSpec, gates: FeatureGates) -> int:
+    """How many CPUs the pod needs at the worst moment of its life: all its containers and sidecars, or one
+    init container and the sidecars before it; or what it requests for itself as a whole."""
+    if pod.resources is not None and has_pod_level(pod):
+        requested = pod.resources.requests.get(CPU, 0)
+        usable = (
+            gates.manages_pod_level
+            and not requested % MILLI_PER_CPU
+            and qos_class(pod, gates) is QosClass.GUARANTEED
+        )
+        return requested // MILLI_PER_CPU if usable else 0
+    starting = sidecars = 0
+    for init in pod.init_containers:
+        cpus = exclusive_cpus(pod, init, gates)
+        if init.restartable:
+            sidecars += cpus
+        else:
+            starting = max(starting, sidecars + cpus)
+    apps = sum(exclusive_cpus(pod, container, gates) for container in pod.containers)
+    return max(starting, sidecars + apps)
+
+
+def cpu_hints(
+    topology: CpuTopology,
+    available: CpuSet,
+    reusable: CpuSet,
+    needed: int,
+    *,
+    align_by_socket: bool = False,
+) -> HintSet:
+    """Hints for *needed* CPUs out of *available* and *reusable*, all of the latter included.
+
+    Preferred are the sets of the smallest size that could ever hold so many CPUs, in use or not; with
+    *align_by_socket* also those which touch no more sockets than that size needs.
+    """
+    demand = Demand(
+        amounts={
+            node: (available.mask & mask).bit_count() + (reusable.mask & mask).bit_count()
+            for node, mask in topology.node_cpus.items()
+        },
+        needed=needed,
+    )
+    size = smallest_size(topology, needed)
+    must = topology.nodes_of(reusable)
+    preferences: list[Preference] = [OfSize(size)]
+    if align_by_socket:
+        preferences += _socket_preference(topology, size)
+    return HintSet(
+        regions=tuple(
+            Region(ground=topology.nodes, demands=(demand,), preferred=preferred, must=must)
+            for preferred in preferences
+        )
+    )
+
+
+def smallest_size(topology: CpuTopology, needed: int) -> int:
+    """The size of the smallest sets of NUMA nodes with so many CPUs; all nodes, if no set has."""
+    held = 0
+    sizes = sorted((mask.bit_count() for mask in topology.node_cpus.values()), reverse=True)
+    for size, cpus in enumerate(sizes, start=1):
+        held += cpus
+        if held >= needed:
+            return size
+    return len(topology.nodes)
+
+
+def _socket_preference(topology: CpuTopology, size: int) -> list[Touching]:
+    """Kubelet's rule of align-by-socket; none where a socket has no NUMA node of its own."""
+    nodes_per_socket = topology.num_nodes // topology.num_sockets if topology.num_sockets else 0
+    if not nodes_per_socket:
+        return []
+    sockets = tuple(NodeSet(nodes) for nodes in topology.nodes_of_socket.values())
+    return [Touching(sockets, -(-size // nodes_per_socket))]
 
 
 def cpu_policy(
