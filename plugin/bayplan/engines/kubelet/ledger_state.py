@@ -265,7 +265,7 @@ def _bound(
 
 
 def _kept_together(everything: NodeSet, kept: list[KeptForPod]) -> list[tuple[NodeSet, Mapping[str, int]]]:
-    """What is kept for kept_for_pods of pods on each set of nodes, the narrowest sets first."""
+    """What is kept for pods on each set of nodes, the narrowest sets first."""
     needs: dict[int, dict[str, int]] = {}
     for rest in kept:
         need = needs.setdefault(rest.nodes.mask & everything.mask, {})

@@ -81,7 +81,7 @@ def dump(checkpoint: Checkpoint, version: int) -> str:
     return (
         f"(*state.MemoryManagerCheckpoint){{PolicyName:(string){checkpoint.policy_name} "
         f"MachineState:(state.NUMANodeMap){_nodes(checkpoint.nodes)} "
-        f"Entries:(state.ContainerMemoryAssignments){_entries(checkpoint.entries)}{pods} "
+        f"Entries:(state.ContainerMemoryAssignments){_entries_dump(checkpoint.entries)}{pods} "
         "Checksum:(checksum.Checksum)0}"
     )
 
@@ -89,13 +89,15 @@ def dump(checkpoint: Checkpoint, version: int) -> str:
 def _nodes(nodes: Mapping[int, SavedNode] | None) -> str:
     if nodes is None:
         return NIL
-    return dump_map(f"{node}:<*>{_node(nodes[node])}" for node in sorted(nodes))
+    return dump_map(f"{node}:<*>{_node_dump(nodes[node])}" for node in sorted(nodes))
 
 
 def _node_dump(node: SavedNode) -> str:
     tables = node.tables
     written = (
-        NIL if tables is None else dump_map(f"{name}:<*>{_table(tables[name])}" for name in sorted(tables))
+        NIL
+        if tables is None
+        else dump_map(f"{name}:<*>{_table_dump(tables[name])}" for name in sorted(tables))
     )
     return (
         f"{{NumberOfAssignments:(int){node.assignments} "
@@ -120,19 +122,19 @@ def _entries_dump(entries: SavedEntries | None) -> str:
 def _containers(containers: Mapping[str, SavedBlocks] | None) -> str:
     if containers is None:
         return NIL
-    return dump_map(f"{name}:{_blocks(containers[name])}" for name in sorted(containers))
+    return dump_map(f"{name}:{_blocks_dump(containers[name])}" for name in sorted(containers))
 
 
 def _pod_entries(entries: Mapping[str, SavedBlocks] | None) -> str:
     if entries is None:
         return NIL
     return dump_map(
-        f"{uid}:{{MemoryBlocks:([]state.Block){_blocks(entries[uid])}}}" for uid in sorted(entries)
+        f"{uid}:{{MemoryBlocks:([]state.Block){_blocks_dump(entries[uid])}}}" for uid in sorted(entries)
     )
 
 
 def _blocks_dump(blocks: SavedBlocks) -> str:
-    return NIL if blocks is None else f"[{' '.join(_block(block) for block in blocks)}]"
+    return NIL if blocks is None else f"[{' '.join(_block_dump(block) for block in blocks)}]"
 
 
 def _block_dump(block: SavedBlock) -> str:

@@ -1,1 +1,0 @@
-"""kubelet's CPU Manager, static policy."""

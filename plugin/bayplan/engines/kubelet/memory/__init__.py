@@ -1,1 +1,0 @@
-"""kubelet's Memory Manager, policy Static."""

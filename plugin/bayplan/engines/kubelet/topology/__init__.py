@@ -1,1 +1,0 @@
-"""kubelet's Topology Manager: hints, their merge under a policy, and why a pod was refused."""
