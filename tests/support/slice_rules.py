@@ -51,10 +51,21 @@ def _of_device(device: Object) -> Iterator[str]:
     for key, value in attributes.items():
         if len(value) != 1 or len(str(value.get("string", ""))) > _MOST_STRING:
             yield f"{name}: {key}: {value}"
+    yield from _of_mapping(device)
     for key, one in capacity.items():
         if "requestPolicy" in one and not device.get("allowMultipleAllocations"):
             yield f"{name}: {key}: a policy without several allocations"
         yield from (f"{name}: {key}: {problem}" for problem in _of_policy(one))
+
+
+def _of_mapping(device: Object) -> Iterator[str]:
+    name, capacity = device["name"], device["capacity"]
+    for resource, one in device.get("nodeAllocatableResources", {}).items():
+        mapping = one["mapping"]
+        if not (resource in ("cpu", "memory") or resource.startswith("hugepages-")):
+            yield f"{name}: {resource} is not of a node"
+        if mapping["capacityKey"] not in capacity or parse_quantity(mapping["capacityMultiplier"]) <= 0:
+            yield f"{name}: {mapping}"
 
 
 def _of_policy(capacity: Object) -> Iterator[str]:

@@ -27,6 +27,7 @@ from bayplan.agent.dra.slices import (
     RESOURCE,
     devices_of,
     resource_slices,
+    with_mapping,
 )
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
@@ -37,9 +38,16 @@ from bayplan.views.snapshot import Snapshot
 
 COLLECTION: Final = f"/apis/{API_GROUP}/{API_VERSION}/{RESOURCE}"
 WATCH_S: Final = 240
+MAPPING_SINCE: Final = (1, 37)
+"""In 1.36 the field had another name."""
 CAREFUL_US: Final = 600_000_000
 """So long after a refused claim only what all devices have together is published: the scheduler would send
 the next one, as it adds up what each of them has alone."""
+
+
+class _Version(Struct, frozen=True):
+    major: str = ""
+    minor: str = ""
 
 
 class _Pool(Struct, frozen=True, rename="camel"):
@@ -104,6 +112,7 @@ class SlicePublisher(Publisher[_Room]):
         self._node_name = node_name
         self._selector = urlencode({"fieldSelector": f"spec.nodeName={node_name},spec.driver={DRIVER}"})
         self._node_uid = ""
+        self._maps = False
         self._published: dict[str, str] | None = None
         """The digests of the slices that are there, by name; None while that is not known."""
         self._generation = 0
@@ -144,8 +153,11 @@ class SlicePublisher(Publisher[_Room]):
         )
         if self._published is None:
             self._node_uid = await own_node_uid(self._api, self._node_name)
+            self._maps = await self._knows_mapping()
             await self._list()
         assert self._published is not None
+        if self._maps:
+            devices = [with_mapping(device) for device in devices]
         wanted = self._slices(devices)
         if {name: _content(one) for name, one in wanted.items()} != self._published:
             self._generation += 1
@@ -159,6 +171,16 @@ class SlicePublisher(Publisher[_Room]):
         if basis.engine != EXACT:
             found = Problem("engine", basis.engine, f"{EXACT}, which alone keeps promises to claims")
             raise ConfigError("--cluster-tasks claims", (found,))
+
+    async def _knows_mapping(self) -> bool:
+        """Whether the API server knows what devices of a node are made of; it drops that where the feature is
+        off. An older one takes no field that it does not know."""
+        try:
+            version = await self._api.get("/version", _Version)
+        except ApiError:
+            return False  # Not everybody may ask.
+        digits = "".join(one for one in version.minor if one.isdigit())
+        return (int(version.major or 0), int(digits or 0)) >= MAPPING_SINCE
 
     def _slices(self, devices: list[Object]) -> dict[str, Object]:
         made = resource_slices(self._node_name, self._node_uid, devices, self._generation)

@@ -113,6 +113,16 @@ def resource_slices(node_name: str, node_uid: str, devices: list[Object], genera
     ]
 
 
+def with_mapping(device: Object) -> Object:
+    """*device* that says which resources of its Kubernetes node it is made of (KEP-5517, as Kubernetes 1.37
+    has it): so a claim counts as a request of its pod, where `DRANodeAllocatableResources` is on."""
+    mapped = {
+        resource_of_key(key): {"mapping": {"capacityKey": key, "capacityMultiplier": "1"}}
+        for key in device["capacity"]
+    }
+    return {**device, "nodeAllocatableResources": mapped} if mapped else device
+
+
 def _slice_name(node_name: str, number: int) -> str:
     name = f"{node_name}-{DRIVER}-{number}"
     if len(name) <= _NAME_BYTES:

@@ -62,6 +62,22 @@ async def test_the_devices_follow_the_ledger_with_a_higher_generation_each() -> 
     assert writes(api) == 3
 
 
+@pytest.mark.parametrize(("minor", "mapped"), [("37", True), ("38+", True), ("36", False), ("", False)])
+async def test_what_devices_are_made_of_is_said_to_who_knows_that(minor: str, mapped: bool) -> None:
+    api, mirror = FakeApiServer(), mirror_of(EVERYTHING)
+    api.objects["/version"] = {"major": "1", "minor": minor}
+    async with publishing(api, mirror, again_s=0.05):
+        await until(lambda: bool(api.slices()))
+        (one,) = api.slices()
+        for device in one["spec"]["devices"]:
+            found = device.get("nodeAllocatableResources", {})
+            assert bool(found) is (mapped and bool(device["capacity"]))
+            assert {row["mapping"]["capacityKey"] for row in found.values()} <= device["capacity"].keys()
+        listings = api.requests.count(("GET", SLICES))
+        await until(lambda: api.requests.count(("GET", SLICES)) > listings + 1)
+    assert writes(api) == 1
+
+
 async def test_without_a_change_nothing_is_written() -> None:
     api, mirror = FakeApiServer(), mirror_of(EVERYTHING)
     async with publishing(api, mirror, again_s=0.05):
