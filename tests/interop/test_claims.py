@@ -43,6 +43,8 @@ NODE = "node-a"
 CLAIMS, CAREFUL = 1000, 20
 ENGINE, POLICY = ExactEngine(), PlacementPolicy()
 Object = dict[str, Any]
+OTHERS = {"gpu.example.com": (0, 2), "nic.example.com": (1, 2)}
+"""The nodes of other drivers' devices."""
 
 
 def machine() -> Machine:
@@ -71,8 +73,11 @@ def classes() -> list[Object]:
     expression = 'device.driver == "bayplan.dev" && device.attributes["bayplan.dev"].memoryTier == "dram"'
     template = (PROJECT / "packaging/helm/bayplan/templates/deviceclasses.yaml").read_text()
     assert expression.replace('"dram"', "{{ $selected | quote }}") in template
-    selectors = [{"cel": {"expression": expression}}]
-    return [{"metadata": {"name": "numa.bayplan.dev"}, "spec": {"selectors": selectors}}]
+    others = {name: f'device.driver == "{name}"' for name in OTHERS}
+    return [
+        {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": one}}]}}
+        for name, one in {"numa.bayplan.dev": expression, **others}.items()
+    ]
 
 
 @contextmanager
@@ -240,10 +245,32 @@ def test_what_the_scheduler_allocates_is_held_and_consumed_alike() -> None:
     assert outcomes["no room"] > CLAIMS // 20
 
 
+def of_others() -> list[Object]:
+    """The slices of OTHERS."""
+    found = []
+    for driver, nodes in OTHERS.items():
+        devices = [
+            {"name": f"one-{node}", "attributes": {"resource.kubernetes.io/numaNode": {"int": node}}}
+            for node in nodes
+        ]
+        pool = {"name": driver, "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": NODE, "pool": pool, "devices": devices}
+        found.append({"metadata": {"name": driver}, "spec": spec})
+    return found
+
+
 @pytest.mark.parametrize(
-    "name", ["one-node", "two-nodes-of-a-socket", "one-node-or-two", "huge-pages-on-two-nodes"]
+    ("name", "count"),
+    [
+        ("one-node", 1),
+        ("two-nodes-of-a-socket", 2),
+        ("one-node-or-two", 2),
+        ("huge-pages-on-two-nodes", 2),
+        ("beside-a-gpu", 1),
+        ("beside-a-gpu-and-a-nic", 1),
+    ],
 )
-def test_the_templates_are_allocated(name: str) -> None:
+def test_the_templates_are_allocated(name: str, count: int) -> None:
     text = (PROJECT / "packaging/kubernetes/claim-templates.yaml").read_text()
     small = text.replace("16Gi", "4Gi").replace("32Gi", "8Gi").replace("2Gi", "1Gi")
     templates = {one["metadata"]["name"]: one for one in yaml.safe_load_all(small)}
@@ -255,10 +282,16 @@ def test_the_templates_are_allocated(name: str) -> None:
             one.setdefault("count", 1)
     with allocator() as ask:
         claim = object_of(name, devices)
-        allocation = ask(published(Ledger()), [], claim)
+        allocation = ask([*published(Ledger()), *of_others()], [], claim)
         assert allocation is not None
+        results = allocation["devices"]["results"]
+        near = {int(one["device"].partition("-")[2]) for one in results if one["driver"] in OTHERS}
+        allocation["devices"]["results"] = [one for one in results if one["driver"] not in OTHERS]
         claim["status"] = {"allocation": allocation}
         entry = decide_claim(Basis(MACHINE, POLICY, Ledger()), ENGINE, allocated_to(claim))
         assert entry.decision.outcome is Outcome.PLACED
         nodes = {device.node for device in allocated_to(claim).devices}
-        assert len(nodes) == (1 if name == "one-node" else 2)
+        assert len(nodes) == count
+        # Only node 2 has both a GPU and a NIC.
+        assert near in (set(), nodes)
+        assert name != "beside-a-gpu-and-a-nic" or nodes == {2}
