@@ -41,6 +41,8 @@ FOR_THE_KERNEL: Final = "for-the-kernel"
 """Code of the reason that a container may use a node more for what the kernel has to hold for it."""
 
 _RELATIVE: Final = "relative_nodes"
+_STATIC: Final = "static_nodes"
+"""Without it the kernel shifts a policy's nodes when cpuset.mems gets more: of 1 in 1 it makes 0 in 0-1."""
 
 
 class MemoryPolicyAbility(Struct, frozen=True):
@@ -233,10 +235,11 @@ def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision:
     asks = request.given_policy is not None or request.memory_policy is not None
     own = request.given_policy or (placement.memory_policy if asks else None)
     if own is not None and own.mode is MemoryPolicyMode.BIND:
-        return decision if ability.seen else with_node_for_the_kernel(decision, added, bound=True)
+        # It may be one that the kernel shifts when nodes are added later.
+        return with_node_for_the_kernel(decision, added, bound=True)
     if asks or not (ability.runtime and ability.seen):
         return with_node_for_the_kernel(decision, added, bound=False)
-    policy = MemoryPolicySetting(MemoryPolicyMode.BIND, claim.nodes)
+    policy = MemoryPolicySetting(MemoryPolicyMode.BIND, claim.nodes, (_STATIC,))
     placement = replace(placement, claim=replace(claim, flexible=False), memory_policy=policy)
     return replace(decision, placement=placement)
 

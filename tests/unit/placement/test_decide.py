@@ -424,7 +424,9 @@ def test_who_is_promised_movable_memory_alone_is_bound_and_gets_a_node_for_the_k
         placement = one.placement
         assert placement.claim is not None
         assert (placement.claim.nodes, placement.claim.flexible) == (promised, False)
-        assert placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.BIND, promised)
+        assert placement.memory_policy == MemoryPolicySetting(
+            MemoryPolicyMode.BIND, promised, ("static_nodes",)
+        )
         assert stays(Entry(one))
         assert allowed_nodes(hardware, one) == promised
         assert (placement.mems, one.outcome) == (mems, Outcome.PLACED)
@@ -463,16 +465,15 @@ def test_whose_memory_cannot_be_bound_is_promised_it_on_both(
         assert node_for_the_kernel(hardware, one) is None
 
 
-def test_whose_policy_binds_it_keeps_it_and_gets_the_node_when_it_starts() -> None:
-    hardware, decision, _ = on_movable("3", {"c-name.bayplan.dev/memory-policy": "bind=static"})
-    assert decision.placement.mems == NodeSet([3])
-    wider = with_node_for_the_kernel(decision, NodeSet([1]), bound=True)
-    assert wider.placement.memory_policy == decision.placement.memory_policy is not None
-    assert node_for_the_kernel(hardware, decision) == NodeSet([1])
-    # Where nobody looks before the start it has the node at once.
-    unseen = on_movable("3", {"c-name.bayplan.dev/memory-policy": "bind"}, MemoryPolicyAbility(seen=False))[1]
-    assert unseen.placement.claim is not None
-    assert (unseen.placement.mems, unseen.placement.claim.nodes) == (NodeSet([1, 3]), NodeSet([3]))
+@pytest.mark.parametrize("ability", [ABLE, MemoryPolicyAbility(seen=False)])
+def test_whose_own_policy_binds_it_has_the_node_from_the_beginning(ability: MemoryPolicyAbility) -> None:
+    """The kernel shifts a policy without `static` when nodes are added later."""
+    hardware, decision, _ = on_movable("3", {"c-name.bayplan.dev/memory-policy": "bind"}, ability)
+    assert decision.placement.claim is not None
+    assert (decision.placement.mems, decision.placement.claim.nodes) == (NodeSet([1, 3]), NodeSet([3]))
+    assert decision.placement.memory_policy == MemoryPolicySetting(MemoryPolicyMode.BIND, NodeSet([3]))
+    assert decision.outcome is Outcome.PLACED
+    assert node_for_the_kernel(hardware, decision) is None
 
 
 def test_who_is_bound_for_the_kernel_stays_so_when_it_is_resized() -> None:
