@@ -113,7 +113,7 @@ e2e: setup-e2e ## only the tests in virtual machines
 	$(PYTEST_E2E) -m e2e
 
 kubelet: setup-e2e ## two versions of kubelet itself (built here, four minutes each) beside the engine kubelet, and with the agent, in a virtual machine
-	$(PYTEST_E2E) tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_agent.py
+	$(PYTEST_E2E) tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_agent.py tests/e2e/test_cold_boot.py
 
 crio: setup-e2e ## CRI-O itself: NRI, hook and wrapper, in a virtual machine
 	$(PYTEST_E2E) -k crio tests/e2e/test_short_lives.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py

@@ -32,6 +32,7 @@ BY_NAME_ONLY = frozenset(
         "cluster",
         "cluster_scheduling",
         "chart_in_cluster",
+        "cold_boot",
         "real_kubelet",
         "kubelet_eviction",
         "crio",

@@ -66,19 +66,18 @@ def test_go_reads_it(directory: PlacementDirectory) -> None:
 def test_a_shell_follows_it(directory: PlacementDirectory) -> None:
     """It is written until the one that watches has begun to, and says so."""
     source = Path(directory.source("c"))
-    program = subprocess.Popen(
+    with subprocess.Popen(
         ["sh", "follow.sh", str(source / FILE)],
-        cwd=source.parents[1], stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    assert program.stdout is not None
-    os.set_blocking(program.stdout.fileno(), False)
-    generation, seen = 3, ""
-    while not seen.endswith("\n"):
-        generation += 1
-        directory.write("c", with_generation(body_of(MACHINE, SHARED, entry()), generation))
-        seen += program.stdout.read() or ""
-    os.killpg(program.pid, 15)
-    program.wait()
+        cwd=source.parents[1], stdout=subprocess.PIPE, start_new_session=True,
+    ) as program:  # fmt: skip
+        assert program.stdout is not None
+        os.set_blocking(program.stdout.fileno(), False)
+        generation, seen = 3, b""
+        while not seen.endswith(b"\n"):
+            generation += 1
+            directory.write("c", with_generation(body_of(MACHINE, SHARED, entry()), generation))
+            seen += program.stdout.read() or b""
+        os.killpg(program.pid, 15)
     assert 3 < int(seen.split()[1]) <= generation
 
 

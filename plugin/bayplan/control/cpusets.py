@@ -20,7 +20,7 @@ from bayplan.errors import BayplanError, HostError
 from bayplan.host import shadow_mode
 from bayplan.host.changed_files import ChangedFiles
 from bayplan.host.container import ContainerCgroup
-from bayplan.host.cpu_partitions import CpuPartitions
+from bayplan.host.cpu_partitions import CpuPartitions, StateEvents
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.model.workload import Update
@@ -109,6 +109,24 @@ class Cpusets:
                 await self.sync(starting)
                 await asyncio.sleep(self._pause_s)
                 starting = self._starting(starting)
+
+    async def follow_partitions(self) -> None:
+        """For ever: whenever the kernel changes the state of a partition, compare the CPUs of all. Linux 6.12
+        keeps the CPUs of a container that ends while its partition is invalid until the next boot."""
+        try:
+            events = StateEvents()
+        except HostError as error:
+            logger.warning("partitions are looked at every ten seconds only", extra={"problem": str(error)})
+            await asyncio.Event().wait()
+            return
+        self._partitions.events = events
+        try:
+            while True:
+                await events.changed()
+                self.sync_soon()
+        finally:
+            self._partitions.events = None
+            events.close()
 
     def _starting(self, container_ids: Collection[str] | None = None) -> list[str]:
         """Those of them that do not run yet."""

@@ -107,6 +107,7 @@ async def _serve(settings: Settings, configuration: Configuration) -> int:
             daemon.resource_claims.follow(),
             *(one.follow() for one in daemon.followers),
             daemon.cpusets.follow_starting(),
+            daemon.cpusets.follow_partitions(),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),
             daemon.hardware.measure_for_ever(),

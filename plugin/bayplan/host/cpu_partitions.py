@@ -4,13 +4,17 @@ The kernel takes such CPUs from every other cgroup, whatever their cpuset.cpus s
 the partition ends. It is a remote partition (Documentation/admin-guide/cgroup-v2.rst): the cgroups above are
 none, and each of them, up to the one below the root, has the CPUs in its cpuset.cpus.exclusive, which Linux
 has from 6.7 on. What those files were is recorded before (`bayplan.host.changed_files`), and what others have
-in them stays: CPUs are added for as long as a container below has them, and taken out again.
+in them stays: CPUs are added for as long as a container below has them, and taken out again. When the
+state of one changes, the kernel says so (`StateEvents`).
 
 Invariant: a cgroup is one of our partitions, on the CPUs that it was given, or it and those above show
 nothing of it. Where the kernel refuses, or takes one back, it is undone whole.
 """
 
+import asyncio
+import ctypes
 import errno
+import os
 import posixpath
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +26,8 @@ from msgspec import Struct
 
 from bayplan.errors import HostError
 from bayplan.host.changed_files import ChangedFiles, Value
-from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, read_text
+from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, read_text, refusal
+from bayplan.host.libc import libc
 from bayplan.sets import CpuSet, cpus_text
 
 RECORD: Final = "cpu_partitions.json"
@@ -32,6 +37,10 @@ ISOLATED: Final = "isolated"
 _MEMBER: Final = "member"
 _PARTITION: Final = "/cpuset.cpus.partition"
 _EXCLUSIVE: Final = "/cpuset.cpus.exclusive"
+
+_IN_MODIFY: Final = 0x2
+_EVENT_BYTES: Final = 64 * 1024
+"""Of a queue of 16384 events of 16 bytes each: what is left is said again at once."""
 
 RETRY_S: Final = 10.0
 """Between two attempts that the kernel refuses: each writes the files of all levels, and syncs a record."""
@@ -43,6 +52,37 @@ class _Refused(Struct, frozen=True):
     error: HostError
 
 
+class StateEvents:
+    """What the kernel says of the states of partitions: inotify(7) on cpuset.cpus.partition, as cgroup-v2.rst
+    has it. Our own changes are said as well. A cgroup that goes takes its watch along."""
+
+    def __init__(self) -> None:
+        """Raises HostError: there are too many of the kind on the host."""
+        self._descriptor: int = libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._descriptor < 0:
+            error = OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            raise refusal("inotify", "cannot be opened", error)
+
+    def watch(self, directory: str) -> None:
+        """From now on also the one in *directory*; one that is not there, or watched already, is passed
+        over. From any thread."""
+        libc().inotify_add_watch(self._descriptor, os.fsencode(f"{directory}{_PARTITION}"), _IN_MODIFY)
+
+    async def changed(self) -> None:
+        """Wait until one has, or several have, since the last time."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._descriptor, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
+        os.read(self._descriptor, _EVENT_BYTES)
+
+    def close(self) -> None:
+        """Watch none any more."""
+        os.close(self._descriptor)
+
+
 class CpuPartitions:
     """Those below *mount*, the root of cgroup v2. All calls block, and come one after the other. Directories
     are full paths."""
@@ -52,6 +92,8 @@ class CpuPartitions:
         self._files = files
         self._now_s = now_s
         self._refused: dict[str, _Refused] = {}
+        self.events: StateEvents | None = None
+        """Who is to hear of the state of those that are taken."""
 
     @classmethod
     def recorded(cls, mount: str, directory: Path, root: Path = Path("/")) -> "CpuPartitions":
@@ -73,6 +115,8 @@ class CpuPartitions:
             AbsentError: there is no such cgroup.
             HostError: the kernel will not, in its own words; or it was refused less than `RETRY_S` ago.
         """
+        if self.events is not None:
+            self.events.watch(directory)
         held = self.held.get(directory)
         state = self._state(directory)
         if held == cpus and state == ISOLATED:

@@ -21,6 +21,7 @@ from bayplan.host.zoneinfo import read_zones
 from bayplan.oci.findings import DaemonState, Finding, Level
 from bayplan.oci.memory_protection import void_protections
 from bayplan.quantity import format_bytes
+from bayplan.sets import CpuSet, cpus_text
 
 _CGROUP: Final = "sys/fs/cgroup"
 _CONTROLLERS: Final = ("cpuset", "memory")
@@ -40,6 +41,7 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
 """By their numbers in capability(7); the unit of packaging/systemd grants them."""
 
 _KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
+_ISOLATED: Final = "cpuset.cpus.isolated"
 _IRQBALANCE: Final = "irqbalance"
 _KUBELET_DIRECTORY: Final = "var/lib/kubelet"
 _RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
@@ -67,6 +69,7 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
         yield Finding(Level.NOTE, "kubelet", text, advice)
     yield from _of_zones(root)
     yield from _of_placement_files(root, "" if daemon is None else daemon.placement_directory)
+    yield from _of_lost_cpus(root)
     if daemon is not None:
         yield from _of_isolation(root, daemon.wishes)
 
@@ -81,6 +84,27 @@ def _of_isolation(root: Path, wishes: Collection[str]) -> Iterator[Finding]:
         text = "runs, and moves interrupts back onto CPUs that are to be without: for ten seconds at a time"
         advice = "set IRQBALANCE_BANNED_CPULIST in its configuration, or stop it"
         yield Finding(Level.WARNING, _IRQBALANCE, text, advice)
+
+
+def _of_lost_cpus(root: Path) -> Iterator[Finding]:
+    """CPUs that the kernel keeps isolated for a cgroup that is no more: Linux 6.12 does so where one ended
+    while its partition was invalid, and takes them for no other partition either."""
+    cgroups = root / _CGROUP
+    lost = _cpus(cgroups / _ISOLATED) - _cpus(root / "sys/devices/system/cpu/isolated")
+    if not lost:
+        return
+    for state in cgroups.rglob("cpuset.cpus.partition"):
+        if (_read(state) or "").startswith("isolated"):
+            lost -= _cpus(state.with_name("cpuset.cpus")) | _cpus(state.with_name("cpuset.cpus.exclusive"))
+    if lost:
+        text = (
+            f"has {cpus_text(lost)}, and no cgroup has them as a partition: the kernel gives them to nobody"
+        )
+        yield Finding(Level.ERROR, f"/{_CGROUP}/{_ISOLATED}", text, "drain the node and boot it")
+
+
+def _cpus(path: Path) -> CpuSet:
+    return CpuSet.parse((_read(path) or "").strip())
 
 
 def _runs(root: Path, program: str) -> bool:

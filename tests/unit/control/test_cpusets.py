@@ -209,6 +209,27 @@ async def test_what_the_kernel_takes_back_is_drift_and_made_again(tmp_path: Path
     assert state.read_text().strip() == "isolated"
 
 
+async def test_what_the_kernel_takes_back_is_made_again_as_soon_as_it_says_so(tmp_path: Path) -> None:
+    node = Isolating(tmp_path)
+    node.make("c1", "2-3")
+    cpusets = node.cpusets()
+    # One of an earlier daemon is heard of as well.
+    await cpusets.sync()
+    cpusets = node.cpusets()
+    following = asyncio.create_task(cpusets.follow_partitions())
+    await asyncio.sleep(0)
+    await cpusets.sync()
+    state = tmp_path / "cgroup/kubepods/c1/cpuset.cpus.partition"
+    for _ in range(3):
+        state.write_text("isolated invalid (Cpu list in cpuset.cpus not exclusive)\n")
+        await until(lambda: state.read_text().strip() == "isolated")
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
+    await cpusets.sync()
+    assert cpusets.partitioned() == {"c1"}
+
+
 async def test_one_that_cannot_be_made_is_a_refusal_and_the_cpus_are_set(tmp_path: Path) -> None:
     node = Isolating(tmp_path)
     node.make("c1", "2-3")

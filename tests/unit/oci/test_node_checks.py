@@ -152,6 +152,23 @@ def test_a_kernel_without_remote_partitions_is_named_where_somebody_wants_one(tm
     assert found(tmp_path, wanted) == []
 
 
+def test_cpus_that_the_kernel_keeps_for_nobody_are_named(tmp_path: Path) -> None:
+    cgroups = "sys/fs/cgroup"
+    write(tmp_path, f"{cgroups}/cpuset.cpus.isolated", "1-4\n")
+    write(tmp_path, "sys/devices/system/cpu/isolated", "4\n")
+    write(tmp_path, f"{cgroups}/kubepods/p/c/cpuset.cpus.partition", "isolated invalid (Parent ...)\n")
+    write(tmp_path, f"{cgroups}/kubepods/p/c/cpuset.cpus", "1\n")
+    write(tmp_path, f"{cgroups}/ovs.slice/cpuset.cpus.partition", "isolated\n")
+    write(tmp_path, f"{cgroups}/ovs.slice/cpuset.cpus.exclusive", "2\n")
+    write(tmp_path, f"{cgroups}/kubepods/p/d/cpuset.cpus.partition", "member\n")
+    write(tmp_path, f"{cgroups}/kubepods/p/d/cpuset.cpus", "0-3\n")
+    for daemon in (None, DaemonState()):
+        (finding,) = [one for one in found(tmp_path, daemon) if "isolated" in one.subject]
+        assert (finding.level, "CPU 3" in finding.text) == (Level.ERROR, True)
+    write(tmp_path, f"{cgroups}/cpuset.cpus.isolated", "1-2\n")
+    assert found(tmp_path, DaemonState()) == []
+
+
 def test_irqbalance_is_named_where_interrupts_are_to_stay_away(tmp_path: Path) -> None:
     write(tmp_path, "proc/7/comm", "irqbalance\n")
     assert found(tmp_path, DaemonState()) == []
