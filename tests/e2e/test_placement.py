@@ -75,6 +75,7 @@ def test_the_other_classes_share_the_cpus_and_the_pool_shrinks_and_grows(node: N
         node.await_view(pod, lambda view: view.cpus_allowed == set(range(8)))
 
 
+@pytest.mark.matrix
 @on(FOUR_NODES, "2.3")
 def test_named_pools_grow_and_shrink_with_their_members_and_wishes_for_cpus_count(node: Node) -> None:
     node.bayplan.start(config="cpuPools = { db = { maximum = 2 } }\n")

@@ -94,6 +94,7 @@ def test_a_container_of_nri_is_told_and_follows_what_changes(node: Node) -> None
     )
 
 
+@pytest.mark.matrix
 @on_systemd(TWO_NODES, "2.4")
 def test_containers_of_hook_and_wrapper_are_told_too(node: Node) -> None:
     """containerd keeps the annotations of pods from them, so that all are told."""
