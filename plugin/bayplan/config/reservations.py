@@ -92,6 +92,7 @@ def resolve_policy(
         placement_files=settings.placement_files,
         defragment=settings.defragment,
         page_move_rate_bytes=settings.page_move_rate_bytes,
+        return_most_bytes=settings.return_most_bytes,
         hugepage_pools={} if settings.engine == KUBELET else settings.hugepage_pools,
         strategy=settings.placement_strategy,
         cpu_alignment=CpuAlignment() if settings.engine == KUBELET else cpu_alignment(settings),

@@ -18,7 +18,7 @@ from bayplan.control.expectations import Expectation, expectations
 from bayplan.control.known_containers import KnownContainers
 from bayplan.control.lives import REMEMBERED, listed_as
 from bayplan.control.notified import KNOWN_SINCE, KernelCpusets, updates_over_nri
-from bayplan.control.placements import Placements
+from bayplan.control.placements import HOUR_S, Placements
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Current, Transaction, Transactions
@@ -40,6 +40,7 @@ from bayplan.nri import Clock, Event, Runtime
 from bayplan.placement.adjustment import isolated_cpus, wanted_for, wanted_oom_score_adj
 from bayplan.placement.ledger_check import Fault
 from bayplan.placement.reconcile import reconcile
+from bayplan.quantity import US_PER_S
 from bayplan.sets import CpuSet
 from bayplan.state import entries_in
 
@@ -205,12 +206,14 @@ class Controller:
         async with self.transaction() as transaction:
             self._check(transaction)
         names = await self.recorder.names(REMEMBERED)
-        just_now = await self.recorder.decided(time.time_ns() // 1000 - _CREATION_US)
+        now_us = time.time_ns() // 1000
+        recorded = await self.recorder.decided(now_us - HOUR_S * US_PER_S)
         self.placements.lives.restore(
             self.ledger.entries,
             [container_id for _, container_id in names],
-            {decision.request.container_id for _, decision in just_now},
+            {one.request.container_id for at_us, one in recorded if at_us >= now_us - _CREATION_US},
         )
+        self.placements.relocated_before(recorded, now_us)
         self.known.add_recorded(self.ledger.entries)
 
     def take_engine(self, engine: Engine) -> None:

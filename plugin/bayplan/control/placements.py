@@ -58,6 +58,7 @@ from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.placement_file import as_far_as_possible, without_file
+from bayplan.quantity import US_PER_S
 from bayplan.sets import CpuSet
 from bayplan.state import annotations_of, entries_in
 
@@ -405,6 +406,17 @@ class Placements:
         if self._devices is None or not self._devices.may_have(pod, container):
             return NOTHING_FOUND
         return await self._devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
+
+    def relocated_before(self, recorded: Iterable[tuple[int, Decision]], now_us: int) -> None:
+        """Count what was *recorded* of relocations in the last hour, by their times in microseconds since the
+        epoch: a restart is no new hour."""
+        now_s = time.monotonic()
+        self._relocated_s = [
+            now_s - max(0, now_us - at_us) / US_PER_S
+            for at_us, decision in recorded
+            for move in decision.moves
+            if move.relocates
+        ]
 
     def _may_relocate(self, moves: Iterable[Move]) -> bool:
         """Whether those of *moves* that relocate a container may be made now: all of them run, none of them

@@ -162,7 +162,8 @@ class PlacementPolicy(Struct, frozen=True):
     ``outside_requests`` is for containers outside of kubelet's tree. ``cpu_alignment`` is for the engine
     `exact`. ``placement_files``: who gets a file that says what it was given.
     ``defragment``, for the engine `exact`: what is done where moving others makes room;
-    ``page_move_rate_bytes`` is how much memory is moved in a second at most.
+    ``page_move_rate_bytes`` is how much memory is moved in a second at most, ``return_most_bytes`` how much
+    of one container.
     ``hugepage_pools``, for the same engine: the pools that may grow and shrink, node id -> page size.
     """
 
@@ -189,6 +190,7 @@ class PlacementPolicy(Struct, frozen=True):
     placement_files: PlacementFiles = PlacementFiles.ASKED
     defragment: Defragment = Defragment.PLAN
     page_move_rate_bytes: int = GIB
+    return_most_bytes: int = 64 * GIB
     hugepage_pools: Mapping[int, Mapping[int, PoolBounds]] = field(default_factory=dict)
 
     @property

@@ -193,6 +193,33 @@ async def test_so_many_in_an_hour(tmp_path: Path) -> None:
             await one.controller.create_container(PODS["new"], sized("new"))
 
 
+async def test_an_hour_does_not_end_with_the_daemon(tmp_path: Path) -> None:
+    async with in_pieces(tmp_path) as one:
+        await begun(one.controller, PODS["new"], sized("new"))
+        assert one.controller.counters["relocated"] == 1
+        await all_gone(one.controller)
+    async with controlled(tmp_path, MOVING) as one:
+        one.controller.placements.relocations_per_hour = 1
+        await in_order(one.controller)
+        with pytest.raises(PlacementError):
+            await one.controller.create_container(PODS["new"], sized("new"))
+        one.controller.placements.relocations_per_hour = 2
+        await one.controller.create_container(PODS["new"], sized("new"))
+
+
+async def test_nobody_moves_with_more_than_may_be_moved_and_the_refusal_says_what_it_would_take(
+    tmp_path: Path,
+) -> None:
+    async with in_pieces(tmp_path, replace(MOVING, return_most_bytes=399 * MIB)) as one:
+        with pytest.raises(PlacementError):
+            await one.controller.create_container(PODS["new"], sized("new"))
+        ((_, refused),) = await one.controller.recorder.history(1, "new")
+        assert refused.plan is not None
+        assert [move.container_id for move in refused.plan.relocations] == ["b"]
+        one.accept(policy=replace(MOVING, return_most_bytes=400 * MIB))
+        await one.controller.create_container(PODS["new"], sized("new"))
+
+
 async def test_its_pages_follow_and_then_it_has_its_new_nodes_alone(tmp_path: Path) -> None:
     node = OciNode(tmp_path / "root")
     directory = node.make_cgroup(PATH)

@@ -474,13 +474,16 @@ class Confinement:
             return decision
         left = self.budget.rest().most + self.for_moves.rest().most
         budget = StepBudget(min(PLAN_STEPS, left))
-        plan = RelocationSearch(
-            self.topology, self.flows, self.ledger, self.request, self.exclusive, budget
-        ).plan(missed)
         refused = decision.outcome is Outcome.REFUSED
         carried_out = self.policy.defragment is Defragment.MOVE and refused and self.current is None
+        search = self._moves_within(budget, self.policy.return_most_bytes if carried_out else None)
+        plan = search.plan(missed)
         if plan is not None and carried_out:
             return self._after_relocations(missed, plan)
+        if plan is None and search.too_large:
+            # Who has more than may be moved at once is moved by nobody here; an operator may see to it.
+            budget = budget.rest()
+            plan = self._moves_within(budget, None).plan(missed)
         if plan is not None:
             text = relocation_plan(plan, self.policy.page_move_rate_bytes, decision.outcome)
             reason = Reason("fits-after-moves", text)
@@ -490,6 +493,12 @@ class Confinement:
         else:
             return decision
         return replace(decision, reasons=(*decision.reasons, reason), plan=plan)
+
+    def _moves_within(self, budget: StepBudget, most_bytes: int | None) -> RelocationSearch:
+        """A search for moves of containers with at most so many bytes each."""
+        return RelocationSearch(
+            self.topology, self.flows, self.ledger, self.request, self.exclusive, budget, most_bytes
+        )
 
     def _after_relocations(self, missed: Attempt, plan: RelocationPlan) -> Decision:
         """The decision with *plan* carried out."""

@@ -261,7 +261,8 @@ class Rooms:
 
 
 class RelocationSearch:
-    """One search for a plan. *exclusive* has the CPUs of the request; *budget* bounds what is tried."""
+    """One search for a plan. *exclusive* has the CPUs of the request; *budget* bounds what is tried. Nobody
+    moves with more than *most_bytes* (None: any number); ``too_large``: somebody would have."""
 
     def __init__(
         self,
@@ -271,7 +272,10 @@ class RelocationSearch:
         request: Request,
         exclusive: ExclusiveCpus,
         budget: StepBudget,
+        most_bytes: int | None = None,
     ) -> None:
+        self._most_bytes = most_bytes
+        self.too_large = False
         self._topology, self._flows, self._ledger = topology, flows, ledger
         self._request, self._exclusive, self._budget = request, exclusive, budget
         self._free: dict[str, Mapping[int, int]] = {}
@@ -351,7 +355,11 @@ class RelocationSearch:
     ) -> None:
         """Try *movable*, which is taken from where it is, on all nodes that end the *shortage*."""
         for target in self._targets(movable):
-            total_bytes = moved_bytes + self._moved_bytes(movable, target)
+            more_bytes = self._moved_bytes(movable, target)
+            if self._most_bytes is not None and more_bytes > self._most_bytes:
+                self.too_large = True
+                continue
+            total_bytes = moved_bytes + more_bytes
             if not target & ~shortage.nodes or (self._best is not None and total_bytes >= self._best[0]):
                 continue
             if not self._budget.take(_STEPS_OF_A_TRIAL + self._spent()):
