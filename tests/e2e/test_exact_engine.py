@@ -44,7 +44,11 @@ def test_overlapping_sets_are_promised_what_they_hold_together_and_no_more(node:
     spec = json.loads(node.guest.read(f"{BUNDLES}/{second.container_id}/config.json"))
     spread = node.bayplan.decided(second.container_id)["bookedBytes"]
     main = max(spread, key=lambda place: spread[place]["memory"])
-    assert spec["linux"]["memoryPolicy"] == {"mode": "MPOL_PREFERRED", "nodes": main}
+    assert spec["linux"]["memoryPolicy"] == {
+        "mode": "MPOL_PREFERRED",
+        "nodes": main,
+        "flags": ["MPOL_F_STATIC_NODES"],
+    }
     # Nodes 1 and 2 alone have room for it. Nodes 0 to 2 do not, and nobody of them can go elsewhere.
     refusal = node.crictl.refused(requiring("1-2", "third", "850Mi"))
     assert "TopologyAffinityError: default/third/main: " in refusal

@@ -147,6 +147,10 @@ MEMORY_POLICY_FLAGS: Final[Mapping[str, str]] = {
 }
 """The kernel's names of the flags of memory policies, by ours."""
 
+STATIC: Final = ("static_nodes",)
+"""The flag of each policy that is chosen here: without it the kernel shifts its nodes when cpuset.mems
+changes (mm/mempolicy.c, `mpol_rebind_nodemask`): of node 1 in 1 it makes node 0 in 0-1."""
+
 
 class MemoryPolicyMode(enum.Enum):
     """The kernel's NUMA memory policies (set_mempolicy(2)) a container can be started with. DEFAULT, which is

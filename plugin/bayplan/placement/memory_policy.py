@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from bayplan.engines.interface import AS_WISHED, PINNED, WISH_NOT_GRANTED, Engine, pinned_reason
 from bayplan.model.basis import Basis
 from bayplan.model.decision import (
+    STATIC,
     Decision,
     MemoryPolicyMode,
     MemoryPolicySetting,
@@ -41,8 +42,6 @@ FOR_THE_KERNEL: Final = "for-the-kernel"
 """Code of the reason that a container may use a node more for what the kernel has to hold for it."""
 
 _RELATIVE: Final = "relative_nodes"
-_STATIC: Final = "static_nodes"
-"""Without it the kernel shifts a policy's nodes when cpuset.mems gets more: of 1 in 1 it makes 0 in 0-1."""
 
 
 class MemoryPolicyAbility(Struct, frozen=True):
@@ -239,7 +238,7 @@ def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision:
         return with_node_for_the_kernel(decision, added, bound=True)
     if asks or not (ability.runtime and ability.seen):
         return with_node_for_the_kernel(decision, added, bound=False)
-    policy = MemoryPolicySetting(MemoryPolicyMode.BIND, claim.nodes, (_STATIC,))
+    policy = MemoryPolicySetting(MemoryPolicyMode.BIND, claim.nodes, STATIC)
     placement = replace(placement, claim=replace(claim, flexible=False), memory_policy=policy)
     return replace(decision, placement=placement)
 

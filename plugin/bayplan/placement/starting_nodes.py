@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.model.decision import Decision, MemoryPolicyMode, MemoryPolicySetting, Reason
+from bayplan.model.decision import STATIC, Decision, MemoryPolicyMode, MemoryPolicySetting, Reason
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import allowed_nodes, goal_bytes
@@ -59,7 +59,7 @@ def with_starting_nodes(
         return decision
     left_out = (machine.ordinary_nodes & NodeSet(room.room_bytes)) - nodes
     text = f"starts on {nodes_text(nodes)}: what is free on {nodes_text(left_out)} is promised to others"
-    setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED_MANY, nodes)
+    setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED_MANY, nodes, STATIC)
     return replace(
         decision,
         placement=replace(decision.placement, memory_policy=setting),

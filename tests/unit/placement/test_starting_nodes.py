@@ -48,7 +48,7 @@ def decision(claimed_gib: int = 0, nodes: NodeSet = EVERYWHERE) -> Decision:
 
 def starting(seen: LivePages, one: Decision) -> NodeSet | None:
     found = with_starting_nodes(MACHINE, StartingRoom.of(MACHINE, seen), ABLE, one).placement.memory_policy
-    assert found is None or found.mode is MemoryPolicyMode.PREFERRED_MANY
+    assert found is None or (found.mode, found.flags) == (MemoryPolicyMode.PREFERRED_MANY, ("static_nodes",))
     return None if found is None else found.nodes
 
 

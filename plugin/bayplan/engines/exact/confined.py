@@ -47,6 +47,7 @@ from bayplan.engines.exact.witness import share
 from bayplan.engines.interface import AS_WISHED, WISH_NOT_GRANTED
 from bayplan.model.claim_parts import Amounts, hugepages_of
 from bayplan.model.decision import (
+    STATIC,
     Affinity,
     Claim,
     Decision,
@@ -384,7 +385,7 @@ class Confinement:
         setting = None
         if placement.overlapping and spread:
             main = min(spread, key=lambda node: (-spread[node].get(MEMORY, 0), node))
-            setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED, NodeSet([main]))
+            setting = MemoryPolicySetting(MemoryPolicyMode.PREFERRED, NodeSet([main]), STATIC)
         return replace(placement, booked_bytes=spread, memory_policy=setting)
 
     def _with_moves(self, attempt: Attempt) -> Decision | None:

@@ -219,7 +219,7 @@ def test_sets_that_cross_are_taken_only_when_nothing_else_fits_and_are_marked() 
     assert codes(crossing) == ["best-set", "overlap"]
     policy = crossing.placement.memory_policy
     assert policy is not None
-    assert policy.mode is MemoryPolicyMode.PREFERRED
+    assert (policy.mode, policy.flags) == (MemoryPolicyMode.PREFERRED, ("static_nodes",))
     main = max(crossing.placement.booked_bytes.items(), key=lambda item: (item[1]["memory"], -item[0]))[0]
     assert list(policy.nodes) == [main]
 
