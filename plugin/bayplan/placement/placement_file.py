@@ -32,6 +32,9 @@ KIND: Final = "PlacementMetadata"
 DRIVER: Final = "bayplan.dev"
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 
+RTE_MAX_LCORE: Final = 128
+"""DPDK as distributions build it takes no CPU from here on by ``-l``."""
+
 NO_FILE: Final = "no-placement-file"
 """Code of the reason that a container gets no file, although it should."""
 NO_ENVIRONMENT: Final = "environment-not-set"
@@ -111,8 +114,15 @@ def environment_of(machine: Machine, decision: Decision, given: Collection[str] 
                 found["JAVA_TOOL_OPTIONS"] = f"-XX:ActiveProcessorCount={len(own)}{numa}"
             case "dpdk":
                 # It reads no variable: this is for its command line.
-                found["DPDK_EAL_ARGS"] = f"-l {own}{_socket_memory(machine, decision)}"
+                found["DPDK_EAL_ARGS"] = f"{_dpdk_lcores(own)}{_socket_memory(machine, decision)}"
     return {name: value for name, value in found.items() if name not in given}
+
+
+def _dpdk_lcores(own: CpuSet) -> str:
+    """The CPUs *own* as EAL takes them: by ``-l`` only those below RTE_MAX_LCORE, above it as it advises."""
+    if all(cpu < RTE_MAX_LCORE for cpu in own):
+        return f"-l {own}"
+    return f"--lcores {','.join(f'{lcore}@{cpu}' for lcore, cpu in enumerate(sorted(own)))}"
 
 
 Known = dict[CpuSet, list[dict[str, Any]]]

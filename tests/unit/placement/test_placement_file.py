@@ -122,6 +122,14 @@ def test_variables_say_it_in_each_programs_words(program: str, variables: dict[s
     assert environment_of(MACHINE, decided((program,), Placement(NodeSet([2])))) == {}
 
 
+@pytest.mark.parametrize(
+    ("own", "cores"), [("0,127", "-l 0,127"), ("127-128,200", "--lcores 0@127,1@128,2@200")]
+)
+def test_dpdk_gets_cpus_of_large_machines_as_it_takes_them(own: str, cores: str) -> None:
+    placed = Placement(exclusive_cpus=CpuSet.parse(own))
+    assert environment_of(MACHINE, decided(("dpdk",), placed)) == {"DPDK_EAL_ARGS": cores}
+
+
 def test_huge_pages_that_may_lie_on_several_nodes_are_not_divided() -> None:
     wide = replace(OWN, claim=Claim(NodeSet([0, 2]), {"hugepages-2Mi": GIB}))
     assert environment_of(MACHINE, decided(("dpdk",), wide)) == {"DPDK_EAL_ARGS": "-l 2-3,6"}
