@@ -2,6 +2,8 @@
 between."""
 
 import asyncio
+import random
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -24,17 +26,19 @@ from bayplan.control.resource_claims import ResourceClaims
 from bayplan.host.cdi import ClaimSpecs
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import Container
+from bayplan.sets import CpuSet
 from support.agents import serving
 from support.conditions import running, until
 from support.controllers import MACHINE, Controlled, begun, controlled, here
 from support.dra_kubelet import DraKubelet, found_sockets, registered
-from support.fake_api_server import NODE, FakeApiServer
+from support.fake_api_server import NODE, SLICES, FakeApiServer
 from support.machines import container, pod
 from support.resource_claims import environment
 from support.slice_rules import pool_devices
 
 UID = "0b1c2d3e-0000-4000-8000-000000000001"
 POD = pod("web", QosClass.BEST_EFFORT)
+AT_ONCE = 8
 CLAIM = pb.Claim(namespace="default", uid=UID, name="memory")
 PATH = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/memory"
 
@@ -73,6 +77,7 @@ class Node:
         self.registry = directory / "plugins_registry"
         self.specs = directory / "cdi"
         self.look_s = 3600.0
+        self.publish_s = 0.01
         self.registry.mkdir(exist_ok=True)
 
     @asynccontextmanager
@@ -95,7 +100,7 @@ class Node:
         await service.start()
         try:
             async with AsyncExitStack() as parts:
-                for part in (link, driver, SlicePublisher(api, mirror, NODE, 0.01, 3600, quick)):
+                for part in (link, driver, SlicePublisher(api, mirror, NODE, self.publish_s, 3600, quick)):
                     await parts.enter_async_context(running(part))
                 yield mirror
         finally:
@@ -315,3 +320,48 @@ async def test_a_kubelet_that_does_not_take_the_driver_is_one_line(
             pass
         problems = [one.problem for one in caplog.records if one.name == "bayplan.agent.condition"]
         assert "no such version" in problems
+
+
+async def lives(node: Node, kubelet: DraKubelet, draw: random.Random, numbers: range) -> int:
+    """Claims of one pod after the other; how many were held."""
+    held = 0
+    for number in numbers:
+        claim = pb.Claim(namespace="default", uid=f"uid-{number}", name=f"c{number}")
+        path = PATH.replace("memory", claim.name)
+        amounts: dict[str, Any] = {"memory": f"{draw.choice([1, 16, 64, 200])}Mi", "cpu": draw.choice("001")}
+        results = [result(draw.randrange(2), **amounts)]
+        node.api.objects[path] = resource_claim(*results, uid=claim.uid, pods=(claim.name,))
+        answer = (await kubelet.prepare(claim))[claim.uid]
+        held += not answer.error
+        if number % 7 == 0:
+            assert (await kubelet.prepare(claim))[claim.uid].devices == answer.devices
+        assert await kubelet.unprepare(claim) == {claim.uid: ""}
+        del node.api.objects[path]
+    return held
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.matrix)])
+async def test_claims_come_and_go(count: int) -> None:
+    api = FakeApiServer()
+    with api.serving(), TemporaryDirectory(prefix="dra") as directory:
+        node = Node(Path(directory), api)
+        node.publish_s = 1.0
+        async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+            await until(lambda: mirror.snapshot is not None and bool(api.slices()))
+            begun_s, part = time.monotonic(), count // AT_ONCE
+            held = await asyncio.gather(
+                *(
+                    lives(node, kubelet, random.Random(at), range(at * part, (at + 1) * part))
+                    for at in range(AT_ONCE)
+                )
+            )
+            passed_s = time.monotonic() - begun_s
+            assert sum(held) > count // 2
+            assert one.controller.ledger.retained == {}
+            assert one.controller.ledger.exclusive_cpus == CpuSet()
+            assert await one.controller.check_ledger() == ()
+            assert list(node.specs.iterdir()) == []
+        # Of the slices: claims alone change nothing that is published, but for what is left after a refusal.
+        writes = sum(method == "PATCH" and path.startswith(SLICES) for method, path in api.requests)
+        assert writes <= passed_s + 2
+        print(f"{count} claims, {sum(held)} held, {passed_s:.1f} s, {writes} writes of slices")
