@@ -55,6 +55,7 @@ class _Result(Struct, frozen=True, rename="camel"):
     device: str
     share_id: str | None = msgspec.field(default=None, name="shareID")
     consumed_capacity: dict[str, str] = {}
+    admin_access: bool | None = None
 
 
 class _Devices(Struct, frozen=True):
@@ -249,7 +250,9 @@ class ClaimDriver:
         if node is None or result.pool != self._node_name:
             expected = f"numa-NODE of the pool {self._node_name}"
             raise ParseError("device", f"{result.device} of the pool {result.pool}", expected)
-        amounts = {resource_of_key(key): parse_bytes(text) for key, text in result.consumed_capacity.items()}
+        # An administrator's access takes nothing of a device: the scheduler does not count it either.
+        consumed = {} if result.admin_access else result.consumed_capacity
+        amounts = {resource_of_key(key): parse_bytes(text) for key, text in consumed.items()}
         cpus = amounts.pop(CPU, 0)
         held = {resource: amount for resource, amount in sorted(amounts.items()) if amount}
         return AllocatedDevice(_request_name(result), node, held, cpus)

@@ -210,6 +210,36 @@ async def test_what_cannot_be_prepared_says_why_and_holds_nothing(
         await prepared(kubelet)
 
 
+async def test_an_administrators_claim_holds_nothing(node: Node) -> None:
+    monitoring = {**result(0, memory="512Mi", cpu="2"), "adminAccess": True}
+    node.api.objects[PATH] = resource_claim(monitoring)
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        answer = await prepared(kubelet)
+        (held,) = one.controller.ledger.resource_claims.values()
+        assert (held.by_node(), held.cpus_of()) == ({}, CpuSet())
+        adjustment, _ = await begun(one.controller, POD, node.create("monitor", answer))
+        assert adjustment.cpuset_mems is None
+
+
+async def test_a_container_that_starts_again_has_what_it_had(node: Node) -> None:
+    """Without another preparation, and beside others who came meanwhile."""
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        answer = await prepared(kubelet)
+        first, _ = await begun(one.controller, POD, node.create("first", answer))
+        await one.controller.stop_container(POD, container("first", POD))
+        other = pod("other", QosClass.GUARANTEED)
+        beside, _ = await begun(
+            one.controller, other, container("o", other, memory_bytes=1 << 20, milli_cpus=1000)
+        )
+        again, _ = await begun(one.controller, POD, node.create("again", answer))
+        assert (again.cpuset_cpus, again.cpuset_mems) == (first.cpuset_cpus, first.cpuset_mems)
+        assert beside.cpuset_cpus is not None
+        assert again.cpuset_cpus is not None
+        assert beside.cpuset_cpus.isdisjoint(again.cpuset_cpus)
+
+
 async def test_the_claims_status_says_why_it_is_not_prepared(node: Node) -> None:
     node.api.objects[PATH] = resource_claim(result(0, memory="2Gi"), OTHERS)
 
