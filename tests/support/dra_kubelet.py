@@ -13,6 +13,8 @@ from bayplan._proto.dra import api_pb2 as pb
 from bayplan._proto.dra import health_pb2
 from bayplan._proto.plugin_registration import api_pb2 as registration
 
+CALL_S = 45
+"""kubelet's own patience."""
 PLUGIN = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 
 
@@ -26,7 +28,7 @@ async def call(channel: Any, method: str, request: Any, answer: Any) -> Any:
     made = channel.unary_unary(
         method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
     )
-    return await made(request, timeout=10)
+    return await made(request, timeout=CALL_S)
 
 
 class DraKubelet:
