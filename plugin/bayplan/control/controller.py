@@ -110,7 +110,7 @@ class Controller:
             weighted_interleave=weighted_interleave,
             devices=devices,
             capacity_freed=capacity_freed,
-            sync_cpusets_soon=cpusets.sync_soon,
+            cpusets=cpusets,
             decide_in_thread=decide_in_thread,
         )
         self.counters = self.placements.counters

@@ -141,7 +141,10 @@ class Cpusets:
         """
         self._end_partitions()
         if container_ids is None:
-            container_ids = [one.container.id for one in self._expected() if one.cpus is not None]
+            expected = [one for one in self._expected() if one.cpus is not None]
+            # Who gets CPUs of its own while it runs gets them once the others have left them.
+            expected.sort(key=lambda one: one.apart)
+            container_ids = [one.container.id for one in expected]
         for container_id in container_ids:
             with self._lock:
                 for one in self._expected((container_id,)):

@@ -43,7 +43,8 @@ def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
 
 class Expectation(Struct, frozen=True):
     """What one container's cgroup should show; None is not checked. *starting*: it does not run yet, so that
-    its runtime may still be about to write an earlier update. *isolated*: its CPUs are to be a partition."""
+    its runtime may still be about to write an earlier update. *isolated*: its CPUs are to be a partition.
+    *apart*: some of them are its own."""
 
     container: Container
     cgroup_parent: str
@@ -54,6 +55,7 @@ class Expectation(Struct, frozen=True):
     oom_group: bool = False
     starting: bool = False
     isolated: bool = False
+    apart: bool = False
 
     @property
     def update(self) -> Update:
@@ -146,10 +148,12 @@ def expectations(
             soon = container.id in starting
             own = isolated_cpus(decision) if partitions else CpuSet()
             isolated = cpus is not None and cpus == own & machine.online_cpus
-            one = Expectation(
-                container, parent, name, cpus, mems, entry.origin, entry.oom_group, soon, isolated
+            apart, origin = bool(decision.placement.apart_cpus), entry.origin
+            wanted.append(
+                Expectation(
+                    container, parent, name, cpus, mems, origin, entry.oom_group, soon, isolated, apart
+                )
             )
-            wanted.append(one)
     return wanted
 
 

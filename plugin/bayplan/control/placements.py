@@ -20,7 +20,7 @@ from bayplan.control.known_containers import KnownContainers, without_cpus
 from bayplan.control.kubelet_pods import KubeletPods
 from bayplan.control.latency import Latency
 from bayplan.control.lives import Lives
-from bayplan.control.notified import Notifications
+from bayplan.control.notified import KernelCpusets, Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import EngineThread, InThread
 from bayplan.control.transactions import Transaction
@@ -83,7 +83,7 @@ class Placements:
         weighted_interleave: bool,
         devices: DeviceSearch | None,
         capacity_freed: Callable[[], None],
-        sync_cpusets_soon: Callable[[], None],
+        cpusets: KernelCpusets,
         decide_in_thread: InThread | None,
     ) -> None:
         self.known = KnownContainers()
@@ -101,7 +101,7 @@ class Placements:
         self._weighted_interleave = weighted_interleave
         self._devices = devices
         self._capacity_freed = capacity_freed
-        self._sync_cpusets_soon = sync_cpusets_soon
+        self._cpusets = cpusets
         self._engine_thread = EngineThread(decide_in_thread, self.latency.decision)
         self.relocations_per_hour: int | None = None
         """How many containers go to other nodes for others in an hour at most; None for any number."""
@@ -288,7 +288,7 @@ class Placements:
         updates = self._accept(transaction, ledger, container.id, most)
         if entry.decision.request.pool:
             # No reply has the CPUs of what came without NRI, also where the pool stays as it is.
-            self._sync_cpusets_soon()
+            self._cpusets.sync_soon()
         self.known.add(pod, container)
         self.kubelet_pods.expect(pod)
         self.decision_log.found(entry.decision)
@@ -476,7 +476,11 @@ class Placements:
             # Their pages are to follow.
             self._capacity_freed()
         if shared != shared_before or relocated or ledger.cpus_of_pools != pools_before:
-            self._sync_cpusets_soon()
+            self._cpusets.sync_soon()
+        if any(one.cpus for one in relocated):
+            # They run: the others leave their new CPUs before the runtime gives them these.
+            entries = ledger.entries.items()
+            await self._cpusets.sync([key for key, one in entries if one.decision.shares_cpus])
         return updates
 
     def _accept(
@@ -497,7 +501,7 @@ class Placements:
         transaction.accept(ledger=ledger, decided=decided)
         self.notifications.sent(None if most_running is None else updates, nodes_due)
         if shared != shared_before or ledger.cpus_of_pools != pools_before:
-            self._sync_cpusets_soon()
+            self._cpusets.sync_soon()
         return updates
 
     def _with_updates(

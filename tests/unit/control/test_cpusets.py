@@ -25,6 +25,23 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
+async def test_who_has_cpus_of_its_own_gets_them_once_the_others_have_left(tmp_path: Path) -> None:
+    mounts = {CPUSET: str(tmp_path), MEMORY: str(tmp_path)}
+    hierarchy = Hierarchy(Layout.UNIFIED, mounts, {"": "/system.slice/bayplan.service"})
+    shown = [
+        Expectation(Container(name, "p", cgroups_path=f"/{name}"), "", name, cpus, None, apart=apart)
+        for name, cpus, apart in (("own", CpuSet([1]), True), ("shared", CpuSet([0, 2]), False))
+    ]
+    asked: list[str] = []
+
+    def expected(container_ids: Collection[str] | None = None) -> list[Expectation]:
+        asked.extend(container_ids or ())
+        return [found for found in shown if container_ids is None or found.container.id in container_ids]
+
+    await Cpusets(hierarchy, expected, here).sync()
+    assert asked == ["shared", "own"]
+
+
 async def test_who_does_not_run_yet_leaves_the_cpus_of_others_whenever_its_runtime_makes_its_cgroup(
     tmp_path: Path,
 ) -> None:

@@ -182,6 +182,19 @@ async def test_it_is_only_said_where_it_may_not_be_done(tmp_path: Path, why: str
         assert controller.counters["relocated"] == 0
 
 
+async def test_the_others_leave_its_new_cpus_before_it_is_told_of_them(tmp_path: Path) -> None:
+    """Also where the daemon dies with its reply: the order of all writes is that."""
+    async with in_pieces(tmp_path) as one:
+        one.compared.clear()
+        await one.controller.create_container(PODS["new"], sized("new"))
+        assert [sorted(ids) for ids in one.compared if ids is not None] == [["a", "c"]]
+        after = placement(one.controller, "b").exclusive_cpus
+        expected = {each.container.id: each for each in one.expectations()}
+        assert expected["b"].apart
+        assert not expected["a"].apart
+        assert after.isdisjoint(expected["a"].cpus or CpuSet())
+
+
 async def test_so_many_in_an_hour(tmp_path: Path) -> None:
     async with in_pieces(tmp_path) as one:
         one.controller.placements.relocations_per_hour = 1
