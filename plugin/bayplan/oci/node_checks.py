@@ -97,9 +97,7 @@ def _of_lost_cpus(root: Path) -> Iterator[Finding]:
         if (_read(state) or "").startswith("isolated"):
             lost -= _cpus(state.with_name("cpuset.cpus")) | _cpus(state.with_name("cpuset.cpus.exclusive"))
     if lost:
-        text = (
-            f"has {cpus_text(lost)}, and no cgroup has them as a partition: the kernel gives them to nobody"
-        )
+        text = f"the kernel keeps {cpus_text(lost)} for a partition whose cgroup is gone, and for nobody else"
         yield Finding(Level.ERROR, f"/{_CGROUP}/{_ISOLATED}", text, "drain the node and boot it")
 
 
