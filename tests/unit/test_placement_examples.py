@@ -50,6 +50,11 @@ def test_shell_and_python_read_it(directory: PlacementDirectory) -> None:
     assert output(directory, "sh", "eal.sh") == "dpdk-testpmd -l 2-3,6 --no-pci -- --auto-start\n"
 
 
+@needs("jq")
+def test_jq_reads_it(directory: PlacementDirectory) -> None:
+    assert output(directory, "sh", "bound.sh") == "numactl -C 2-3,6 -m 2 server\n"
+
+
 @needs("java")
 def test_java_reads_it(directory: PlacementDirectory) -> None:
     assert output(directory, "java", "-XX:TieredStopAtLevel=1", "Cpus.java") == PLAIN
