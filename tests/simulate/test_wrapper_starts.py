@@ -4,7 +4,7 @@ of one of them, nobody runs on the CPUs of an owner that has started, without an
 import json
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from itertools import combinations
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from bayplan.model.decision import Decision, Reason
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import PAGES_TO_MOVE
 from bayplan.quantity import MIB
+from bayplan.sets import NodeSet
 from support.controllers import MACHINE
 from support.cpuset_tree import CpusetTree
 from support.oci_node import guaranteed, spec
@@ -39,12 +40,15 @@ class WrapperNode:
         self._specs: dict[str, pb.Container] = {}
         """What the OCI runtimes have read."""
 
-    def creation_steps(self, cpus: int = 0) -> tuple[str, list[tuple[str, Step]]]:
+    def creation_steps(
+        self, cpus: int = 0, annotations: Mapping[str, str] = {}
+    ) -> tuple[str, list[tuple[str, Step]]]:
         """The id of a new container with so many CPUs of its own, and its steps up to when it runs."""
         self._made += 1
         key = f"{self._made:064x}"
         path = f"/pods/crio-{key}"
-        document = spec(path, resources=guaranteed(cpus, 10 * MIB) if cpus else {"cpu": {"shares": 2}})
+        resources = guaranteed(cpus, 10 * MIB) if cpus else {"cpu": {"shares": 2}}
+        document = spec(path, resources=resources, annotations=annotations)
         bundle = self.one.node.write_spec(key, document)
 
         async def is_rewritten() -> None:
@@ -53,10 +57,8 @@ class WrapperNode:
             rewritten = json.loads((bundle / "config.json").read_text())
             given = rewritten["linux"]["resources"]["cpu"]
             cpuset = {"cpus": given["cpus"], "mems": given.get("mems", "")}
-            resources = pb.LinuxResources(cpu=cpuset)
-            self._specs[key] = pb.Container(
-                id=key, linux=pb.LinuxContainer(cgroups_path=path, resources=resources)
-            )
+            linux = pb.LinuxContainer(cgroups_path=path, resources=pb.LinuxResources(cpu=cpuset))
+            self._specs[key] = pb.Container(id=key, linux=linux)
 
         async def has_cgroup() -> None:
             self.tree.write(self._specs[key])
@@ -155,6 +157,18 @@ async def test_a_start_is_told_where_memory_is_to_be_freed_first(tmp_path: Path)
         for said, step in steps:
             await node.take(said, step)
         assert node.asked == held == [key]
+
+
+async def test_a_start_is_told_where_it_is_to_be_seen_whether_memory_is_bound(tmp_path: Path) -> None:
+    nodes = tuple(replace(one, is_movable=one.id == 1) for one in MACHINE.nodes)
+    async with oci_socket(tmp_path, on=replace(MACHINE, nodes=nodes)) as one:
+        node = WrapperNode(one, tmp_path)
+        for place in ("0", "1"):
+            _, steps = node.creation_steps(annotations={"bayplan.dev/required-nodes": place})
+            for said, step in steps:
+                await node.take(said, step)
+        (asked,) = node.asked
+        assert one.entries[asked].decision.placement.mems == NodeSet([1])
 
 
 async def test_a_start_of_somebody_else_is_nobodys_business(tmp_path: Path) -> None:
