@@ -44,6 +44,15 @@ class PlacementStrategy(enum.Enum):
     SPREAD = "spread"
 
 
+class KeepWhole(enum.Enum):
+    """What is kept in one piece for requests to come, where containers are packed. NODE: nodes that nobody
+    has memory of. CACHE: L3 caches that nobody has CPUs of. OFF: whichever comes first by its id."""
+
+    NODE = "node"
+    CACHE = "cache"
+    OFF = "off"
+
+
 class Defragment(enum.Enum):
     """What is done for a request that does not fit as asked, and would if containers went to other nodes.
     OFF: nothing. PLAN: the decision says which ones. MOVE: they are moved, rather than that it is refused."""
@@ -192,6 +201,7 @@ class PlacementPolicy(Struct, frozen=True):
     page_move_rate_bytes: int = GIB
     return_most_bytes: int = 64 * GIB
     hugepage_pools: Mapping[int, Mapping[int, PoolBounds]] = field(default_factory=dict)
+    keep_whole: KeepWhole = KeepWhole.CACHE
 
     @property
     def kubelet_rules(self) -> KubeletRules:

@@ -28,6 +28,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.model.machine import Cpu, Machine
 
@@ -36,6 +37,10 @@ MAX_STEPS: Final = 40_000
 
 _STEPS_OF_A_COUNT: Final = 8
 """What it takes to choose a number of CPUs of cores that are alike."""
+_THOUSANDTHS: Final = 1000
+_LASTS: Final = 3 * _THOUSANDTHS
+_BEGUN: Final = 1000
+_LEFT_OVER: Final = 300
 _MAX_REMEMBERED: Final = 4096
 """The cores of so many states of caches and clusters are kept, and so many fits."""
 _DISTANCE_BITS: Final = 40
@@ -51,6 +56,38 @@ class Rules(Struct, frozen=True):
 
     caches: bool = True
     spread: bool = False
+
+
+class Occupation(Struct, frozen=True):
+    """How many containers have CPUs at each L3 cache, by the cache's mask."""
+
+    holders: Mapping[int, int]
+
+    def at(self, cpus: int) -> Sequence[int]:
+        """How many at each cache with some of *cpus*."""
+        return tuple([count for cache, count in self.holders.items() if cache & cpus])
+
+    def density(self, cpus: int) -> int:
+        """How many there are at each cache with some of *cpus* on average, in thousandths."""
+        there = self.at(cpus)
+        return _THOUSANDTHS * sum(there) // len(there) if there else 0
+
+    def lost_by(self, free: int, taken: int) -> int:
+        """What caches lose of becoming whole again, a number to compare, where one more container has *taken*
+        of the *free* CPUs.
+
+        If containers end independently, each as likely as any other, a cache with n of them is empty after
+        1 + 1/2 + ... + 1/n of what each lasts on average; one more adds 1/(n + 1). The rest is measured
+        (tests/bench/cpu_fit.py): that nobody had it costs a third of that, and free CPUs that stay, for others
+        who keep it from becoming whole, up to a fifth.
+        """
+        lost = 0
+        for cache, count in self.holders.items():
+            if cache & taken:
+                size, left = cache.bit_count(), (cache & free & ~taken).bit_count()
+                lost += _LASTS // (1 + count) + (_BEGUN if cache & free == cache else 0)
+                lost += _LEFT_OVER + _LEFT_OVER * left // size if left else 0
+        return lost
 
 
 class Wanted(Struct, frozen=True):
@@ -78,12 +115,13 @@ class Choice(Struct, frozen=True):
 class Fit(Struct, frozen=True):
     """What a choice costs at best: the whole cores that it breaks, the cores that it splits, and at how many
     L3 caches it has CPUs at least. ``opened``: how many of these caches have nobody's CPUs yet, and will have
-    some that are free."""
+    some that are free. ``lost``: what caches lose by it, where whole ones are kept; 0 where not."""
 
     broken: int
     split: int
     caches: int
     opened: int = 0
+    lost: int = 0
 
 
 class _Group(Struct, frozen=True):
@@ -196,7 +234,7 @@ class CpuLayout:
         self.uniform_size = next(iter(self.size_of_core.values()), 1)
         if any(size != self.uniform_size for size in self.size_of_core.values()):
             self.uniform_size = 0
-        self.fits: dict[tuple[int, int, bool, bool], Fit] = {}
+        self.fits: dict[tuple[int, int, Rules, Sequence[int]], Fit] = {}
         self._cores_in: dict[tuple[int, int, int, int, bool], _Cores] = {}
 
     def in_whole_cores(self, count: int) -> int:
@@ -255,10 +293,15 @@ class CpuLayout:
         return found
 
     @property
+    def has_caches_within_nodes(self) -> bool:
+        """Whether nodes have several L3 caches."""
+        return len(self.caches) > len(self.node_masks)
+
+    @property
     def differs(self) -> bool:
         """Whether it matters which CPUs of a node are taken: a core or a node has several of what a choice is
         compared by."""
-        return self.uniform_size != 1 or len(self.caches) > len(self.node_masks)
+        return self.uniform_size != 1 or self.has_caches_within_nodes
 
 
 _Level = tuple[tuple[str, ...], list[int]]
@@ -329,14 +372,24 @@ def choose(layout: CpuLayout, wanted: Wanted, max_steps: int = MAX_STEPS) -> Cho
     return _Choosing(layout, wanted, max_steps).choice()
 
 
-def fit(layout: CpuLayout, available: int, count: int, rules: Rules) -> Fit:
-    """What the best choice of *count* CPUs of *available* costs, without the choice; there are as many."""
-    known, key = layout.fits, (available, count, rules.caches, rules.spread)
+def fit(
+    layout: CpuLayout, available: int, count: int, rules: Rules, occupation: Occupation | None = None
+) -> Fit:
+    """What the best choice of *count* CPUs of *available* costs, without the choice; there are as many. With
+    an *occupation* also what L3 caches lose by that choice."""
+    known = layout.fits
+    holders = () if occupation is None else occupation.at(available)
+    key = available, count, rules, holders
     found = known.get(key)
     if found is None:
         if len(known) >= _MAX_REMEMBERED:
             known.clear()
-        found = known[key] = _fit(layout, Wanted(count, available, available, rules=rules))
+        wanted = Wanted(count, available, available, rules=rules)
+        found = _fit(layout, wanted)
+        if occupation is not None:
+            cpus = choose(layout, wanted).cpus
+            found = replace(found, lost=occupation.lost_by(available, cpus))
+        known[key] = found
     return found
 
 

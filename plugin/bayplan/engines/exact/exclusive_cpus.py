@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from bayplan.engines.device_hints import device_shares
 from bayplan.engines.exact.claiming import STRICT
-from bayplan.engines.exact.cpu_choice import Fit, Rules, Wanted, choose, first_of, fit
+from bayplan.engines.exact.cpu_choice import Fit, Occupation, Rules, Wanted, choose, first_of, fit
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import proportional
 from bayplan.model.decision import DeviceHint, Placement, QosSource, Reason, Request
-from bayplan.model.policy import CpuAlignment, PlacementPolicy
+from bayplan.model.policy import CpuAlignment, KeepWhole, PlacementPolicy, PlacementStrategy
 from bayplan.model.sentences import verb_after
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text
@@ -50,6 +50,9 @@ _ISOLATED: Final = Reason(
     "its CPUs are isolated: the kernel balances no load on them, each thread stays where it starts "
     "unless it chooses its CPU itself (sched_setaffinity)",
 )
+_EMPTIER: Final = 5
+"""A fifth of what a node has less containers at each of its caches, on average, than the fullest one counts as
+loss: it is nearer to being empty. Measured, tests/bench/cpu_fit.py."""
 _FULL_CORES: Final = "full-pcpus-only gives whole cores"
 
 
@@ -80,6 +83,9 @@ class ExclusiveCpus:
         kubelets = request.qos_source is QosSource.CGROUP_PARENT and request.shares_rest
         self._rest_milli = request.pool_milli(request.exclusive_cpus) if kubelets else 0
         self._rules = rules_of(self._alignment)
+        packed = (request.strategy or basis.policy.strategy) is PlacementStrategy.PACK
+        keeps = packed and basis.policy.keep_whole is KeepWhole.CACHE and self._rules.caches
+        self._keeps_caches = keeps and self._layout.has_caches_within_nodes
         self.own = CpuSet() if current is None else current.exclusive_cpus
         self._online = self.own.mask & basis.machine.online_cpus.mask
         allocatable = basis.allocatable
@@ -89,6 +95,15 @@ class ExclusiveCpus:
         self.count = self._asked
         if self._only_cores and basis.policy.topology not in STRICT:
             self.count = self._layout.in_whole_cores(self._asked)
+
+    @property
+    def _occupation(self) -> Occupation:
+        """Who has CPUs at which L3 cache."""
+        ledger = self._basis.ledger
+        held = [one.decision.placement.exclusive_cpus.mask for one in ledger.entries.values()]
+        held += [cpus.mask for cpus in ledger.cpus_of_pools.values()]
+        held = [mask for mask in held if mask]
+        return Occupation({cache: sum([mask & cache != 0 for mask in held]) for cache in self._layout.caches})
 
     @cached_property
     def free(self) -> int:
@@ -165,13 +180,24 @@ class ExclusiveCpus:
         if not count or not layout.differs:
             return None
         free, rules, by_socket = self.free, self._rules, self._alignment.align_by_socket
+        occupation = self._occupation if self._keeps_caches else None
+        most = 0
+        if occupation is not None:
+            most = max(map(occupation.density, layout.node_masks.values()), default=0)
 
         def fit_on(nodes: int) -> Fit:
             found = known.get(nodes)
             if found is None:
                 cpus = topology.near(nodes)
                 cpus = layout.in_sockets_of(cpus) if by_socket else cpus
-                found = known[nodes] = fit(layout, cpus & free, count, rules)
+                if occupation is None or nodes & (nodes - 1):
+                    # There are many sets of several nodes, and to choose on each takes too long.
+                    found = fit(layout, cpus & free, count, rules)
+                else:
+                    found = fit(layout, cpus & free, count, rules, occupation)
+                    emptier = max(0, most - occupation.density(cpus))
+                    found = replace(found, lost=found.lost + emptier // _EMPTIER)
+                known[nodes] = found
             return found
 
         return fit_on
@@ -246,9 +272,8 @@ class ExclusiveCpus:
             available = free
         on_one = nodes.mask.bit_count() == 1 and not available & ~self._topology.cpus_of(nodes.mask)
         distances = {} if on_one else distances_to(self._topology, nodes, self._hints)
-        return Wanted(
-            self.count - offline.bit_count(), available, free, kept, distances, self._rules
-        ), offline
+        count = self.count - offline.bit_count()
+        return Wanted(count, available, free, kept, distances, self._rules), offline
 
     def _parts(self, nodes: NodeSet, wanted: Wanted) -> Mapping[int, int]:
         """The CPUs near each of *nodes* on which there is to be a number of them, in whole cores as far as

@@ -310,9 +310,9 @@ _CPUS: Final = (
     "broken cores",  # whole ones of which the container's CPUs are a part
     "split cores",  # those that it shares with others
 )
-# How many have nobody's CPUs yet, and will have some of the container's and some that are free. So whole
-# caches stay for those who need one.
-_WHOLE_CACHES: Final = (OPENED_CACHES,)
+# What caches lose of becoming whole again (keepWhole: cache); how many have nobody's CPUs yet, and will have
+# some of the container's and some that are free. So whole caches stay for those who need one.
+_WHOLE_CACHES: Final = ("lost caches", OPENED_CACHES)
 _CACHES: Final = ("L3 caches",)  # over how many its CPUs lie at least
 # What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
 _SCARCE: Final = ("scarce resources",)
@@ -430,7 +430,8 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
     crossed = counted.crossed(nodes) if width > 1 else 0
     found = [crossed, width, distance, remote, sum([not hint & nodes for hint in question.hints])]
     if fit is not None:
-        found += (fit.broken, fit.split, *(() if question.shares is not None else (fit.opened,)), fit.caches)
+        kept = () if question.shares is not None else (fit.lost, fit.opened)
+        found += (fit.broken, fit.split, *kept, fit.caches)
     scarce = question.scarce
     found.append(sum([more for node, more in scarce.items() if node & nodes]))
     if question.shares is not None:
