@@ -62,6 +62,7 @@ from bayplan.model.policy import (
     CpuPool,
     CpuRule,
     Defragment,
+    KeepWhole,
     MemoryReservationPolicy,
     OutsideRequests,
     PlacementFiles,
@@ -237,6 +238,12 @@ PLACEMENT: Final = (
         "placementStrategy", "placement_strategy", "placement-strategy", "STRATEGY",
         one_of({strategy.value: strategy for strategy in PlacementStrategy}), syntax.text, "pack",
         "which of equally narrow and near nodes are taken: pack for the fullest, spread for the emptiest",
+    ),
+    Key(
+        "keepWhole", "keep_whole", "keep-whole", "WHAT",
+        one_of({what.value: what for what in KeepWhole}), syntax.text, "cache",
+        "what pack keeps in one piece for requests to come, with the engine exact: node for NUMA nodes, "
+        "cache for L3 caches, or off",
     ),
     Key(
         "topologyManagerPolicy", "topology", "topology-manager-policy", "POLICY",

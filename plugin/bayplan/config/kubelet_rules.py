@@ -35,7 +35,7 @@ from bayplan.kubelet.manager_options import (
 )
 from bayplan.kubelet.pod import CPU
 from bayplan.model.machine import Machine
-from bayplan.model.policy import CpuAlignment, PlacementStrategy, TopologyPolicy
+from bayplan.model.policy import CpuAlignment, KeepWhole, PlacementStrategy, TopologyPolicy
 
 CPU_OPTIONS: Final = "cpuManagerPolicyOptions"
 _ALPHA_CPU_OPTIONS: Final = "CPUManagerPolicyAlphaOptions"
@@ -49,6 +49,12 @@ _ENGINE_GATES: Final = {
 }
 """kubelet's feature gates with the values that change answers of its managers and none of the engine's."""
 
+_NOTHING_KEPT: Final = (
+    "keepWhole has no effect with the engine kubelet, which prefers nodes and CPUs as kubelet does"
+)
+_SPREAD_KEEPS_NOTHING: Final = (
+    "keepWhole has no effect with placementStrategy spread, but for pods that say pack for themselves"
+)
 _NO_SPREAD: Final = (
     "placementStrategy spread has no effect with the engine kubelet, which prefers nodes as kubelet does"
 )
@@ -167,15 +173,27 @@ def _remark(said_by: Mapping[str, str], keys: Iterable[str], part: str, advice: 
         yield f"{said_by[said[0]]}: {what}: without effect; {advice}"
 
 
+def _keeps(settings: Settings) -> bool:
+    """Whether it was said what to keep whole: L3 caches are kept anyhow."""
+    return settings.keep_whole is KeepWhole.NODE
+
+
 def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
     """What kubelet would not do on *machine* and this engine does, and what this engine does not do."""
     without_effect = {
         _NO_SPREAD: settings.placement_strategy is PlacementStrategy.SPREAD,
+        _NOTHING_KEPT: _keeps(settings),
         _NO_MINIMUM: bool(settings.shared_cpus_minimum),
         _NO_RULES: bool(settings.cpu_rules or settings.cpu_pools),
         _NO_POOLS: bool(settings.hugepage_pools),
     }
     remarks = tuple(text for text, given in without_effect.items() if given and settings.engine == KUBELET)
+    if (
+        settings.engine != KUBELET
+        and _keeps(settings)
+        and settings.placement_strategy is PlacementStrategy.SPREAD
+    ):
+        remarks = (*remarks, _SPREAD_KEEPS_NOTHING)
     beyond = topology_options_of(settings).beyond_kubelet(len(machine.nodes))
     if settings.engine != KUBELET or settings.topology is TopologyPolicy.NONE or beyond is None:
         return remarks

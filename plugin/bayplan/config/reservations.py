@@ -95,6 +95,7 @@ def resolve_policy(
         return_most_bytes=settings.return_most_bytes,
         hugepage_pools={} if settings.engine == KUBELET else settings.hugepage_pools,
         strategy=settings.placement_strategy,
+        keep_whole=settings.keep_whole,
         cpu_alignment=CpuAlignment() if settings.engine == KUBELET else cpu_alignment(settings),
         kubelet_minor=settings.kubelet_minor,
         # kubelet knows no such thing: what is reserved stays shared, and nothing else.

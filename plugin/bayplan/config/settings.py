@@ -28,6 +28,7 @@ from bayplan.model.policy import (
     CpuPool,
     CpuRule,
     Defragment,
+    KeepWhole,
     MemoryReservationPolicy,
     OutsideRequests,
     PlacementFiles,
@@ -84,6 +85,7 @@ class Settings(Struct, frozen=True):
     engine: str = EXACT
     kubelet_minor: int = NEWEST.minor
     placement_strategy: PlacementStrategy = PlacementStrategy.PACK
+    keep_whole: KeepWhole = KeepWhole.CACHE
     topology: TopologyPolicy = TopologyPolicy.BEST_EFFORT
     topology_scope: TopologyScope = TopologyScope.CONTAINER
     topology_options: Mapping[str, str] = field(default_factory=dict)

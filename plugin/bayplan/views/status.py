@@ -217,6 +217,7 @@ def _policy(policy: PlacementPolicy) -> View:
     return {
         "topologyManagerPolicy": policy.topology.value,
         "placementStrategy": policy.strategy.value,
+        "keepWhole": policy.keep_whole.value,
         "reservedMemoryBytes": {str(node): dict(row) for node, row in sorted(policy.reserved_bytes.items())},
         "reservedCpus": str(policy.reserved_cpus),
         "memoryQoS": None

@@ -54,6 +54,7 @@ def test_every_flag() -> None:
         "--engine=kubelet",
         "--kubelet-version=1.36",
         "--placement-strategy=spread",
+        "--keep-whole=off",
         "--topology-manager-policy=restricted",
         "--topology-manager-scope=pod",
         "--topology-manager-policy-options=prefer-closest-numa-nodes=true,max-allowable-numa-nodes=9",

@@ -24,6 +24,7 @@ from bayplan.model.policy import (
     CpuPool,
     CpuRule,
     Defragment,
+    KeepWhole,
     MemoryReservationPolicy,
     OutsideRequests,
     PlacementFiles,
@@ -41,6 +42,7 @@ FULL_TOML = """
 engine = "kubelet"
 kubeletVersion = "v1.35.1"
 placementStrategy = "spread"
+keepWhole = "node"
 topologyManagerPolicy = "single-numa-node"
 topologyManagerScope = "pod"
 topologyManagerPolicyOptions = { prefer-closest-numa-nodes = "true", max-allowable-numa-nodes = 16 }
@@ -114,6 +116,7 @@ limits = { memory = "2148Mi" }
 FIVE, TEN = parse_percentage("5%"), parse_percentage("10%")
 FULL = Settings(
     placement_strategy=PlacementStrategy.SPREAD,
+    keep_whole=KeepWhole.NODE,
     memory_pressure=MemoryPressure.OFF,
     page_move_rate_bytes=512 << 20,
     defragment=Defragment.OFF,

@@ -7,7 +7,9 @@ become wider for it; if that does not help it is refused. Otherwise it is placed
 decision says why.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -29,13 +31,14 @@ from bayplan.engines.exact.claiming import (
     STRICT,
     Asking,
     CandidateNodes,
+    is_bounded,
     is_flexible,
     nodes_of_pod,
     wished_nodes,
     without,
 )
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
-from bayplan.engines.exact.flow import crosses
+from bayplan.engines.exact.flow import bits, crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
 from bayplan.engines.exact.question import SHARE_OF_MOVES, CountedFlows, Question, Shares, StepBudget
 from bayplan.engines.exact.relocations import PLAN_STEPS, RelocationSearch, moves_of
@@ -61,7 +64,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes, open_mems
-from bayplan.model.policy import Defragment, PlacementStrategy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import Defragment, KeepWhole, PlacementStrategy, TopologyPolicy, TopologyScope
 from bayplan.model.sentences import relocated, relocation_plan, verb_after
 from bayplan.quantity import MILLI_PER_CPU, counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
@@ -292,14 +295,31 @@ class Confinement:
             self.exclusive.free_on if self.policy.cpu_alignment.align_by_socket else None,
             self.exclusive.assignable_by_node() if cpus else {},
             0 if self.even else self.counted.steps_on_one(amounts),
+            self._residents,
         )
         area = area_of(question, candidates, self.request.even_hugepages)
         more = bool(without(amounts, self.amounts)) or cpus > self.cpus
         return Attempt(candidates, area, question, of_whole_pod=more)
 
+    @property
+    def _packed(self) -> bool:
+        return (self.request.strategy or self.policy.strategy) is PlacementStrategy.PACK
+
+    @cached_property
+    def _residents(self) -> Mapping[int, int] | None:
+        """How many containers are confined to sets with each node, where whole nodes are kept."""
+        if not self._packed or self.policy.keep_whole is not KeepWhole.NODE:
+            return None
+        found = Counter[int]()
+        for entry in self.ledger.entries.values():
+            claim = entry.decision.placement.claim
+            if claim is not None and is_bounded(entry.decision.request):
+                found.update(bits(claim.nodes.mask))
+        return found
+
     def _shares(self, amounts: Amounts) -> Shares | None:
         """What is taken of the nodes, if the container goes where the least is."""
-        if (self.request.strategy or self.policy.strategy) is PlacementStrategy.PACK:
+        if self._packed:
             return None
         return Shares.of(self.topology, self.flows, amounts)
 

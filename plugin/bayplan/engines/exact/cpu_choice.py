@@ -37,8 +37,7 @@ MAX_STEPS: Final = 40_000
 
 _STEPS_OF_A_COUNT: Final = 8
 """What it takes to choose a number of CPUs of cores that are alike."""
-_THOUSANDTHS: Final = 1000
-_LASTS: Final = 3 * _THOUSANDTHS
+_LASTS: Final = 3000
 _BEGUN: Final = 1000
 _LEFT_OVER: Final = 300
 _MAX_REMEMBERED: Final = 4096
@@ -67,19 +66,14 @@ class Occupation(Struct, frozen=True):
         """How many at each cache with some of *cpus*."""
         return tuple([count for cache, count in self.holders.items() if cache & cpus])
 
-    def density(self, cpus: int) -> int:
-        """How many there are at each cache with some of *cpus* on average, in thousandths."""
-        there = self.at(cpus)
-        return _THOUSANDTHS * sum(there) // len(there) if there else 0
-
     def lost_by(self, free: int, taken: int) -> int:
         """What caches lose of becoming whole again, a number to compare, where one more container has *taken*
         of the *free* CPUs.
 
         If containers end independently, each as likely as any other, a cache with n of them is empty after
         1 + 1/2 + ... + 1/n of what each lasts on average; one more adds 1/(n + 1). The rest is measured
-        (tests/bench/cpu_fit.py): that nobody had it costs a third of that, and free CPUs that stay, for others
-        who keep it from becoming whole, up to a fifth.
+        (tests/bench/cpu_fit.py): that nobody had it costs a third of that, and free CPUs that stay, for
+        others who keep it from becoming whole, up to a fifth.
         """
         lost = 0
         for cache, count in self.holders.items():

@@ -50,9 +50,9 @@ _ISOLATED: Final = Reason(
     "its CPUs are isolated: the kernel balances no load on them, each thread stays where it starts "
     "unless it chooses its CPU itself (sched_setaffinity)",
 )
-_EMPTIER: Final = 5
-"""A fifth of what a node has less containers at each of its caches, on average, than the fullest one counts as
-loss: it is nearer to being empty. Measured, tests/bench/cpu_fit.py."""
+_EMPTIER: Final = 100
+"""What a node loses of becoming empty for each container that it has less at its caches than the fullest one,
+as `Occupation.lost_by` counts; measured (tests/bench/cpu_fit.py)."""
 _FULL_CORES: Final = "full-pcpus-only gives whole cores"
 
 
@@ -183,7 +183,7 @@ class ExclusiveCpus:
         occupation = self._occupation if self._keeps_caches else None
         most = 0
         if occupation is not None:
-            most = max(map(occupation.density, layout.node_masks.values()), default=0)
+            most = max([sum(occupation.at(cpus)) for cpus in layout.node_masks.values()], default=0)
 
         def fit_on(nodes: int) -> Fit:
             found = known.get(nodes)
@@ -195,8 +195,8 @@ class ExclusiveCpus:
                     found = fit(layout, cpus & free, count, rules)
                 else:
                     found = fit(layout, cpus & free, count, rules, occupation)
-                    emptier = max(0, most - occupation.density(cpus))
-                    found = replace(found, lost=found.lost + emptier // _EMPTIER)
+                    fewer = max(0, most - sum(occupation.at(cpus)))
+                    found = replace(found, lost=found.lost + _EMPTIER * fewer)
                 known[nodes] = found
             return found
 

@@ -316,20 +316,17 @@ _WHOLE_CACHES: Final = ("lost caches", OPENED_CACHES)
 _CACHES: Final = ("L3 caches",)  # over how many its CPUs lie at least
 # What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
 _SCARCE: Final = ("scarce resources",)
+# What nodes lose of becoming empty again (keepWhole: node).
+_WHOLE_NODES: Final = ("lost nodes",)
 # Bytes that are not promised to containers of single nodes: the less, the more stays in one piece elsewhere
 # for a large request.
 _PACK: Final = (ROOM_TAKEN,)
 # How much is taken by others, in thousandths: of memory, of what is asked for beside it, or of CPUs that can
 # be exclusive, whichever is the most.
 _SPREAD: Final = (SHARE_TAKEN,)
-_ALL: Final[Mapping[tuple[bool, bool], Sequence[str]]] = {
-    (False, False): (*_PLACE, *_SCARCE, *_PACK),
-    (False, True): (*_PLACE, *_SCARCE, *_SPREAD),
-    (True, False): (*_PLACE, *_CPUS, *_WHOLE_CACHES, *_CACHES, *_SCARCE, *_PACK),
-    (True, True): (*_PLACE, *_CPUS, *_CACHES, *_SCARCE, *_SPREAD),
-}
-"""By whether it matters which CPUs of a node are taken, and whether the strategy is `spread`; after these the
-lowest ids decide."""
+_LASTS: Final = 3 * 1000
+_BEGUN: Final = 1000
+"""What counts of a node: see `bayplan.engines.exact.cpu_choice.Occupation.lost_by`."""
 
 
 class Question(Struct, frozen=True):
@@ -346,7 +343,8 @@ class Question(Struct, frozen=True):
     ``cpus_on_empty`` is how many such CPUs each node would have were there no containers.
     ``cpus_together`` is how many CPUs a set has where nodes have some in common, of which ``free_cpus`` then
     counts each for each. ``steps_on_one`` are the steps of an answer about a single node where its room alone
-    is exact, else 0.
+    is exact, else 0. ``residents`` is how many containers are confined to sets with each node, where whole
+    nodes are kept; None where not.
     """
 
     topology: NodeTopology
@@ -365,6 +363,7 @@ class Question(Struct, frozen=True):
     cpus_together: Callable[[int], int] | None = None
     cpus_on_empty: Mapping[int, int] = MappingProxyType({})
     steps_on_one: int = 0
+    residents: Mapping[int, int] | None = None
 
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
@@ -419,8 +418,12 @@ class Question(Struct, frozen=True):
 
 
 def criteria_of(question: Question) -> Sequence[str]:
-    """What sets of nodes are compared by, in this order."""
-    return _ALL[question.cpu_fit is not None, question.shares is not None]
+    """What sets of nodes are compared by, in this order; after these the lowest ids decide."""
+    spread, found = question.shares is not None, [*_PLACE]
+    if question.cpu_fit is not None:
+        found += (*_CPUS, *(() if spread else _WHOLE_CACHES), *_CACHES)
+    found += (*_SCARCE, *(() if question.residents is None else _WHOLE_NODES))
+    return (*found, *(_SPREAD if spread else _PACK))
 
 
 def values(question: Question, nodes: int) -> tuple[int, ...]:
@@ -434,6 +437,10 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
         found += (fit.broken, fit.split, *kept, fit.caches)
     scarce = question.scarce
     found.append(sum([more for node, more in scarce.items() if node & nodes]))
+    residents = question.residents
+    if residents is not None:
+        there = [residents.get(node, 0) for node in bits(nodes)]
+        found.append(sum([_LASTS // (1 + count) + (0 if count else _BEGUN) for count in there]))
     if question.shares is not None:
         found.append(question.shares.of_set(nodes))
         return tuple(found)
