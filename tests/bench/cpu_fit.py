@@ -31,7 +31,7 @@ from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.policy import KeepWhole, PlacementPolicy
 from bayplan.quantity import MIB, MILLI_PER_CPU
 from bayplan.sets import CpuSet
 from support.layouts import LAYOUTS
@@ -62,9 +62,12 @@ class Allocator(Protocol):
 class Ours:
     """An engine of bayplan."""
 
-    def __init__(self, name: str, hardware: Machine, engine: Engine) -> None:
+    def __init__(
+        self, name: str, hardware: Machine, engine: Engine, keep_whole: KeepWhole = KeepWhole.CACHE
+    ) -> None:
         self.name, self._hardware, self._engine = name, hardware, engine
-        self._policy, self._ledger = PlacementPolicy(reserved_cpus=RESERVED, shared_cpus_minimum=0), Ledger()
+        policy = PlacementPolicy(reserved_cpus=RESERVED, shared_cpus_minimum=0)
+        self._policy, self._ledger = replace(policy, keep_whole=keep_whole), Ledger()
 
     def come(self, pod: str, count: int, free: CpuSet) -> CpuSet:
         del free
@@ -187,9 +190,9 @@ def _groups(hardware: Machine, key: str) -> dict[int, list[int]]:
     return found
 
 
-def play(hardware: Machine, allocator: Allocator, events: int) -> Score:
+def play(hardware: Machine, allocator: Allocator, events: int, seed: int) -> Score:
     """Let pods come and go; the draws are the same for every allocator."""
-    draw, score, free = random.Random(0), Score(hardware), hardware.online_cpus - RESERVED
+    draw, score, free = random.Random(seed), Score(hardware), hardware.online_cpus - RESERVED
     pods: dict[str, CpuSet] = {}
     for number in range(events):
         count, leaving = draw.choice(SIZES), draw.random()
@@ -214,6 +217,7 @@ def play(hardware: Machine, allocator: Allocator, events: int) -> Score:
 def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
     """All that are compared."""
     yield Ours("exact", hardware, ExactEngine())
+    yield Ours("exact, keep off", hardware, ExactEngine(), KeepWhole.OFF)
     uncore = CpuOptions(prefer_align_cpus_by_uncorecache=True)
     yield Ours("kubelet", hardware, KubeletEngine(ManagerOptions(cpu_options=uncore)))
     if program is not None:
@@ -227,6 +231,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--events", type=int, default=10_000, help="arrivals and departures per machine")
+    parser.add_argument("--machine", choices=MACHINES, action="append", help="on these alone")
+    parser.add_argument("--seed", type=int, default=0, help="which draw of pods")
     options = parser.parse_args()
     try:
         program = compiled(ALLOCATOR, "cpuallocator-replay")
@@ -237,10 +243,12 @@ def main() -> None:
         f"{'machine':18} {'allocator':16} {'cores':>8} {'caches':>8} {'more caches':>10} {'more split':>10}"
         f" {'refused':>8}"
     )
-    for name in MACHINES:
+    for name in options.machine or MACHINES:
         hardware = LAYOUTS[name].machine()
         for allocator in allocators(hardware, program):
-            print(play(hardware, allocator, options.events).row(name, allocator.name), flush=True)
+            print(
+                play(hardware, allocator, options.events, options.seed).row(name, allocator.name), flush=True
+            )
 
 
 if __name__ == "__main__":

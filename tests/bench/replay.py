@@ -38,7 +38,7 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine, Node
-from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import Defragment, KeepWhole, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.simulate.cluster_run import worst_excess_bytes
@@ -159,11 +159,20 @@ class Ours:
     """An engine of ours, decided and booked as the daemon does it; with *moving*, plans are carried out."""
 
     def __init__(
-        self, name: str, hardware: Machine, engine: Engine, policy: TopologyPolicy, *, moving: bool = False
+        self,
+        name: str,
+        hardware: Machine,
+        engine: Engine,
+        policy: TopologyPolicy,
+        *,
+        moving: bool = False,
+        keep_whole: KeepWhole = KeepWhole.CACHE,
     ) -> None:
-        self.name = f"{name}, {policy.value}{' + plan' if moving else ''}"
+        nodes = ", keep node" if keep_whole is KeepWhole.NODE else ""
+        self.name = f"{name}, {policy.value}{nodes}{' + plan' if moving else ''}"
         planned = Defragment.PLAN if moving else Defragment.OFF
-        self.rehearsal = Rehearsal(hardware, PlacementPolicy(topology=policy, defragment=planned), engine)
+        placing = PlacementPolicy(topology=policy, defragment=planned, keep_whole=keep_whole)
+        self.rehearsal = Rehearsal(hardware, placing, engine)
         self.moves = self.moved_bytes = self.degraded = 0
         self._moving = moving
 
@@ -299,7 +308,7 @@ class Score:
     def row(self, nodes: int, name: str) -> str:
         pods, work = self.accepted / self.pods, self.accepted_bytes / self.offered_bytes
         return (
-            f"{nodes:5} {name:24} {pods:8.1%} {work:8.1%} {self.degraded:8}"
+            f"{nodes:5} {name:36} {pods:8.1%} {work:8.1%} {self.degraded:8}"
             f" {self.nodes / max(1, self.accepted):6.2f} {self.distance:9} {self.moves:6}"
             f" {self.moved_bytes / GIB:6.0f} GiB {self.hidden_moments:7} of {self.moments}"
             f" {self.worst_bytes / GIB:6.0f} GiB"
@@ -309,6 +318,15 @@ class Score:
 def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
         yield Ours("exact", hardware, ExactEngine(), policy)
+    for moving in (False, True):
+        yield Ours(
+            "exact",
+            hardware,
+            ExactEngine(),
+            TopologyPolicy.RESTRICTED,
+            moving=moving,
+            keep_whole=KeepWhole.NODE,
+        )
     yield Ours("exact", hardware, ExactEngine(), TopologyPolicy.RESTRICTED, moving=True)
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
         yield Ours("kubelet", hardware, KubeletEngine(), policy)
@@ -332,7 +350,7 @@ def main() -> None:
         program = None
         print(f"Without libmem: {error}")
     print(
-        f"{'nodes':>5} {'allocator':24} {'pods':>8} {'memory':>8} {'degraded':>8} {'width':>6}"
+        f"{'nodes':>5} {'allocator':36} {'pods':>8} {'memory':>8} {'degraded':>8} {'width':>6}"
         f" {'distance':>9} {'moves':>6} {'moved':>10} {'hidden overcommit':>17} {'worst':>10}"
     )
     for path in options.trace:
