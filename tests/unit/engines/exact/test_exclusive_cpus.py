@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from bayplan.engines.exact.cpu_choice import CpuLayout, Occupation
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.exclusive_cpus import (
     CORE_KINDS_MIXED,
@@ -17,7 +18,13 @@ from bayplan.model.basis import Basis
 from bayplan.model.decision import CpuUse, CpuWish, Decision, DeviceHint, Outcome, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Cpu, Machine
-from bayplan.model.policy import CpuAlignment, PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import (
+    CpuAlignment,
+    KeepWhole,
+    PlacementPolicy,
+    PlacementStrategy,
+    TopologyPolicy,
+)
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet
 from support.decisions import codes
@@ -94,6 +101,61 @@ def test_a_node_with_a_whole_cache_comes_before_one_where_two_are_needed() -> No
     policy = PlacementPolicy(reserved_cpus=CpuSet([0, 2]))
     (decision,) = arrivals(machine, [2], policy)
     assert (str(decision.placement.mems), str(decision.placement.exclusive_cpus)) == ("1", "4-5")
+
+
+def on_cpus(machine: Machine, *cpus: str) -> Ledger:
+    """A ledger with a container for each of these."""
+    ledger, engine = Ledger(), ExactEngine()
+    for number, own in enumerate(cpus):
+        mine = CpuSet.parse(own)
+        request = guaranteed_request(f"there-{number}", exclusive_cpus=len(mine))
+        decision = engine.decide(Basis(machine, PlacementPolicy(), Ledger()), request)
+        nodes = machine.nodes_of(mine)
+        claim = None if decision.placement.claim is None else replace(decision.placement.claim, nodes=nodes)
+        placement = replace(decision.placement, mems=nodes, exclusive_cpus=mine, claim=claim, booked_bytes={})
+        ledger = ledger.with_entry(Entry(replace(decision, placement=placement)))
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("keep_whole", "node", "criterion"),
+    [(KeepWhole.CACHE, "1", "lost caches"), (KeepWhole.NODE, "1", "lost nodes"), (KeepWhole.OFF, "0", "id")],
+)
+def test_a_container_goes_where_most_are_so_that_pieces_become_whole(
+    keep_whole: KeepWhole, node: str, criterion: str
+) -> None:
+    """Both nodes have four CPUs left at a cache that others have begun: one container on node 0, and two on
+    node 1, who are not gone before one is."""
+    machine = Layout(sockets=2, caches=2, cores=8, threads=1).machine()
+    ledger = on_cpus(machine, "8-11", "24-25", "26-27")
+    policy = PlacementPolicy(reserved_cpus=CpuSet([0, 16]), keep_whole=keep_whole)
+    request = guaranteed_request("new", exclusive_cpus=4)
+    decision = ExactEngine().decide(Basis(machine, policy, ledger), request)
+    assert str(decision.placement.mems) == node
+    assert decision.advantage is not None
+    assert decision.advantage.criterion == criterion
+
+
+def test_who_spreads_keeps_nothing_whole() -> None:
+    machine = Layout(sockets=2, caches=2, cores=8, threads=1).machine()
+    ledger = on_cpus(machine, "8-11", "24-25", "26-27")
+    for keep_whole in KeepWhole:
+        policy = PlacementPolicy(keep_whole=keep_whole, strategy=PlacementStrategy.SPREAD)
+        decision = ExactEngine().decide(
+            Basis(machine, policy, ledger), guaranteed_request("new", exclusive_cpus=4)
+        )
+        assert not {"lost caches", "lost nodes"} & decision.candidates[0].criteria.keys()
+
+
+def test_a_cache_loses_less_the_more_containers_have_cpus_there() -> None:
+    layout = CpuLayout(Layout(caches=2, cores=8, threads=1).machine())
+    first, second = layout.caches
+    lost = [Occupation({first: holders, second: 0}).lost_by(first & ~0b1, 0b110) for holders in range(5)]
+    assert lost == sorted(lost, reverse=True)
+    assert len(set(lost)) == len(lost)
+    whole = Occupation({first: 0, second: 0})
+    assert whole.lost_by(first, first) < whole.lost_by(first, 0b1111)
+    assert whole.lost_by(first, 0b11) > whole.lost_by(first & ~0b100, 0b11)
 
 
 def test_of_caches_the_one_with_the_least_room_is_taken() -> None:
