@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, Wanted, choose, fit
+from bayplan.engines.exact.engine import ExactEngine
+from bayplan.model.basis import Basis
+from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Cpu, Machine, Node
+from bayplan.model.policy import KeepWhole, PlacementPolicy
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
 from support import cpu_order
+from support.requests import guaranteed_request
 
 MOST_CPUS = 12
 
@@ -148,3 +153,26 @@ def test_a_choice_that_was_cut_off_is_a_choice_and_says_so(puzzle: Puzzle, steps
     assert not wanted.kept & ~found.cpus
     best = choose(layout, wanted)
     assert not found.proven or found.cpus == best.cpus
+
+
+@given(machines(), st.lists(st.integers(1, 3), max_size=4), st.integers(1, 4))
+def test_what_is_kept_whole_changes_neither_what_fits_nor_how_few_nodes_and_cores(
+    machine: Machine, there: list[int], count: int
+) -> None:
+    engine, ledger = ExactEngine(), Ledger()
+    policy = PlacementPolicy(shared_cpus_minimum=0, keep_whole=KeepWhole.OFF)
+    for number, each in enumerate(there):
+        request = guaranteed_request(f"there-{number}", exclusive_cpus=each)
+        ledger = ledger.with_entry(Entry(engine.decide(Basis(machine, policy, ledger), request)))
+    request, found = guaranteed_request("new", exclusive_cpus=count), []
+    for keep_whole in KeepWhole:
+        basis = Basis(machine, replace(policy, keep_whole=keep_whole), ledger)
+        decision = engine.decide(basis, request)
+        criteria = decision.candidates[0].criteria if decision.candidates else {}
+        same = [
+            criteria.get(name)
+            for name in ("overlapping sets", "nodes", "distance", "broken cores", "split cores")
+        ]
+        found.append((decision.outcome, len(decision.placement.exclusive_cpus), same))
+        event(f"by {decision.advantage.criterion if decision.advantage else 'nothing'}")
+    assert found == [found[0]] * len(found)
