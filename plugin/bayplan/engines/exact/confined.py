@@ -296,6 +296,7 @@ class Confinement:
             self.exclusive.assignable_by_node() if cpus else {},
             0 if self.even else self.counted.steps_on_one(amounts),
             self._residents,
+            self.exclusive.keeps_caches,
         )
         area = area_of(question, candidates, self.request.even_hugepages)
         more = bool(without(amounts, self.amounts)) or cpus > self.cpus

@@ -85,7 +85,7 @@ class ExclusiveCpus:
         self._rules = rules_of(self._alignment)
         packed = (request.strategy or basis.policy.strategy) is PlacementStrategy.PACK
         keeps = packed and basis.policy.keep_whole is KeepWhole.CACHE and self._rules.caches
-        self._keeps_caches = keeps and self._layout.has_caches_within_nodes
+        self.keeps_caches = keeps and self._layout.has_caches_within_nodes
         self.own = CpuSet() if current is None else current.exclusive_cpus
         self._online = self.own.mask & basis.machine.online_cpus.mask
         allocatable = basis.allocatable
@@ -180,7 +180,7 @@ class ExclusiveCpus:
         if not count or not layout.differs:
             return None
         free, rules, by_socket = self.free, self._rules, self._alignment.align_by_socket
-        occupation = self._occupation if self._keeps_caches else None
+        occupation = self._occupation if self.keeps_caches else None
         most = 0
         if occupation is not None:
             most = max([sum(occupation.at(cpus)) for cpus in layout.node_masks.values()], default=0)

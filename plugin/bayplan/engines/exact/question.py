@@ -312,7 +312,8 @@ _CPUS: Final = (
 )
 # What caches lose of becoming whole again (keepWhole: cache); how many have nobody's CPUs yet, and will have
 # some of the container's and some that are free. So whole caches stay for those who need one.
-_WHOLE_CACHES: Final = ("lost caches", OPENED_CACHES)
+_LOST_CACHES: Final = ("lost caches",)
+_WHOLE_CACHES: Final = (OPENED_CACHES,)
 _CACHES: Final = ("L3 caches",)  # over how many its CPUs lie at least
 # What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
 _SCARCE: Final = ("scarce resources",)
@@ -343,7 +344,7 @@ class Question(Struct, frozen=True):
     ``cpus_on_empty`` is how many such CPUs each node would have were there no containers.
     ``cpus_together`` is how many CPUs a set has where nodes have some in common, of which ``free_cpus`` then
     counts each for each. ``steps_on_one`` are the steps of an answer about a single node where its room alone
-    is exact, else 0. ``residents`` is how many containers are confined to sets with each node, where whole
+    is exact, else 0. ``keeps_caches``: what L3 caches lose by ``cpu_fit`` counts. ``residents`` is how many containers are confined to sets with each node, where whole
     nodes are kept; None where not.
     """
 
@@ -364,6 +365,7 @@ class Question(Struct, frozen=True):
     cpus_on_empty: Mapping[int, int] = MappingProxyType({})
     steps_on_one: int = 0
     residents: Mapping[int, int] | None = None
+    keeps_caches: bool = False
 
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
@@ -421,7 +423,8 @@ def criteria_of(question: Question) -> Sequence[str]:
     """What sets of nodes are compared by, in this order; after these the lowest ids decide."""
     spread, found = question.shares is not None, [*_PLACE]
     if question.cpu_fit is not None:
-        found += (*_CPUS, *(() if spread else _WHOLE_CACHES), *_CACHES)
+        kept = (*(_LOST_CACHES if question.keeps_caches else ()), *_WHOLE_CACHES)
+        found += (*_CPUS, *(() if spread else kept), *_CACHES)
     found += (*_SCARCE, *(() if question.residents is None else _WHOLE_NODES))
     return (*found, *(_SPREAD if spread else _PACK))
 
@@ -433,7 +436,8 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
     crossed = counted.crossed(nodes) if width > 1 else 0
     found = [crossed, width, distance, remote, sum([not hint & nodes for hint in question.hints])]
     if fit is not None:
-        kept = () if question.shares is not None else (fit.lost, fit.opened)
+        lost = (fit.lost,) if question.keeps_caches else ()
+        kept = () if question.shares is not None else (*lost, fit.opened)
         found += (fit.broken, fit.split, *kept, fit.caches)
     scarce = question.scarce
     found.append(sum([more for node, more in scarce.items() if node & nodes]))
