@@ -71,7 +71,7 @@ class ExclusiveCpus:
     full-pcpus-only what these are in whole cores. They are of one kind of cores, and isolated where it wishes
     such. ``assignable`` are all that it could have on an empty machine. ``obstacle`` is why none of the
     others are free to it: the shared pool would be left with too few, or what it asks for is no whole number
-    of cores. Within the class sets of CPUs are masks."""
+    of cores. ``keeps_caches``: whole L3 caches are kept. Within the class sets of CPUs are masks."""
 
     def __init__(
         self, topology: NodeTopology, basis: Basis, request: Request, current: Placement | None

@@ -344,8 +344,8 @@ class Question(Struct, frozen=True):
     ``cpus_on_empty`` is how many such CPUs each node would have were there no containers.
     ``cpus_together`` is how many CPUs a set has where nodes have some in common, of which ``free_cpus`` then
     counts each for each. ``steps_on_one`` are the steps of an answer about a single node where its room alone
-    is exact, else 0. ``keeps_caches``: what L3 caches lose by ``cpu_fit`` counts. ``residents`` is how many containers are confined to sets with each node, where whole
-    nodes are kept; None where not.
+    is exact, else 0. ``residents`` is how many containers are confined to sets with each node, where whole
+    nodes are kept; None where not. ``keeps_caches``: what L3 caches lose by ``cpu_fit`` counts.
     """
 
     topology: NodeTopology
