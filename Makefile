@@ -33,7 +33,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-cluster run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio cluster lint format bench hops bench-fit bench-oci e2e-costs e2e-load proto reference lock outdated clean conformance coverage mutants
+.PHONY: kubelet crio cluster lint format bench bench-cluster hops bench-fit bench-oci e2e-costs e2e-load proto reference lock outdated clean conformance coverage mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -119,7 +119,7 @@ crio: setup-e2e ## CRI-O itself: NRI, hook and wrapper, in a virtual machine
 	$(PYTEST_E2E) -k crio tests/e2e/test_short_lives.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
 cluster: setup-cluster ## Kubernetes' control plane itself (built here, an hour): the agent, the chart, and a node that joins it
-	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/interop/test_kube_scheduler.py tests/e2e/test_cluster.py tests/e2e/test_cluster_scheduling.py tests/e2e/test_chart_in_cluster.py
+	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_agent_fleet.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/interop/test_kube_scheduler.py tests/e2e/test_cluster.py tests/e2e/test_cluster_scheduling.py tests/e2e/test_chart_in_cluster.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(RUN) ruff format --check .
@@ -134,6 +134,9 @@ format: setup ## let ruff format and fix
 
 bench: setup-go ## what bayplan costs a node, as one table; ARGS="requests --beside 4000": some of it, or more
 	$(RUN) PYTHONPATH=tests python tests/bench/costs.py $(ARGS)
+
+bench-cluster: setup-cluster ## what agents cost Kubernetes' API server itself, and how they come back to one that was killed; ARGS="--agents 300"
+	$(RUN) PYTHONPATH=tests python tests/bench/api_server_load.py $(ARGS)
 
 hops: setup ## functions and modules on the way of a creation; ARGS="250 --list": beside others, with their names
 	$(RUN) PYTHONPATH=tests python tests/bench/hops.py $(ARGS)

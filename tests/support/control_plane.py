@@ -177,6 +177,10 @@ class ControlPlane:
         found: Object = json.loads(self._ask(method, path, body, content_type))
         return found
 
+    def text(self, path: str) -> str:
+        """What the API server answers an administrator, as it is."""
+        return self._ask("GET", path, None, "application/json").decode()
+
     def _ask(self, method: str, path: str, body: Object | None, content_type: str) -> bytes:
         """The answer. Of a resource that was just made the API server wants to be asked again."""
         while True:

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from bayplan.agent.cluster.api import TIMEOUT_S, Api, Reachability
 from bayplan.agent.http_client import Server
 from support.fake_kubelet import RECORDED, TOKEN
 from support.http_server import Handler, serving
@@ -37,8 +38,9 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 
 class FakeApiServer:
     """``objects`` by path; ``requests`` are method and path of all that came. What a test sets: ``forbidden``
-    (methods and beginnings of paths), ``crd_versions``, ``hangs``, ``busy``, ``loses_answers`` (to writes of
-    managed fields), and ``budgets``, names of pods that a PodDisruptionBudget keeps."""
+    (methods and beginnings of paths), ``crd_versions``, ``hangs``, ``busy``, ``starts`` (it is not ready),
+    ``loses_answers`` (to writes of managed fields), and ``budgets``, names of pods that a
+    PodDisruptionBudget keeps."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {
@@ -49,6 +51,7 @@ class FakeApiServer:
         self.crd_versions = ("v1alpha2",)
         self.hangs = False
         self.busy = False
+        self.starts = False
         self.loses_answers = False
         self.budgets: set[str] = set()
         self.changed = threading.Condition()
@@ -66,6 +69,10 @@ class FakeApiServer:
         """How it is asked."""
         url = f"https://127.0.0.1:{self.port}"
         return Server(url, RECORDED / "kubelet.pem", "node", TOKEN.encode())
+
+    def api(self, timeout_s: float = TIMEOUT_S) -> Api:
+        """How the parts of an agent ask it; once it is away, three times in a second whether it is ready."""
+        return Api(self.server, timeout_s, Reachability(self.server, again_s=0.3))
 
     def put_pod(self, pod: Object) -> None:
         """The pod comes, or is changed."""
@@ -161,6 +168,8 @@ class FakeApiServer:
         return [one for one in self._events if int(_version_of(one[1])) > version]
 
     def _check_served(self, path: str) -> None:
+        if path == "/readyz" and self.starts:
+            raise Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, "[-]poststarthook/rbac/bootstrap-roles")
         if path == TOPOLOGY and self.crd_versions:
             versions = [{"version": one} for one in self.crd_versions]
             self.objects[path] = {"kind": "APIGroup", "versions": versions}

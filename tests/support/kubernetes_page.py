@@ -13,13 +13,13 @@ from support.console_blocks import PROJECT, fenced
 _PAGE: Final = PROJECT / "docs" / "kubernetes.md"
 
 
-def agent_rules() -> list[dict[str, Any]]:
-    """The rules of the agent's role for all of its tasks."""
+def agent_rules(*, claims: bool = False) -> list[dict[str, Any]]:
+    """The rules of the agent's role for all of its tasks but `claims`, or with that one."""
     text = _PAGE.read_text()
     (role,) = re.findall(r"\n\n((?:    apiVersion: rbac.*\n)(?:    .*\n)+)", text)
-    (for_evictions,) = re.findall(r"\n\n(      - \{apiGroups: .*\n)", text)
+    for_evictions, for_claims = re.findall(r"and for `\w+`\n\n((?:      - \{apiGroups: .*\n)+)", text)
     rules: list[dict[str, Any]] = yaml.safe_load(role)["rules"] + yaml.safe_load(for_evictions)
-    return rules
+    return rules + yaml.safe_load(for_claims) if claims else rules
 
 
 def scheduler_configuration() -> dict[str, Any]:

@@ -15,7 +15,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from bayplan.admin.rate import Allowance
 from bayplan.admin_protocol import API_VERSION, printable_answer
 from bayplan.agent_protocol import (
     MAX_AGENT_MESSAGE_BYTES,
@@ -39,6 +38,7 @@ from bayplan.agent_protocol import (
     decode_from_agent,
     encode,
 )
+from bayplan.backoff import Allowance
 from bayplan.control.changes import ChangeLog
 from bayplan.control.tasks import until_one_ends
 from bayplan.control.transactions import Current

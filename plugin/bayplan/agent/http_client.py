@@ -23,6 +23,7 @@ OK: Final = 200
 TIMEOUT_S: Final = 5.0
 MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_TOKEN_BYTES: Final = 64 << 10
+MAX_RETRY_AFTER_S: Final = 60
 _READ_BYTES: Final = 64 << 10
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -44,11 +45,12 @@ class Server(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """Status and body of an answer that came whole."""
+    """Status and body of an answer that came whole, and for how long the server wants to be left alone."""
 
     status: int
     reason: str
     body: bytes
+    retry_after_s: float = 0.0
 
 
 class SentRequest(Struct, frozen=True):
@@ -76,11 +78,17 @@ async def ask(
     try:
         async with asyncio.timeout(timeout_s), _answered(server, request) as (head, chunks):
             body = await _taken(chunks, take_line if head.status_code == OK else None)
-            return Answer(head.status_code, head.reason.decode("latin-1"), body)
+            return Answer(head.status_code, head.reason.decode("latin-1"), body, _retry_after_s(head))
     except TimeoutError as error:
         raise UnavailableError(server.url, f"no answer within {timeout_s:g} s") from error
     except (OSError, h11.ProtocolError, ValueError) as error:
         raise UnavailableError(server.url, f"it does not answer: {error}") from error
+
+
+def _retry_after_s(head: h11.Response) -> float:
+    """Of a moment in time, which is the other form of the header, nobody makes use."""
+    said = next((value for name, value in head.headers if name == b"retry-after"), b"")
+    return float(min(int(said), MAX_RETRY_AFTER_S)) if said.isdigit() else 0.0
 
 
 async def _taken(chunks: AsyncIterator[bytes], take_line: Callable[[bytes], None] | None) -> bytes:

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from bayplan import __version__, logs
-from bayplan.agent.cluster.api import Api, api_server
+from bayplan.agent.cluster.api import Api, Reachability, api_server
 from bayplan.agent.cluster.events import EventRecorder
 from bayplan.agent.cluster.own_node import KubeletVersionWatch
 from bayplan.agent.cluster.pods import EVICTION_TIMEOUT_S, ApiPodWatch, AwaitedPods, PodEvictions
@@ -50,8 +50,9 @@ async def serve(settings: AgentSettings) -> None:
     mirror = Mirror()
     link = DaemonLink(settings.daemon_socket, mirror)
     kubelet = list(_kubelet_pods(settings, link))
-    cluster = list(_cluster(settings, mirror, link, kubelet))
-    claims, driver = _claims(settings, mirror, link)
+    api = None if settings.kubeconfig is None else Api(api_server(settings.kubeconfig))
+    cluster = [] if api is None else list(_cluster(settings, api, mirror, link, kubelet))
+    claims, driver = _claims(settings, api, mirror, link)
     async with AsyncExitStack() as serving:
         for service in (*_services(settings, mirror, link), *driver):
             await serving.enter_async_context(_running(service))
@@ -77,13 +78,14 @@ def _kubelet_pods(settings: AgentSettings, link: DaemonLink) -> Iterator[PodWatc
 
 
 def _cluster(
-    settings: AgentSettings, mirror: Mirror, link: DaemonLink, kubelet: Sequence[PodWatch | PodEndpoint]
+    settings: AgentSettings,
+    api: Api,
+    mirror: Mirror,
+    link: DaemonLink,
+    kubelet: Sequence[PodWatch | PodEndpoint],
 ) -> Iterator[Part]:
-    """What is done at the API server, if there is one; raises ConfigError."""
-    if settings.kubeconfig is None:
-        return
-    server, node_name = api_server(settings.kubeconfig), settings.node_name
-    api, awaited = Api(server), AwaitedPods()
+    """What is done at the API server."""
+    node_name, awaited = settings.node_name, AwaitedPods()
     yield KubeletVersionWatch(api, node_name, link)
     if ClusterTask.PODS in settings.cluster_tasks:
         objects = None
@@ -102,20 +104,22 @@ def _cluster(
     if ClusterTask.TOPOLOGY in settings.cluster_tasks:
         yield TopologyPublisher(api, mirror, awaited, node_name, recorder.report if recorder else None)
     if ClusterTask.EVICTIONS in settings.cluster_tasks:
-        yield PodEvictions(Api(server, EVICTION_TIMEOUT_S), link)
+        # What is slow for one pod is a webhook, mostly, and says nothing of the others.
+        own = Reachability(api.server, EVICTION_TIMEOUT_S)
+        yield PodEvictions(Api(api.server, EVICTION_TIMEOUT_S, own), link)
 
 
 def _claims(
-    settings: AgentSettings, mirror: Mirror, link: DaemonLink
+    settings: AgentSettings, api: Api | None, mirror: Mirror, link: DaemonLink
 ) -> tuple[Sequence[Part], Sequence[Service]]:
     """What serves resource claims, if somebody wants that: what runs, and what kubelet asks."""
-    if settings.kubeconfig is None or ClusterTask.CLAIMS not in settings.cluster_tasks:
+    if api is None or ClusterTask.CLAIMS not in settings.cluster_tasks:
         return (), ()
     from bayplan.agent.dra.driver import ClaimDriver  # noqa: PLC0415 - loaded with that task
     from bayplan.agent.dra.service import DraService  # noqa: PLC0415 - likewise
     from bayplan.agent.dra.slice_publisher import SlicePublisher  # noqa: PLC0415 - likewise
 
-    api, node_name = Api(api_server(settings.kubeconfig)), settings.node_name
+    node_name = settings.node_name
     driver = ClaimDriver(api, link, mirror, node_name)
     sockets = settings.kubelet_plugins, settings.kubelet_plugins_registry
     return (SlicePublisher(api, mirror, node_name), driver), (

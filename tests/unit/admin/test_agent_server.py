@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bayplan.admin.agent_server import MAX_AGENTS
-from bayplan.admin.rate import Allowance
 from bayplan.agent_protocol import (
     MAX_AGENT_MESSAGE_BYTES,
     QUESTIONS,
@@ -26,6 +25,7 @@ from bayplan.agent_protocol import (
     Welcome,
     encode,
 )
+from bayplan.backoff import Allowance
 from bayplan.control.changes import MAX_KEPT, ChangeLog
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass

@@ -4,12 +4,17 @@ Where and who are said by a kubeconfig file, or by the service account of the po
 present context counts, with tokens and client certificates. Programs that fetch credentials (`exec`) and
 proxies are not used, and a server whose certificate is not checked is not asked. Objects are JSON, and
 refusals errors that carry their status.
+
+Every agent of a cluster loses an API server that is killed at the same moment. So whether it answers is known
+once for all parts of an agent (`Reachability`), and each agent comes back at a moment of its own.
 """
 
+import asyncio
 import base64
 import binascii
 import json
 import os
+import random
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -21,6 +26,7 @@ import yaml
 from msgspec import Struct
 
 from bayplan.agent.http_client import Answer, SentRequest, Server, ask
+from bayplan.backoff import Backoff, drawn
 from bayplan.errors import BayplanError, ConfigError, Problem, UnavailableError, excerpt
 
 IN_CLUSTER: Final = Path("in-cluster")
@@ -126,6 +132,10 @@ def _config_error(kubeconfig: Path, *problems: Problem) -> ConfigError:
 
 
 TIMEOUT_S: Final = 10.0
+AGAIN_S: Final = 30.0
+"""10,000 agents are 333 a second that come back; their kubelets renew 1,000 leases in a second."""
+READY_TIMEOUT_S: Final = 5.0
+PROMPT_S: Final = 1.0
 FIELD_MANAGER: Final = "bayplan-agent"
 
 _SUCCESS: Final = range(200, 300)
@@ -152,9 +162,17 @@ Kind = TypeVar("Kind")
 class ApiError(BayplanError):
     """The API server refuses: *status* is HTTP's, *message* its words for people, *causes* for programs."""
 
-    def __init__(self, path: str, status: int, message: str, causes: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        path: str,
+        status: int,
+        message: str,
+        causes: frozenset[str] = frozenset(),
+        retry_after_s: float = 0.0,
+    ) -> None:
         super().__init__(path, status, message)
         self.causes = causes
+        self.retry_after_s = retry_after_s
         self.path = path
         self.status = status
         self.message = message
@@ -163,17 +181,72 @@ class ApiError(BayplanError):
         return f"{self.path}: the API server answers {self.status}: {self.message}"
 
 
+def pause_s(backoff: Backoff, error: Exception | None) -> float:
+    """How long to wait after *error*: no less than the API server asks for."""
+    asked_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
+    return backoff.next_s() + asked_s
+
+
+class Reachability:
+    """Whether *server* answers. Once it does not, it is asked once in *again_s* whether it is ready, first
+    at a moment drawn from all of that; until it is, nothing else is asked of it."""
+
+    def __init__(self, server: Server, again_s: float = AGAIN_S) -> None:
+        self._server = server
+        self._again_s = again_s
+        self._problem = ""
+        self._asking: asyncio.Task[None] | None = None
+
+    async def wait(self, limit_s: float) -> None:
+        """Wait until it answers; raises UnavailableError, with what was wrong before, after *limit_s*."""
+        if self._asking is not None:
+            await asyncio.wait((self._asking,), timeout=limit_s)
+        if self._asking is not None:
+            raise UnavailableError(self._server.url, self._problem)
+
+    def failed(self, problem: str) -> None:
+        """It did not answer."""
+        if self._asking is None:
+            self._problem = problem
+            self._asking = asyncio.create_task(self._ask_until_ready())
+
+    async def _ask_until_ready(self) -> None:
+        loop, wait_s = asyncio.get_running_loop(), drawn(random.random, 0, self._again_s)
+        while True:
+            await asyncio.sleep(wait_s)
+            began_s = loop.time()
+            if await self._is_ready():
+                break
+            wait_s = self._again_s
+        if loop.time() - began_s > PROMPT_S:
+            # All who connected while it was starting are answered at one moment.
+            await asyncio.sleep(drawn(random.random, 0, self._again_s))
+        self._asking = None
+
+    async def _is_ready(self) -> bool:
+        """One that starts listens before it answers, and then says that it is not ready. One that does not
+        let itself be asked answers others."""
+        try:
+            answer = await ask(self._server, SentRequest("/readyz"), READY_TIMEOUT_S)
+        except UnavailableError:
+            return False
+        return answer.status < HTTPStatus.INTERNAL_SERVER_ERROR
+
+
 class Api:
     """The API server *server*. Each call raises ApiError where it refuses and UnavailableError where it does
-    not answer within *timeout_s*."""
+    not answer within *timeout_s*; *reachability* is that of all who ask it."""
 
-    def __init__(self, server: Server, timeout_s: float = TIMEOUT_S) -> None:
-        self._server = server
+    def __init__(
+        self, server: Server, timeout_s: float = TIMEOUT_S, reachability: Reachability | None = None
+    ) -> None:
+        self.reachability = reachability or Reachability(server)
+        self.server = server
         self._timeout_s = timeout_s
 
     async def get(self, path: str, kind: type[Kind]) -> Kind:
         """The object at *path*, as far as *kind* has fields; UnavailableError if it is of another form."""
-        answer = await ask(self._server, SentRequest(path), self._timeout_s)
+        answer = await self._answered(SentRequest(path))
         return self._decoded(path, _accepted(path, answer).body, kind)
 
     async def apply(self, path: str, applied: Object, kind: type[Kind]) -> Kind:
@@ -183,7 +256,7 @@ class Api:
         target = f"{path}?fieldManager={FIELD_MANAGER}&fieldValidation=Strict"
         # JSON is YAML.
         request = _with_body("PATCH", target, applied, "application/apply-patch+yaml")
-        answer = await ask(self._server, request, self._timeout_s)
+        answer = await self._answered(request)
         return self._decoded(path, _accepted(path, answer).body, kind)
 
     async def create(self, path: str, created: Object) -> Object:
@@ -199,25 +272,36 @@ class Api:
         return await self._ask(path, _with_body("DELETE", path, {}, "application/json"))
 
     async def watch(self, path: str, query: str, take: Callable[[Object], None], seconds: int) -> None:
-        """Hand each event that comes to *take*, until the server ends the watch after *seconds*. What *take*
-        raises ends it, too."""
+        """Hand each event that comes to *take*, until the server ends the watch after *seconds* to twice as
+        many: watches that began together do not end together. What *take* raises ends it, too."""
+        seconds = round(drawn(random.random, seconds, 2 * seconds))
         target = f"{path}?watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}&{query}"
-        limit_s = seconds + self._timeout_s
-        answer = await ask(
-            self._server, SentRequest(target), limit_s, lambda line: take(self._decoded(path, line, Object))
+        answer = await self._answered(
+            SentRequest(target), seconds, lambda line: take(self._decoded(path, line, Object))
         )
         _accepted(path, answer)
 
     async def _ask(self, path: str, request: SentRequest) -> Object:
-        answer = await ask(self._server, request, self._timeout_s)
+        answer = await self._answered(request)
         return self._decoded(path, _accepted(path, answer).body, Object)
+
+    async def _answered(
+        self, request: SentRequest, lasts_s: float = 0.0, take_line: Callable[[bytes], None] | None = None
+    ) -> Answer:
+        """The answer to *request*, which lasts *lasts_s* beside the time for it."""
+        await self.reachability.wait(self._timeout_s)
+        try:
+            return await ask(self.server, request, lasts_s + self._timeout_s, take_line)
+        except UnavailableError as error:
+            self.reachability.failed(error.problem)
+            raise
 
     def _decoded(self, path: str, text: bytes, kind: type[Kind]) -> Kind:
         try:
             return msgspec.json.decode(text, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             problem = f"{path}: not what an API server answers: {error}"
-            raise UnavailableError(self._server.url, problem) from error
+            raise UnavailableError(self.server.url, problem) from error
 
 
 def _with_body(method: str, target: str, body: Object, content_type: str) -> SentRequest:
@@ -237,7 +321,8 @@ def _refusal(path: str, answer: Answer) -> ApiError:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         status = _Status()
     message = excerpt(status.message) if status.message else _phrase(answer)
-    return ApiError(path, answer.status, message, frozenset(one.reason for one in status.details.causes))
+    causes = frozenset(one.reason for one in status.details.causes)
+    return ApiError(path, answer.status, message, causes, answer.retry_after_s)
 
 
 def _phrase(answer: Answer) -> str:

@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from bayplan.agent.cluster.api import Api, ApiError, Object
+from bayplan.agent.cluster.api import Api, ApiError, Object, pause_s
 from bayplan.agent.condition import Condition
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.kubelet_pods import PodKeeper, pod_of_object
@@ -81,10 +81,13 @@ class AwaitedPods:
 logger = logging.getLogger(__name__)
 
 WATCH_S: Final = 240
-"""The server ends the watch after this time; the next one continues where it was."""
+"""To twice as long; then the server ends the watch, and the next one goes on where it was."""
 
 RETRY_AWAITED_LIMIT_S: Final = 30.0
 _PODS: Final = "/api/v1/pods"
+_ANY: Final = "0"
+_TOO_LARGE: Final = "ResourceVersionTooLarge"
+"""Source: CauseTypeResourceVersionTooLarge, apimachinery, pkg/apis/meta/v1/types.go."""
 _PENDING: Final = "Pending"
 _MIRROR: Final = "kubernetes.io/config.mirror"
 """Annotation of the API server's copy of a static pod: the uid by which kubelet and the runtime know it."""
@@ -155,26 +158,43 @@ class ApiPodWatch:
         self._pending: dict[str, PodName] = {}
         self._version = ""
         """The resourceVersion up to which everything is known, empty if that is to be listed."""
+        self._newest = _ANY
 
     async def run(self) -> None:
         """Follow until cancelled."""
         while True:
+            error: Exception | None = None
             try:
                 await self._follow()
-            except (ApiError, UnavailableError) as error:
-                if isinstance(error, ApiError) and error.status == HTTPStatus.GONE:
-                    self._version = ""  # It does not have the changes since then any more.
-                else:
-                    self._condition.holds(str(error))
-            except msgspec.ValidationError as error:
-                self._condition.holds(f"{_PODS}: not what an API server answers: {error}")
-            await asyncio.sleep(self._backoff.next_s())
+            except (ApiError, UnavailableError, msgspec.ValidationError) as problem:
+                error = problem
+                self._not_followed(problem)
+            await asyncio.sleep(pause_s(self._backoff, error))
+
+    def _not_followed(self, error: ApiError | UnavailableError | msgspec.ValidationError) -> None:
+        if isinstance(error, ApiError) and error.status == HTTPStatus.GONE:
+            self._version = ""  # It does not have the changes since then any more.
+        elif isinstance(error, msgspec.ValidationError):
+            self._condition.holds(f"{_PODS}: not what an API server answers: {error}")
+        else:
+            self._condition.holds(str(error))
 
     async def _follow(self) -> None:
         if not self._version:
-            self._list(await self._api.get(f"{_PODS}?{self._query}", _List))
+            await self._list_anew()
         query = f"{self._query}&{urlencode({'resourceVersion': self._version})}"
         await self._api.watch(_PODS, query, self._take, WATCH_S)
+
+    async def _list_anew(self) -> None:
+        """From what the API server has in memory, no older than what was known. Without a version one before
+        Kubernetes 1.31 reads the pods of the whole cluster from etcd, for each node."""
+        query = f"{self._query}&{urlencode({'resourceVersion': self._newest})}"
+        try:
+            self._list(await self._api.get(f"{_PODS}?{query}", _List))
+        except ApiError as error:
+            if _TOO_LARGE in error.causes:
+                self._newest = _ANY  # As after etcd was restored from a backup.
+            raise
 
     def _list(self, listed: _List) -> None:
         self._pods, self._pending = {}, {}
@@ -214,7 +234,7 @@ class ApiPodWatch:
 
     def _progress(self, metadata: _Metadata) -> None:
         """Everything up to the version in *metadata* is known; say it."""
-        self._version = metadata.resource_version or self._version
+        self._version = self._newest = metadata.resource_version or self._version
         self._condition.over()
         self._backoff.reset()
         self._awaited.keep(self._pending)

@@ -16,14 +16,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 
-from bayplan.agent.cluster.api import Api, ApiError, Object
+from bayplan.agent.cluster.api import Api, ApiError, Object, pause_s
 from bayplan.agent.cluster.events import NOT_PUBLISHED, OVERWRITTEN, Happening, on_node
 from bayplan.agent.cluster.own_node import own_node_uid
 from bayplan.agent.cluster.pods import AwaitedPods, PodName
 from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
 from bayplan.agent.condition import Condition
 from bayplan.agent.mirror import Mirror
-from bayplan.backoff import Backoff
+from bayplan.backoff import Backoff, drawn
 from bayplan.errors import ConfigError, UnavailableError
 from bayplan.views.snapshot import Snapshot
 
@@ -98,8 +98,8 @@ Basis = TypeVar("Basis")
 
 class Publisher(ABC, Generic[Basis]):
     """Publishes what follows from a basis, as soon as there is another one: at most once in
-    *least_interval_s*, after a failure less and less often, and from nothing again after *again_after_s*, as
-    others may have changed what is published."""
+    *least_interval_s*, after a failure less and less often, and from nothing again within *again_after_s*, as
+    others may have changed what is published; not sooner than after half of it, drawn each time."""
 
     def __init__(
         self,
@@ -118,7 +118,8 @@ class Publisher(ABC, Generic[Basis]):
         last: Basis | None = None
         while True:
             try:
-                async with asyncio.timeout(self._again_after_s):
+                again_s = drawn(random.random, self._again_after_s / 2, self._again_after_s)
+                async with asyncio.timeout(again_s):
                     last = await self._next_basis(last)
             except TimeoutError:
                 last = None
@@ -130,7 +131,7 @@ class Publisher(ABC, Generic[Basis]):
                 await self._not_published(error)
                 last = None
                 self._forget()
-                await asyncio.sleep(self._backoff.next_s())
+                await asyncio.sleep(pause_s(self._backoff, error))
             else:
                 self._condition.over()
                 self._backoff.reset()

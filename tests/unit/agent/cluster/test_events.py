@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bayplan.agent.cluster.api import Api
 from bayplan.agent.cluster.events import NOT_PUBLISHED, EventRecorder, on_node, refused
 from bayplan.agent.kubelet_pods import pod_of_bytes
 from bayplan.agent.mirror import Mirror
@@ -57,7 +56,7 @@ async def recording(
     api: FakeApiServer, mirror: Mirror, interval_s: float = 0.05
 ) -> AsyncIterator[EventRecorder]:
     backoff = Backoff(lambda: 0.0, first_s=0.02, limit_s=0.02)
-    recorder = EventRecorder(Api(api.server, 0.5), mirror, NODE, lambda *_: FACTS, interval_s, backoff)
+    recorder = EventRecorder(api.api(0.5), mirror, NODE, lambda *_: FACTS, interval_s, backoff)
     async with running(recorder):
         await until(lambda: recorder._ledger is not None)
         yield recorder
@@ -255,7 +254,7 @@ async def test_what_a_server_forbids_that_has_just_started_comes_later(
 
 def test_a_note_has_as_many_bytes_as_an_event_may_have() -> None:
     long = decided(REFUSED, reasons=(Reason("no-room", "ü" * 2000),))
-    recorder = EventRecorder(Api(FakeApiServer().server), Mirror(), NODE, lambda *_: None)
+    recorder = EventRecorder(FakeApiServer().api(), Mirror(), NODE, lambda *_: None)
     recorder._notice(0, *refused(long))
     (series,) = recorder._series.values()
     note = recorder._event(series)["note"]

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.admin.agent_server import AgentServer
-from bayplan.agent.cluster.api import Api
 from bayplan.agent.cluster.pods import PodEvictions
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.mirror import Mirror
@@ -32,7 +31,7 @@ async def evicting(tmp_path: Path, api: FakeApiServer, timeout_s: float) -> Asyn
     """The daemon's end of the socket, once an agent that can evict is connected."""
     mirror = Mirror()
     link = DaemonLink(tmp_path / "a.sock", mirror)
-    evictions = PodEvictions(Api(api.server, timeout_s), link)
+    evictions = PodEvictions(api.api(timeout_s), link)
     async with (
         controlled(tmp_path / "state") as one,
         serving(one, tmp_path / "a.sock") as server,

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.agent.cluster.api import Api
 from bayplan.agent.cluster.own_node import KubeletVersionWatch
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.mirror import Mirror
@@ -34,7 +33,7 @@ async def test_the_version_is_followed(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level("INFO", "bayplan.agent.condition")
     api, link = FakeApiServer(), Link()
     with api.serving():
-        async with running(KubeletVersionWatch(Api(api.server), NODE, link, interval_s=0.005)):
+        async with running(KubeletVersionWatch(api.api(), NODE, link, interval_s=0.005)):
             await until(lambda: len(api.requests) >= 2)
             assert link.versions == []  # kubelet has not said it yet
             api.objects[PATH] = node("v1.36.3")
@@ -52,6 +51,6 @@ async def test_what_another_machine_has_under_this_name_is_not_said() -> None:
     api, link = FakeApiServer(), Link()
     api.objects[PATH] = node("v1.36.3", boot_id="another")
     with api.serving():
-        async with running(KubeletVersionWatch(Api(api.server), NODE, link, interval_s=0.005)):
+        async with running(KubeletVersionWatch(api.api(), NODE, link, interval_s=0.005)):
             await until(lambda: len(api.requests) >= 3)
     assert link.versions == []

@@ -11,7 +11,6 @@ from urllib.request import urlopen
 
 import pytest
 
-from bayplan.agent.cluster.api import Api
 from bayplan.agent.cluster.pods import ApiPodWatch, AwaitedPods
 from bayplan.agent.kubelet_pods import pods_of_json
 from bayplan.backoff import Backoff
@@ -32,7 +31,7 @@ def watching(
     api: FakeApiServer, keeper: Keeper, awaited: AwaitedPods | None = None, **needless
 ) -> ApiPodWatch:
     backoff = Backoff(lambda: 0.0, first_s=0.01, limit_s=0.01)
-    return ApiPodWatch(Api(api.server), NODE, keeper, awaited or AwaitedPods(), backoff=backoff, **needless)
+    return ApiPodWatch(api.api(), NODE, keeper, awaited or AwaitedPods(), backoff=backoff, **needless)
 
 
 def lists(api: FakeApiServer) -> int:

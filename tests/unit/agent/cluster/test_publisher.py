@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.agent.cluster.api import Api, ApiError
+from bayplan.agent.cluster.api import ApiError
 from bayplan.agent.cluster.events import Happening
 from bayplan.agent.cluster.pods import AwaitedPods
 from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
@@ -41,7 +41,7 @@ def publisher(
 ) -> TopologyPublisher:
     backoff = Backoff(lambda: 0.0, first_s=0.02, limit_s=0.02)
     report = None if reported is None else reported.append
-    asked, awaited = Api(api.server, timeout_s), awaited or AwaitedPods()
+    asked, awaited = api.api(timeout_s), awaited or AwaitedPods()
     return TopologyPublisher(asked, mirror, awaited, NODE, report, interval_s, again_s, backoff)
 
 
@@ -254,10 +254,10 @@ async def test_the_object_is_removed_once() -> None:
     api = FakeApiServer()
     with api.serving():
         api.objects[PATH] = {"zones": []}
-        assert await remove_topology(Api(api.server), NODE)
+        assert await remove_topology(api.api(), NODE)
         assert PATH not in api.objects
-        assert not await remove_topology(Api(api.server), NODE)
+        assert not await remove_topology(api.api(), NODE)
         api.forbidden.add(("DELETE", TOPOLOGY))
         with pytest.raises(ApiError) as refused:
-            await remove_topology(Api(api.server), NODE)
+            await remove_topology(api.api(), NODE)
         assert refused.value.status == HTTPStatus.FORBIDDEN

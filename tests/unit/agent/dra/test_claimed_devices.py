@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from bayplan.agent.cluster.api import Api
 from bayplan.agent.cluster.pods import ApiPodWatch, AwaitedPods
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.claimed_devices import ClaimedDevices, place_of, wanted_of
@@ -110,7 +109,7 @@ def search(tmp_path: Path) -> DeviceSearch:
 @asynccontextmanager
 async def agent(api: FakeApiServer, search: DeviceSearch, directory: Path) -> AsyncIterator[Mirror]:
     quick = Backoff(lambda: 0.0, first_s=0.01, limit_s=0.01)
-    mirror, asked = Mirror(), Api(api.server)
+    mirror, asked = Mirror(), api.api()
     link = DaemonLink(directory / "agent.sock", mirror, backoff=quick)
     devices = ClaimedDevices(asked, link, NODE, quick)
     watch = ApiPodWatch(asked, NODE, link, AwaitedPods(), backoff=quick, objects=devices)

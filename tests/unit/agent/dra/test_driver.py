@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
-from bayplan.agent.cluster.api import Api
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.driver import ClaimDriver
 from bayplan.agent.dra.service import DraService
@@ -94,7 +93,7 @@ class Node:
         """An agent that has nothing of an earlier one."""
         mirror, quick = Mirror(), Backoff(lambda: 0.0, first_s=0.01, limit_s=0.01)
         link = DaemonLink(self.directory / "agent.sock", mirror, backoff=quick)
-        api = Api(self.api.server)
+        api = self.api.api()
         driver = ClaimDriver(api, link, mirror, NODE, self.look_s)
         service = DraService(self.directory / "plugins", self.registry, NODE, driver, mirror, repeat_s=0.05)
         await service.start()

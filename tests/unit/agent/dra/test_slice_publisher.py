@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from bayplan.agent.cluster.api import Api
 from bayplan.agent.dra.slice_publisher import SlicePublisher
 from bayplan.agent.dra.slices import devices_of
 from bayplan.agent.mirror import Mirror
@@ -34,7 +33,7 @@ async def publishing(
 ) -> AsyncIterator[None]:
     backoff = Backoff(lambda: 0.0, first_s=0.02, limit_s=0.02)
     with api.serving():
-        part = SlicePublisher(Api(api.server, timeout_s), mirror, NODE, interval_s, again_s, backoff)
+        part = SlicePublisher(api.api(timeout_s), mirror, NODE, interval_s, again_s, backoff)
         async with running(part):
             yield
 
