@@ -71,7 +71,8 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         names = ("name", "version", "nriVersion")
         name, version, nri = (runtime[key] if runtime["connected"] else "" for key in names)
         directory, wishes = status["daemon"].get("placementDirectory", ""), _wishes(status["containers"])
-        daemon = DaemonState(name, version, nri, pid, faults, assumed, directory, wishes)
+        pools = bool(status["policy"].get("hugepagePools"))
+        daemon = DaemonState(name, version, nri, pid, faults, assumed, directory, wishes, pools)
     except UnavailableError:
         daemon = None
     return Examination(arguments.root, daemon).view()

@@ -30,7 +30,7 @@ class DaemonState(Struct, frozen=True):
     whether it was put right. ``assumed_kubelet`` is the version of kubelet whose rules it goes by without
     having found out which one the node has, else "". ``placement_directory`` is where it keeps placement
     files, "" where it does not say; ``wishes`` are the annotations, without prefix, that containers have of
-    those that need something of the node."""
+    those that need something of the node; ``hugepage_pools``: some are to grow and shrink."""
 
     nri_runtime: str = ""
     runtime_version: str = ""
@@ -40,3 +40,4 @@ class DaemonState(Struct, frozen=True):
     assumed_kubelet: str = ""
     placement_directory: str = ""
     wishes: frozenset[str] = frozenset()
+    hugepage_pools: bool = False

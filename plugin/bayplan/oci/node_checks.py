@@ -42,6 +42,7 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
 
 _KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
 _ISOLATED: Final = "cpuset.cpus.isolated"
+_COMPACTION: Final = "proc/sys/vm/compact_memory"
 _IRQBALANCE: Final = "irqbalance"
 _KUBELET_DIRECTORY: Final = "var/lib/kubelet"
 _RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
@@ -72,6 +73,16 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
     yield from _of_lost_cpus(root)
     if daemon is not None:
         yield from _of_isolation(root, daemon.wishes)
+        if daemon.hugepage_pools:
+            yield from _of_compaction(root)
+
+
+def _of_compaction(root: Path) -> Iterator[Finding]:
+    """What keeps pools of huge pages from growing as far as memory is free."""
+    nodes = root / "sys/devices/system/node"
+    if not any(nodes.glob("node[0-9]*/compact")) and not (root / _COMPACTION).exists():
+        text = "the kernel cannot move pages together: pools of huge pages grow by large free blocks alone"
+        yield Finding(Level.NOTE, f"/{_COMPACTION}", text, "boot a kernel with CONFIG_COMPACTION")
 
 
 def _of_isolation(root: Path, wishes: Collection[str]) -> Iterator[Finding]:

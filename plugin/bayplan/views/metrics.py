@@ -252,6 +252,14 @@ def _amounts(facts: Facts) -> Iterator[Sample]:
                 yield (str(node["id"]), resource, state), amounts[f"{state}Bytes"]
 
 
+def _pool_bounds(facts: Facts) -> Iterator[Sample]:
+    """Of the pools that may grow and shrink."""
+    for node in facts.nodes:
+        for resource, amounts in node["resources"].items():
+            for bound in ("minimum", "maximum") if "maximumBytes" in amounts else ():
+                yield (str(node["id"]), resource, bound), amounts[f"{bound}Bytes"]
+
+
 def _live(facts: Facts) -> Iterator[Sample]:
     for node in facts.nodes:
         if node["live"] is not None:
@@ -341,6 +349,13 @@ _OF_NODES: Final = (
         "Memory and huge pages; booked: promised.",
         _amounts,
         ("node", "resource", "state"),
+    ),
+    Metric(
+        "bayplan_hugepage_pool_bytes",
+        Kind.GAUGE,
+        "Between which sizes pools of huge pages grow and shrink.",
+        _pool_bounds,
+        ("node", "resource", "bound"),
     ),
     Metric(
         "bayplan_node_promised_bytes",

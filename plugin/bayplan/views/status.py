@@ -14,7 +14,7 @@ from bayplan.engines.interface import KUBELET
 from bayplan.model.basis import Allocatable
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry
-from bayplan.model.machine import MEMORY, Cpu, Machine, Node
+from bayplan.model.machine import MEMORY, Cpu, Machine, Node, hugepages
 from bayplan.model.memory_kinds import tier_ranks
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
 from bayplan.model.policy import PlacementPolicy
@@ -220,6 +220,7 @@ def _policy(policy: PlacementPolicy) -> View:
         "keepWhole": policy.keep_whole.value,
         "reservedMemoryBytes": {str(node): dict(row) for node, row in sorted(policy.reserved_bytes.items())},
         "reservedCpus": str(policy.reserved_cpus),
+        "hugepagePools": bool(policy.hugepage_pools),
         "memoryQoS": None
         if qos is None
         else {
@@ -290,6 +291,10 @@ def _node(
     machine, ledger = snapshot.machine, snapshot.ledger
     capacity = node.capacity_bytes()
     cpus = [machine.cpu_by_id[one] for one in node.cpus if one in machine.cpu_by_id]
+    pools = {
+        hugepages(size): {"minimumBytes": one.minimum_bytes, "maximumBytes": one.maximum_bytes}
+        for size, one in snapshot.policy.hugepage_pools.get(node.id, {}).items()
+    }
     return {
         "id": node.id,
         "memTotalBytes": node.memory_bytes,
@@ -304,6 +309,7 @@ def _node(
                 "freeBytes": max(0, allocatable[resource] - booked.get(resource, 0)),
                 "safeBytes": _safe_bytes(node, resource, free, snapshot),
             }
+            | pools.get(resource, {})
             for resource, total in sorted(capacity.items(), key=lambda item: (item[0] != MEMORY, item[0]))
         },
         "cpus": {

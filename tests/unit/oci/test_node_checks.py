@@ -174,3 +174,14 @@ def test_irqbalance_is_named_where_interrupts_are_to_stay_away(tmp_path: Path) -
     assert found(tmp_path, DaemonState()) == []
     (finding,) = found(tmp_path, DaemonState(wishes=frozenset({"irqs"})))
     assert (finding.level, finding.subject) == (Level.WARNING, "irqbalance")
+
+
+def test_a_kernel_that_cannot_move_pages_together(tmp_path: Path) -> None:
+    wanted = DaemonState(hugepage_pools=True)
+    (finding,) = found(tmp_path, wanted)
+    assert finding.subject == "/proc/sys/vm/compact_memory"
+    assert found(tmp_path, DaemonState()) == []
+    compact = tmp_path / "sys/devices/system/node/node0/compact"
+    compact.parent.mkdir(parents=True)
+    compact.touch()
+    assert found(tmp_path, wanted) == []

@@ -10,7 +10,7 @@ from bayplan.model.basis import Basis
 from bayplan.model.decision import CpuUse, CpuWish
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine, Node, Performance
-from bayplan.model.policy import CpuPool, PlacementPolicy
+from bayplan.model.policy import CpuPool, PlacementPolicy, PoolBounds
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.metrics import metrics_view
@@ -324,3 +324,15 @@ def test_which_caches_are_free_and_who_would_have_to_go(snapshot: Snapshot) -> N
         "free": [],
         "nearest": {"cpus": "2-3", "containers": ["ns/a/main"]},
     }
+
+
+def test_between_which_sizes_pools_of_huge_pages_grow(snapshot: Snapshot) -> None:
+    bounds = {0: {2 * MIB: PoolBounds(0, GIB)}}
+    configured = replace(snapshot, policy=replace(snapshot.policy, hugepage_pools=bounds))
+    first, *others = (node["resources"]["hugepages-2Mi"] for node in nodes_view(configured)["nodes"])
+    assert (first["minimumBytes"], first["maximumBytes"]) == (0, GIB)
+    assert not any("maximumBytes" in one for one in others)
+    assert (
+        'bayplan_hugepage_pool_bytes{node="0",resource="hugepages-2Mi",bound="maximum"} 1073741824'
+        in (metrics_view(configured)["text"])
+    )
