@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from bayplan.engines.exact.cpu_choice import CpuLayout, Occupation
+from bayplan.engines.exact.cpu_choice import CpuLayout, Occupation, Wanted, choose
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.exclusive_cpus import (
     CORE_KINDS_MIXED,
@@ -373,3 +373,20 @@ def test_cpus_without_a_timer_tick_are_told() -> None:
     assert NOHZ_FULL in codes(told)
     assert NOHZ_FULL in codes(other)
     assert NOHZ_FULL not in codes(arrivals(replace(machine, nohz_full=CpuSet([3])), [2])[0])
+
+
+def test_what_fits_at_a_cache_that_others_have_begun_lies_there() -> None:
+    """As Kubernetes' issue 137315 has it: of 3, 5, 7 and 11-15 kubelet takes five at two caches."""
+    layout = CpuLayout(Layout(caches=2, cores=4, neighbours=True).machine())
+    free = CpuSet.parse("3,5,7,11-15").mask
+    assert CpuSet.of_mask(choose(layout, Wanted(5, free, free)).cpus) == CpuSet.parse("11-15")
+
+
+def test_a_reserved_thread_of_a_hybrid_machine_leaves_its_sibling_for_an_odd_one() -> None:
+    """As a report about an i9-13900 with CPU 1 reserved has it: full-pcpus-only refuses nothing there."""
+    cpus = [Cpu(cpu, cpu // 2 * 2, 0, 0, 0) for cpu in range(16)]
+    cpus += [Cpu(cpu, cpu, 0, 0, 0, cluster_id=cpu // 4 * 4) for cpu in range(16, 32)]
+    policy = PlacementPolicy(reserved_cpus=CpuSet([1]), cpu_alignment=CpuAlignment(full_pcpus_only=True))
+    decisions = arrivals(machine_of(cpus), [2, 4, 7, 1], policy)
+    assert [one.outcome for one in decisions] == [Outcome.PLACED] * 4
+    assert all(split_cores(machine_of(cpus), one.placement.exclusive_cpus) == [] for one in decisions)
