@@ -88,6 +88,41 @@ def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) 
 
 @pytest.mark.matrix
 @on(FOUR_NODES, "2.3")
+def test_a_container_goes_elsewhere_with_its_cpus_and_pages_so_that_another_fits(node: Node) -> None:
+    """No node has room for it, and node 0 has once "db" is on another one; CPU 0 is reserved."""
+    node.bayplan.start("--topology-manager-policy", "single-numa-node", "--defragment", "move")
+    node.bayplan.await_synchronized()
+    node.launch(requiring("0", "first", "100Mi"))
+    db = node.launch(guaranteed("db", 1, "300Mi").touching("200Mi"))
+    node.crictl.await_log(db, "touched")
+    assert (node.view(db).mems_allowed, node.view(db).cpus_allowed) == ({0}, {1})
+    for place in "123":
+        wish = {"bayplan.dev/required-nodes": place}
+        node.launch(guaranteed(f"holder-{place}", 1, "400Mi", annotations=wish))
+    late = node.launch(guaranteed("late", 1, "550Mi").touching("500Mi"))
+    view, moved = node.view(late), node.view(db)
+    assert (view.mems_allowed, view.cpus_allowed) == ({0}, {1})
+    assert moved.cpus_allowed.isdisjoint({0, 1})
+    assert len(moved.cpus_allowed) == 1
+    # Whoever ends when: the record has where everybody goes.
+    node.bayplan.restart()
+    node.bayplan.await_synchronized()
+    node.crictl.await_log(late, "touched")
+    home = {int(one) // 2 for one in moved.cpus_allowed}
+    after = node.await_view(db, lambda view: view.mems_allowed == home)
+    assert set(after.anon_bytes()) == home
+    assert after.anon_bytes()[next(iter(home))] > 190 * MIB
+    assert after.cpus_allowed == moved.cpus_allowed
+    assert set(node.view(late).anon_bytes()) == {0}
+    assert [node.crictl.state(one.container_id) for one in (db, late)] == ["CONTAINER_RUNNING"] * 2
+    node.launch(best_effort("next"))
+    told = node.crictl.inspect(db.container_id)["status"]["resources"]["linux"]
+    assert told["cpusetMems"] == "".join(map(str, home))
+    assert "relocated" in str(node.bayplan.decided(db.container_id)["reasons"])
+
+
+@pytest.mark.matrix
+@on(FOUR_NODES, "2.3")
 def test_a_flexible_container_stays_wide_until_its_pages_have_room(node: Node) -> None:
     node.bayplan.start()
     node.bayplan.await_synchronized()
