@@ -18,7 +18,7 @@ from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.model.container_names import names_container, similar_pods
-from bayplan.model.decision import Decision, Outcome
+from bayplan.model.decision import Claim, Decision, Outcome
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
 from bayplan.model.page_records import PageMoveRecord
@@ -241,7 +241,7 @@ def explanation_view(
         for name, entry in entries.items()
         if entry.resource_claim is None
     }
-    if any(decision.placement.claim is not None for decision in current.values()):
+    if any(isinstance(decision.placement.promise, Claim) for decision in current.values()):
         current = _with_witness(snapshot, current)
     names = sorted(by_name.keys() | current.keys())
     if not names:

@@ -16,7 +16,6 @@
 import asyncio
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -111,13 +110,8 @@ def _assigned_memory(placement: Placement, promises: Parts) -> list[pb.Container
     container. *promises* are those of a container whose resource claims are listed with it."""
     if placement.mems is None:
         return []
-    if promises or placement.claim is not None:
-        parts = promises or placement.promises
-    else:
-        booked = Counter[str]()
-        for row in placement.booked_bytes.values():
-            booked.update(row)
-        parts = ((placement.mems, booked),)
+    promise = placement.promise
+    parts = promises or promise.claimed_parts or ((placement.mems, promise.amounts_bytes),)
     rows = [(resource, amount, nodes) for nodes, amounts in parts for resource, amount in amounts.items()]
     rows.sort(key=lambda row: (row[0], row[2].mask))
     return [_block(resource, amount, nodes) for resource, amount, nodes in rows if amount]

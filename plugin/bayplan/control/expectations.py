@@ -11,7 +11,7 @@ from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup, Readings
 from bayplan.host.cpu_partitions import ISOLATED
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.model.decision import Decision, Outcome
+from bayplan.model.decision import Booking, Decision, Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import open_mems
@@ -161,7 +161,7 @@ def _mems_for(machine: Machine, decision: Decision) -> NodeSet | None:
     """The nodes that a container should have. One that was left free when all memory was ordinary is kept off
     other memory that came since; what was found running is not moved."""
     placement, request = decision.placement, decision.request
-    if placement.mems is not None or placement.claim is None:
+    if placement.mems is not None or isinstance(placement.promise, Booking):
         return placement.mems
     if decision.outcome is Outcome.ADOPTED or request.pinned_mems is not None or request.opted_out:
         return None

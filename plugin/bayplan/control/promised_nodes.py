@@ -279,9 +279,8 @@ class PromisedNodes:
             return ""
         placement = entry.decision.placement
         beside = (placement.mems or move.before) - move.before
-        claim = placement.claim
         with cgroup_of(self._hierarchy, one) as cgroup:
-            if claim is not None and any(resource != MEMORY for resource in claim.amounts_bytes):
+            if any(resource != MEMORY for resource in placement.promise.amounts_bytes):
                 leave = move.before - move.after
                 obstacle = move_huge_pages(cgroup, leave, move.after, self.bounds.most_bytes)
                 if obstacle:

@@ -5,11 +5,12 @@ Nothing here decides. A Decision is complete in itself: the store keeps it, the 
 
 import enum
 from collections.abc import Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from bayplan.model.claim_parts import Amounts, Parts, divided, hugepages_of, in_proportion
+from bayplan.model.claim_parts import Amounts, Parts, divided, hugepages_of, in_proportion, sum_of
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementStrategy
 from bayplan.model.resource_claim import ClaimShare
@@ -306,15 +307,50 @@ class Request(Struct, frozen=True):
         return self.nodes is not None or self.tier is not None or self.even_hugepages is not None
 
 
+class Booking(Struct, frozen=True):
+    """What is promised on each node by itself, by resource, as the engine `kubelet` does; or nothing."""
+
+    by_node: Mapping[int, Mapping[str, int]]
+
+    short_bytes: ClassVar[Amounts] = {}
+    """What was asked for beyond that and could not be promised."""
+    explained_bytes: ClassVar[int] = 0
+
+    @property
+    def nodes(self) -> NodeSet:
+        """The nodes that something is promised on."""
+        return NodeSet(self.by_node)
+
+    @property
+    def amounts_bytes(self) -> Amounts:
+        """What is promised in all."""
+        return sum_of(self.by_node.values())
+
+    @property
+    def parts(self) -> Parts:
+        """What is promised on each set by itself."""
+        return tuple((NodeSet([node]), row) for node, row in sorted(self.by_node.items()))
+
+    @property
+    def claimed_parts(self) -> Parts:
+        """Those of ``parts`` that a flow has to find room for: the nodes of none are left open."""
+        return ()
+
+    @property
+    def booked_bytes(self) -> Mapping[int, Mapping[str, int]]:
+        """What is taken of each node for good, whatever else is promised."""
+        return self.by_node
+
+
 class Claim(Struct, frozen=True):
-    """What is promised on a set of nodes as a whole: resource -> bytes that must fit on ``nodes`` together.
+    """What is promised on a set of nodes as a whole, as the engine `exact` does: resource -> bytes that must
+    fit on ``nodes`` together.
 
     Which node keeps how much is settled by a flow over all claims, not here; only of ``even_hugepages`` each
     node keeps the same, with ``shares`` of these very nodes each keeps its part of everything, and with
-    ``by_node`` what it says, which sums to the amounts. A
-    ``flexible`` claim may be given other nodes for the sake of a later request.
-    ``short_bytes`` is what was asked for beyond that and could not be promised, ``explained_bytes`` the
-    memory that is claimed by another container with the same score (see `bayplan.model.sidecar_scores`).
+    ``by_node`` what it says, which sums to the amounts. A ``flexible`` claim may be given other nodes for the
+    sake of a later request. ``short_bytes`` is as of `Booking`, ``explained_bytes`` the memory that is
+    claimed by another container with the same score (see `bayplan.model.sidecar_scores`).
     """
 
     nodes: NodeSet
@@ -335,6 +371,20 @@ class Claim(Struct, frozen=True):
             return in_proportion(self.amounts_bytes, self.shares)
         even_bytes = hugepages_of(self.amounts_bytes) if self.even_hugepages else {}
         return divided(self.nodes, self.amounts_bytes, even_bytes)
+
+    @property
+    def claimed_parts(self) -> Parts:
+        """As of `Booking`: all that it has."""
+        return self.parts if self.amounts_bytes else ()
+
+    @property
+    def booked_bytes(self) -> Mapping[int, Mapping[str, int]]:
+        """As of `Booking`: nothing, the claims settle among themselves which node keeps how much."""
+        return {}
+
+
+Promise = Claim | Booking
+"""What a container was promised."""
 
 
 class Affinity(Struct, frozen=True):
@@ -386,11 +436,15 @@ class Placement(Struct, frozen=True):
     relocated: bool = False
 
     @property
-    def promises(self) -> Parts:
-        """What is promised to it itself, on each set of nodes as a whole; see `Decision.promises`."""
-        if self.claim is not None:
-            return self.claim.parts
-        return tuple((NodeSet([node]), row) for node, row in sorted(self.booked_bytes.items()))
+    def promise(self) -> Promise:
+        """What is promised with it."""
+        return Booking(self.booked_bytes) if self.claim is None else self.claim
+
+    @property
+    def claimed(self) -> Claim:
+        """Its claim, which each has while the engine is `exact`."""
+        assert self.claim is not None, "a placement by another engine"
+        return self.claim
 
     @property
     def own_cpus(self) -> CpuSet:
@@ -401,6 +455,13 @@ class Placement(Struct, frozen=True):
     def apart_cpus(self) -> CpuSet:
         """Those, and the CPUs of the named pool that it is in."""
         return self.own_cpus | self.pool_cpus if self.pool_cpus else self.own_cpus
+
+    def staying(self, mems: NodeSet | None = None) -> "Placement":
+        """It with a promise that does not go to other nodes for others, on *mems* if some are given."""
+        if self.claim is None:
+            return self
+        nodes = self.claim.nodes if mems is None else mems
+        return replace(self, claim=replace(self.claim, flexible=False, nodes=nodes))
 
     @property
     def is_with_whole_pod(self) -> bool:
@@ -593,13 +654,13 @@ class Decision(Struct, frozen=True):
         claimed = self.request.claimed
         of_claims = () if claimed is None else ((claimed.nodes, claimed.amounts_bytes),)
         return tuple(
-            (nodes, row) for nodes, row in (*of_claims, *self.placement.promises) if any(row.values())
+            (nodes, row) for nodes, row in (*of_claims, *self.placement.promise.parts) if any(row.values())
         )
 
     @property
     def own_bytes(self) -> int:
         """The memory that is promised to it itself."""
-        return sum(row.get(MEMORY, 0) for _, row in self.placement.promises)
+        return self.placement.promise.amounts_bytes.get(MEMORY, 0)
 
     @property
     def promised_bytes(self) -> int:

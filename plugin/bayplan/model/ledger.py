@@ -20,6 +20,7 @@ from bayplan.model.decision import (
     MOVED_OVER,
     OVERCOMMITTED,
     RELOCATED,
+    Booking,
     Claim,
     Decision,
     Move,
@@ -228,39 +229,10 @@ class Ledger(Struct, frozen=True):
         for entry in relocated:
             ledger = ledger.with_entry(entry)
         for move in moves:
-            if move.relocates:
-                continue
-            nodes, entry = move.after, ledger.entries[move.container_id]
-            placement, claim = entry.decision.placement, entry.decision.placement.claim
-            if claim is not None and claim.nodes == nodes and placement.leaving is not None:
-                ledger = ledger.with_entry(_left(entry, placement.leaving))
-                continue
-            if claim is None or claim.nodes == nodes:
-                continue
-            if placement.mems is None:
-                placement = replace(placement, claim=replace(claim, nodes=nodes))
-                ledger = ledger.with_entry(
-                    replace(entry, decision=replace(entry.decision, placement=placement))
-                )
-                continue
-            original = placement.original_nodes or claim.nodes
-            # Nodes beside the claim's, such as a device's memory, stay.
-            beside = placement.mems - claim.nodes
-            moved = replace(
-                placement,
-                mems=nodes | beside,
-                claim=replace(claim, nodes=nodes),
-                original_nodes=None if original == nodes else original,
-                previous_mems=placement.mems,
-            )
-            ended = (MOVED_OVER, MEMORY_TAKEN)
-            reasons = tuple(reason for reason in entry.decision.reasons if reason.code not in ended)
-            if moved.original_nodes is not None:
-                where = f"from {nodes_text(original)} to {nodes_text(nodes)}"
-                text = f"moved over for others {where}; goes back when there is room"
-                reasons = (*reasons, Reason(MOVED_OVER, text))
-            decision = replace(entry.decision, placement=moved, reasons=reasons)
-            ledger = ledger.with_entry(replace(entry, decision=decision))
+            entry = ledger.entries[move.container_id]
+            moved = entry if move.relocates else _moved(entry, move.after)
+            if moved is not entry:
+                ledger = ledger.with_entry(moved)
         return ledger
 
     def with_claims(self, claims: Mapping[str, Claim]) -> "Ledger":
@@ -395,10 +367,40 @@ def with_pool_cpus(entry: Entry, cpus: CpuSet) -> Entry:
     return replace(entry, decision=replace(entry.decision, placement=replace(placement, pool_cpus=cpus)))
 
 
+def _moved(entry: Entry, nodes: NodeSet) -> Entry:
+    """*entry* with its claim on *nodes*, where others have it go, or where it goes back to."""
+    placement, claim = entry.decision.placement, entry.decision.placement.promise
+    if isinstance(claim, Booking):
+        return entry
+    if claim.nodes == nodes:
+        return entry if placement.leaving is None else _left(entry, placement.leaving)
+    on_nodes = replace(claim, nodes=nodes)
+    if placement.mems is None:
+        placement = replace(placement, claim=on_nodes)
+        return replace(entry, decision=replace(entry.decision, placement=placement))
+    original = placement.original_nodes or claim.nodes
+    # Nodes beside the claim's, such as a device's memory, stay.
+    beside = placement.mems - claim.nodes
+    moved = replace(
+        placement,
+        mems=nodes | beside,
+        claim=on_nodes,
+        original_nodes=None if original == nodes else original,
+        previous_mems=placement.mems,
+    )
+    ended = (MOVED_OVER, MEMORY_TAKEN)
+    reasons = tuple(reason for reason in entry.decision.reasons if reason.code not in ended)
+    if moved.original_nodes is not None:
+        where = f"from {nodes_text(original)} to {nodes_text(nodes)}"
+        text = f"moved over for others {where}; goes back when there is room"
+        reasons = (*reasons, Reason(MOVED_OVER, text))
+    return replace(entry, decision=replace(entry.decision, placement=moved, reasons=reasons))
+
+
 def _relocated(entry: Entry, move: Move) -> Entry:
     """*entry* with its promise on the nodes where *move* has it go."""
-    placement, claim = entry.decision.placement, entry.decision.placement.claim
-    assert claim is not None
+    placement, claim = entry.decision.placement, entry.decision.placement.promise
+    assert isinstance(claim, Claim)
     text = f"makes room for another container: its CPUs are {move.cpus} now"
     if claim.nodes != move.after and placement.mems is not None:
         affinity = placement.affinity
@@ -484,7 +486,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         retained=ledger.retained,
         notices=with_count(ledger.notices, notice_of(entry), 1),
         ids_by_score=ledger.ids_by_score,
-        short_ids=with_id(ledger.short_ids, entry.container_id, belongs=is_short(placement.claim)),
+        short_ids=with_id(ledger.short_ids, entry.container_id, belongs=is_short(placement)),
         pinned_ids=with_id(
             ledger.pinned_ids, entry.container_id, belongs=entry.decision.request.pinned_cpus is not None
         ),
@@ -604,7 +606,7 @@ def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
         claimed_bytes=with_claim(
             with_claim(ledger.claimed_bytes, entry.decision.placement, -1), placement, 1
         ),
-        short_ids=with_id(ledger.short_ids, container_id, belongs=is_short(claim)),
+        short_ids=with_id(ledger.short_ids, container_id, belongs=is_short(placement)),
     )
 
 
@@ -638,8 +640,7 @@ def _in_order(order: tuple[str, ...], entry: Entry) -> tuple[str, ...]:
     """*order* with *entry*: at the end if it is new, but first if it was explained when it was recorded."""
     if entry.container_id in order:
         return order
-    claim = entry.decision.placement.claim
-    first = claim is not None and claim.explained_bytes
+    first = entry.decision.placement.promise.explained_bytes
     return (entry.container_id, *order) if first else (*order, entry.container_id)
 
 
@@ -650,10 +651,11 @@ def with_booking(
     totals: Mapping[int, Mapping[str, int]], placement: Placement, sign: int
 ) -> Mapping[int, Mapping[str, int]]:
     """The totals after *placement* came (+1) or went (-1)."""
-    if not placement.booked_bytes or placement.claim is not None:
+    booked_bytes = placement.promise.booked_bytes
+    if not booked_bytes:
         return totals
     changed = dict(totals)
-    for node, resources in placement.booked_bytes.items():
+    for node, resources in booked_bytes.items():
         row = dict(changed.get(node, {}))
         for resource, amount_bytes in resources.items():
             row[resource] = row.get(resource, 0) + sign * amount_bytes
@@ -665,11 +667,11 @@ def with_claim(
     totals: Mapping[NodeSet, Mapping[str, int]], placement: Placement, sign: int
 ) -> Mapping[NodeSet, Mapping[str, int]]:
     """The totals after the claim of *placement* came (+1) or went (-1). Sets without a claim are left out."""
-    claim = placement.claim
-    if claim is None or not claim.amounts_bytes:
+    parts = placement.promise.claimed_parts
+    if not parts:
         return totals
     changed = dict(totals)
-    for nodes, amounts_bytes in claim.parts:
+    for nodes, amounts_bytes in parts:
         row = dict(changed.get(nodes, {}))
         for resource, amount_bytes in amounts_bytes.items():
             row[resource] = row.get(resource, 0) + sign * amount_bytes
@@ -718,6 +720,6 @@ def with_id(ids: frozenset[str], container_id: str, *, belongs: bool) -> frozens
     return ids | {container_id} if belongs else ids - {container_id}
 
 
-def is_short(claim: Claim | None) -> bool:
-    """Whether not all of *claim* could be promised."""
-    return claim is not None and bool(claim.short_bytes)
+def is_short(placement: Placement) -> bool:
+    """Whether not all that was asked for could be promised."""
+    return bool(placement.promise.short_bytes)

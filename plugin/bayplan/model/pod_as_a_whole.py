@@ -19,6 +19,8 @@ from msgspec.structs import replace
 from bayplan.model.claim_parts import Amounts, sum_of
 from bayplan.model.decision import (
     Affinity,
+    Booking,
+    Claim,
     Decision,
     Interval,
     Placement,
@@ -45,7 +47,7 @@ def shares_promise(decision: Decision) -> bool:
     """Whether *decision* can be about a container that shares the promise of its pod."""
     request = decision.request
     of_pod = request.qos is QosClass.GUARANTEED and request.pod_totals is not None
-    placed = decision.placement.claim is not None and request.pinned_mems is None
+    placed = isinstance(decision.placement.promise, Claim) and request.pinned_mems is None
     return of_pod and placed and not request.opted_out
 
 
@@ -147,7 +149,7 @@ def held_cpus(placement: Placement) -> CpuSet:
     """The CPUs that nobody else may have because of *placement*: its own, those of its pod as a whole, and
     those of the named pool that it is in. A resource claim holds its CPUs itself."""
     affinity = placement.affinity
-    of_pod = affinity is not None and affinity.whole and placement.claim is not None
+    of_pod = affinity is not None and affinity.whole and isinstance(placement.promise, Claim)
     held = placement.exclusive_cpus | placement.pool_cpus if placement.pool_cpus else placement.exclusive_cpus
     return held | affinity.cpus if of_pod and affinity else held
 
@@ -165,8 +167,8 @@ def whole_affinity(nodes: NodeSet, cpus: CpuSet) -> Affinity:
 def group_of(decisions: Mapping[str, Decision]) -> tuple[NodeSet, dict[str, Decision]]:
     """The nodes of the pod that *decisions* are of, and those of its containers that are on these: where the
     first one without a part is, else where the first one is that was placed with all of the pod."""
-    claims = {key: one.placement.claim for key, one in sorted(decisions.items())}
-    nodes = {key: claim.nodes for key, claim in claims.items() if claim is not None}
+    promises = {key: one.placement.promise for key, one in sorted(decisions.items())}
+    nodes = {key: one.nodes for key, one in promises.items() if isinstance(one, Claim)}
     first = next((key for key in nodes if takes_from_pod(decisions[key].request)), None)
     if first is None:
         first = next((key for key in nodes if decisions[key].placement.is_with_whole_pod), None)
@@ -193,8 +195,7 @@ def settled(
     nodes, group = group_of(members)
     if totals is None or not group:
         return dict(decisions)
-    claim = None if leaving is None else leaving.placement.claim
-    gone = leaving if claim is not None and claim.nodes == nodes else None
+    gone = leaving if leaving is not None and leaving.placement.promise.nodes == nodes else None
     changed = {**members, **_with_cpus(group, totals, nodes, newest, gone)}
     apart = {key: _with_part_only(one) for key, one in changed.items() if key not in group}
     parts = sum_of(part_bytes(one.request) for one in apart.values())
@@ -203,8 +204,8 @@ def settled(
 
 def _with_part_only(decision: Decision) -> Decision:
     """*decision* about a container that is not on the pod's nodes, which claims nothing but its part."""
-    claim, part = decision.placement.claim, part_bytes(decision.request)
-    if claim is None:
+    claim, part = decision.placement.promise, part_bytes(decision.request)
+    if isinstance(claim, Booking):
         return decision
     amounts, short = (
         {resource: min(amount, part[resource]) for resource, amount in row.items() if part.get(resource)}
@@ -248,9 +249,9 @@ def _with_claims(
     """*group* with what each of it claims of *totals*; what those have that are elsewhere, *apart*, is not
     the group's."""
     claims = {key: one.placement.claim for key, one in group.items()}
-    rows = [claim.amounts_bytes for claim in claims.values() if claim is not None]
-    if gone is not None and gone.placement.claim is not None:
-        rows.append(gone.placement.claim.amounts_bytes)
+    rows = [one.placement.promise.amounts_bytes for one in group.values()]
+    if gone is not None:
+        rows.append(gone.placement.promise.amounts_bytes)
     had, whole = sum_of(rows), totals.amounts_bytes
     target = {resource: max(0, amount - apart.get(resource, 0)) for resource, amount in whole.items()}
     left = {resource: min(amount, had.get(resource, 0)) for resource, amount in target.items()}

@@ -11,6 +11,7 @@ from bayplan.model.decision import (
     ROOM_TAKEN,
     SHARE_TAKEN,
     Advantage,
+    Claim,
     Decision,
     DeviceHint,
     Interval,
@@ -242,17 +243,14 @@ def placed(decision: Decision, also_of: Sequence[str] = ()) -> list[str]:
         lines.append(f"placed on {nodes_text(placement.original_nodes)} at first, on others since")
     if placement.leaving is not None:
         lines.append(f"leaves {nodes_text(placement.leaving)} as soon as its pages have")
-    claim = placement.claim
-    beside_place = claim is not None and (
-        claim.flexible or claim.even_hugepages or claim.nodes != placement.mems
-    )
-    if claim is not None and claim.amounts_bytes and beside_place:
+    claim = placement.promise
+    if isinstance(claim, Claim) and claim.amounts_bytes and _is_beside(claim, placement.mems):
         how = ", and may move over for others" if claim.flexible else ""
         how += ", its huge pages evenly" if claim.even_hugepages else ""
         lines.append(f"promised: {_amounts(claim.amounts_bytes)} on {nodes_text(claim.nodes)}{how}")
-    if claim is not None and claim.short_bytes:
+    if claim.short_bytes:
         lines.append(f"not promised: {_amounts(claim.short_bytes)}")
-    if claim is not None and claim.explained_bytes:
+    if claim.explained_bytes:
         lines.append(
             f"not claimed: {format_bytes(claim.explained_bytes)}, as another container of its pod has the "
             "same oom_score_adj, which kubelet also gives to sidecars"
@@ -394,6 +392,11 @@ def _firmness(*, required: bool) -> str:
 
 def _hint(hint: DeviceHint) -> str:
     return f"near {hint.device} on {nodes_text(hint.nodes)} {_firmness(required=hint.required)}"
+
+
+def _is_beside(claim: Claim, mems: NodeSet | None) -> bool:
+    """Whether *claim* says something beside the nodes *mems* of the placement."""
+    return claim.flexible or claim.even_hugepages or claim.nodes != mems
 
 
 def _witness(booked_bytes: Mapping[int, Mapping[str, int]]) -> str:

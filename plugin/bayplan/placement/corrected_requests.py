@@ -26,10 +26,10 @@ def with_corrected_requests(
     for container_id, request in requests.items():
         entry = ledger.entries[container_id]
         placement = entry.decision.placement
-        if placement.claim is not None:
-            wanted = engine.adopt(basis.with_ledger(ledger), request, placement.claim.nodes).claim
-            assert wanted is not None, "an engine that claims for some claims for all"
-            placement = replace(placement, claim=_up_to(placement.claim, wanted), booked_bytes={})
+        if isinstance(before := placement.promise, Claim):
+            wanted = engine.adopt(basis.with_ledger(ledger), request, before.nodes).promise
+            assert isinstance(wanted, Claim), "an engine that claims for some claims for all"
+            placement = replace(placement, claim=_up_to(before, wanted), booked_bytes={})
         decision = replace(entry.decision, request=request, placement=placement)
         ledger = ledger.with_entry(replace(entry, decision=decision))
     ledger, _ = with_completed_claims(basis.with_ledger(ledger), engine)
@@ -56,10 +56,10 @@ def _up_to(claim: Claim, wanted: Claim) -> Claim:
 def _marked(ledger: Ledger, container_id: str) -> Ledger:
     """*ledger* with the reason why not all that the container requests is promised, if that is so."""
     entry = ledger.entries[container_id]
-    decision, claim = entry.decision, entry.decision.placement.claim
+    decision, short_bytes = entry.decision, entry.decision.placement.promise.short_bytes
     kept = tuple(reason for reason in decision.reasons if reason.code != OVERCOMMITTED)
-    if claim is not None and claim.short_bytes:
-        lacking = ", ".join(f"{format_bytes(amount)} {name}" for name, amount in claim.short_bytes.items())
+    if short_bytes:
+        lacking = ", ".join(f"{format_bytes(amount)} {name}" for name, amount in short_bytes.items())
         reason = Reason(OVERCOMMITTED, f"{lacking} of what it requests could not be promised yet")
         decision = replace(decision, reasons=(*kept, reason))
     if decision == entry.decision:

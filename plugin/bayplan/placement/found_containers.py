@@ -15,7 +15,7 @@ from bayplan.engines.exact.cpu_pools import in_pool
 from bayplan.engines.exact.relocations import is_relocatable
 from bayplan.engines.interface import KUBELET, Engine
 from bayplan.model.basis import Allocatable, Basis
-from bayplan.model.decision import Claim, Decision, Outcome, Placement, Reason, Request
+from bayplan.model.decision import Booking, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Entry, with_pool_cpus
 from bayplan.model.life import Report
 from bayplan.model.machine import Machine
@@ -83,10 +83,10 @@ def updated_from_container(
         moves = policy.defragment is Defragment.MOVE and is_relocatable(request)
         placement = _moved_since(machine, placement, resources.cpuset_mems, ours=resized or moves)
     if resized:
-        amounts, claim = engine.adopt(basis, request, placement.mems), placement.claim
+        amounts, claim = engine.adopt(basis, request, placement.mems), placement.promise
         placement = replace(placement, booked_bytes=amounts.booked_bytes)
-        if claim is not None and amounts.claim is not None:
-            placement = replace(placement, claim=_grown(machine, claim, amounts.claim.amounts_bytes))
+        if isinstance(claim, Claim) and isinstance(amounts.promise, Claim):
+            placement = replace(placement, claim=_grown(machine, claim, amounts.promise.amounts_bytes))
     return replace(entry, decision=replace(decision, request=request, placement=placement))
 
 
@@ -110,8 +110,8 @@ def _exclusive_cpus_now(
 def _moved_since(machine: Machine, placement: Placement, mems: NodeSet, *, ours: bool) -> Placement:
     """*placement* with the nodes *mems* that the container has now, if we can have moved it there: *ours*, or
     because it is flexible."""
-    claim = placement.claim
-    if claim is None or placement.mems in (None, mems):
+    claim = placement.promise
+    if isinstance(claim, Booking) or placement.mems in (None, mems):
         return placement
     nodes = mems - (placement.mems - claim.nodes)
     if not nodes or not (claim.flexible or ours):

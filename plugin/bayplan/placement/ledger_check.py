@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import sum_of
+from bayplan.model.decision import Booking
 from bayplan.model.ledger import (
     Entry,
     Ledger,
@@ -132,19 +133,18 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
     for entry in (*ledger.entries.values(), *kept):
         placement = entry.decision.placement
         exclusive |= held_cpus(placement)
-        for nodes, amounts_bytes in () if placement.claim is None else placement.claim.parts:
+        for nodes, amounts_bytes in placement.promise.claimed_parts:
             claimed.setdefault(nodes, Counter()).update(amounts_bytes)
     for key, entry in ledger.entries.items():
         decision, placement, request = entry.decision, entry.decision.placement, entry.decision.request
-        if placement.claim is None:
-            for node, row in placement.booked_bytes.items():
-                booked.setdefault(node, Counter()).update(row)
+        for node, row in placement.promise.booked_bytes.items():
+            booked.setdefault(node, Counter()).update(row)
         bound.update(() if placement.mems is None else (placement.mems,))
         notices.update(() if (notice := notice_of(entry)) is None else (notice,))
         milli[request.qos_source] += decision.pool_milli
         if (score := score_key(request)) is not None:
             scores.setdefault(score, set()).add(key)
-        short.update((key,) if is_short(placement.claim) else ())
+        short.update((key,) if is_short(placement) else ())
         pinned.update(() if request.pinned_cpus is None else (key,))
         beside.update((key,) if shares_beside(entry) else ())
         if request.cpus is not None and request.pool:
@@ -224,8 +224,8 @@ def _exceeded_pods(ledger: Ledger) -> Iterator[Fault]:
     amounts: dict[str, list[Mapping[str, int]]] = {}
     asked: dict[str, dict[str, int]] = {}
     for entry in (*ledger.entries.values(), *ledger.retained.values()):
-        request, claim = entry.decision.request, entry.decision.placement.claim
-        if request.pod_totals is None or claim is None or not is_member(request):
+        request, claim = entry.decision.request, entry.decision.placement.promise
+        if request.pod_totals is None or isinstance(claim, Booking) or not is_member(request):
             continue
         amounts.setdefault(request.pod_id, []).append(claim.amounts_bytes)
         most = asked.setdefault(request.pod_id, {})

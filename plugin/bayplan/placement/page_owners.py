@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.model.decision import Decision, MemoryPolicyMode, QosClass, Reason
+from bayplan.model.decision import Booking, Claim, Decision, MemoryPolicyMode, QosClass, Reason
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import open_mems
@@ -107,9 +107,9 @@ def _uids(decision: Decision) -> tuple[str, ...]:
 def allowed_nodes(machine: Machine, decision: Decision) -> NodeSet:
     """Where the memory of the container may lie."""
     request, placement = decision.request, decision.placement
-    if placement.claim is not None:
+    if isinstance(promise := placement.promise, Claim):
         # What is to leave nodes may lie there until it has.
-        return placement.claim.nodes | (placement.leaving or NodeSet())
+        return promise.nodes | (placement.leaving or NodeSet())
     return request.pinned_mems or placement.mems or open_mems(machine, request) or machine.memory_nodes
 
 
@@ -134,8 +134,8 @@ def outside_pages(
 def pages_in_the_way(machine: Machine, live: LivePages, decision: Decision) -> Reason | None:
     """The reason that says of a container on nodes of its own how much of its promise is not free there yet,
     because others' pages lie there which may lie elsewhere."""
-    claim = decision.placement.claim
-    if claim is None or machine.ordinary_nodes <= claim.nodes:
+    claim = decision.placement.promise
+    if isinstance(claim, Booking) or machine.ordinary_nodes <= claim.nodes:
         return None
     there = [node for node in claim.nodes if node in live.nodes]
     room_bytes = sum(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
 from bayplan.model.basis import Basis
-from bayplan.model.decision import QosSource
+from bayplan.model.decision import Booking, QosSource
 from bayplan.model.ledger import Entry, Ledger, with_pool_cpus
 from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine, union
@@ -194,7 +194,7 @@ def _adopted(
         own = container.resources.cpuset_cpus
         others = (cpus for cpus, count in cpusets.items() if cpus and (cpus != own or count > 1))
         entry = adopt(basis.with_ledger(ledger), engine, pod, container, others)
-        if entry.decision.placement.claim is None:
+        if isinstance(entry.decision.placement.promise, Booking):
             ledger = ledger.with_entry(entry)
         found.append(entry)
     return found
@@ -319,10 +319,7 @@ def _as_observed(
             repair = Update(container.id, cpuset_mems=placement.mems)
         else:
             request = replace(request, pinned_mems=mems)
-            claim = placement.claim
-            if claim is not None and mems is not None:
-                claim = replace(claim, nodes=mems, flexible=False)
-            placement = replace(placement, mems=None, claim=claim, original_nodes=None, previous_mems=None)
+            placement = replace(placement.staying(mems), mems=None, original_nodes=None, previous_mems=None)
     ours = None, entry.notified_cpus, entry.previous_cpus
     overridden = entry.notified_cpus is not None and cpus not in ours
     repinned = request.pinned_cpus is not None and cpus is not None

@@ -37,14 +37,12 @@ def to_give_back(entry: Entry) -> GivenBack | None:
 def given_back(entry: Entry) -> Entry:
     """*entry* once its container was given back."""
     decision = entry.decision
-    claim = decision.placement.claim
     placement = replace(
-        decision.placement,
+        decision.placement.staying(),
         mems=None,
         exclusive_cpus=CpuSet(),
         claimed_cpus=None,
         pool_cpus=CpuSet(),
-        claim=None if claim is None else replace(claim, flexible=False),
         original_nodes=None,
         previous_mems=None,
     )

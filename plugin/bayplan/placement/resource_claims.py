@@ -155,7 +155,7 @@ def pod_hugepages(ledger: Ledger, pod_uid: str) -> dict[int, int]:
     claimed = by_page_size(sum_of(one.amounts_bytes for one in claims))
     users = {entry.container_id: entry for one in claims for entry in users_of(ledger, one.uid)}
     pods = {entry.decision.request.pod_id for entry in users.values()}
-    own = [entry.decision.placement.promises for pod_id in pods for entry in ledger.of_pod(pod_id)]
+    own = [entry.decision.placement.promise.parts for pod_id in pods for entry in ledger.of_pod(pod_id)]
     beside = by_page_size(sum_of(row for parts in own for _, row in parts))
     return {size: amount + beside.get(size, 0) for size, amount in claimed.items()}
 

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import STATIC, Decision, MemoryPolicyMode, MemoryPolicySetting, Reason
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -77,8 +78,8 @@ def _starting_nodes(machine: Machine, room: StartingRoom, decision: Decision) ->
     everywhere = machine.ordinary_nodes & NodeSet(room.room_bytes)
     if not machine.ordinary_nodes <= allowed_nodes(machine, decision):
         return None
-    claim = decision.placement.claim
-    to_come_bytes = room.to_come_bytes + (0 if claim is None else claim.amounts_bytes.get(MEMORY, 0))
+    claimed = sum_of(amounts for _, amounts in decision.placement.promise.claimed_parts)
+    to_come_bytes = room.to_come_bytes + claimed.get(MEMORY, 0)
     nodes, before = everywhere, NodeSet()
     while nodes and nodes != before:
         before = nodes

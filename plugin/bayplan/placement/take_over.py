@@ -17,7 +17,6 @@ from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.engines.kubelet.memory_state import Blocks, MemoryState
 from bayplan.errors import Problem
 from bayplan.model.basis import Allocatable, Basis
-from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import Decision, Outcome, QosSource, Reason
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.quantity import counted
@@ -126,8 +125,7 @@ def _taken(
     request = replace(request, pinned_by_update=False)
     base = ledger.without(entry.container_id)
     placement = engine.adopt(basis.with_ledger(base), request, mems or request.pinned_mems)
-    claim = None if placement.claim is None else replace(placement.claim, flexible=False)
-    placement = replace(placement, mems=mems, exclusive_cpus=cpus, claim=claim)
+    placement = replace(placement.staying(), mems=mems, exclusive_cpus=cpus)
     what = [cpus_text(one.cpus)] if one.cpus else []
     what += [f"memory on {nodes_text(one.nodes)}"] if one.nodes else []
     reason = Reason(TAKEN_OVER, f"kubelet had given it {' and '.join(what)}; taken over from its state files")
@@ -158,10 +156,7 @@ def _differences(found: list[_Found], entries: list[Entry]) -> Iterator[Problem]
 
 
 def _promised(entry: Entry) -> dict[str, int]:
-    placement = entry.decision.placement
-    return sum_of(
-        placement.booked_bytes.values() if placement.claim is None else [placement.claim.amounts_bytes]
-    )
+    return dict(entry.decision.placement.promise.amounts_bytes)
 
 
 def _amounts(bytes_by_resource: Mapping[str, int]) -> str:

@@ -199,9 +199,8 @@ def _changed(before: Decision, now: Decision) -> Iterator[str]:
 
 def _comparable(decision: Decision) -> Decision:
     """*decision* without the witness of its claim: it promises nothing, and others may route it otherwise."""
-    if decision.placement.claim is None:
-        return decision
-    return replace(decision, placement=replace(decision.placement, booked_bytes={}))
+    witnessless = replace(decision.placement, booked_bytes=decision.placement.promise.booked_bytes)
+    return replace(decision, placement=witnessless)
 
 
 def _told(decision: Decision, changed: tuple[str, ...]) -> str:

@@ -310,12 +310,8 @@ def overcommit_bytes(node: ClusterNode) -> int:
     basis = node.rehearsal.basis
     promised: Counter[NodeSet] = Counter()
     for entry in basis.ledger.entries.values():
-        placement = entry.decision.placement
-        if placement.claim is not None:
-            promised[placement.claim.nodes] += placement.claim.amounts_bytes.get(MEMORY, 0)
-        else:
-            for numa, row in placement.booked_bytes.items():
-                promised[NodeSet((numa,))] += row.get(MEMORY, 0)
+        for nodes, row in entry.decision.placement.promise.parts:
+            promised[nodes] += row.get(MEMORY, 0)
     allocatable = basis.allocatable.bytes_by_node
     numa_nodes = tuple(basis.machine.ordinary_nodes)[:_MOST_SUBSETS]
     has_bytes = {numa: allocatable[numa].get(MEMORY, 0) for numa in numa_nodes}

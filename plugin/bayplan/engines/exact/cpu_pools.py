@@ -55,8 +55,7 @@ class Members(NamedTuple):
 
     def with_one(self, request: Request, placement: Placement) -> "Members":
         """With a container that asks for *request* and has *placement*."""
-        claim = placement.claim
-        nodes = claim.nodes if claim is not None and is_bounded(request) else NodeSet()
+        nodes = placement.promise.nodes if is_bounded(request) else NodeSet()
         return Members(
             self.milli + request.requested_milli, self.nodes | nodes, (*self.hints, *request.hints)
         )

@@ -150,7 +150,7 @@ class ExactEngine:
         """See `Engine.converted`: a container without a claim gets the one that the rules give."""
         machine, ledger = basis.machine, basis.ledger
         entries = ledger.entries.values()
-        if all(entry.decision.placement.claim is not None for entry in entries):
+        if all(isinstance(entry.decision.placement.promise, Claim) for entry in entries):
             return ledger
         claiming = [
             replace(entry, decision=replace(entry.decision, placement=_with_claim(machine, entry)))
@@ -206,7 +206,7 @@ def _with_beside(machine: Machine, decision: Decision) -> Decision:
 def _with_claim(machine: Machine, entry: Entry) -> Placement:
     """The placement of *entry* with a claim, also if another engine made it."""
     request, placement = entry.decision.request, entry.decision.placement
-    if placement.claim is not None:
+    if isinstance(placement.promise, Claim):
         return placement
     nodes = placement.mems or request.pinned_mems
     if nodes is None and request.qos is QosClass.GUARANTEED and placement.booked_bytes:

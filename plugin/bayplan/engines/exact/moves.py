@@ -177,8 +177,9 @@ def moves_to(ledger: Ledger, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
     for container_id, wider in sorted(sets.items()):
         entry = ledger.entries[container_id]
         claim = claim_of(entry)
-        before = NodeSet() if claim is None else claim.nodes
-        found.append(Move(container_id, entry.decision.request.name, before, wider))
+        found.append(
+            Move(container_id, entry.decision.request.name, claim.nodes if claim else NodeSet(), wider)
+        )
     return tuple(found)
 
 

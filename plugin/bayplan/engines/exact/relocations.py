@@ -103,8 +103,8 @@ def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
     for one in plan.relocations:
         placement = ledger.entries[one.container_id].decision.placement
         before, after = one.before, one.after
-        if placement.mems is None and placement.claim is not None:
-            before = after = placement.claim.nodes
+        if placement.mems is None:
+            before = after = placement.claimed.nodes
         found.append(
             Move(
                 one.container_id,
@@ -125,7 +125,7 @@ def may_relocate(entry: Entry, ledger: Ledger) -> bool:
     twice, so that nothing goes back and forth. Where its pod is aligned as a whole it has to be the only one
     there."""
     placement = entry.decision.placement
-    claim = placement.claim
+    claim = placement.promise
     settled = (
         is_relocatable(entry.decision.request)
         and entry.decision.outcome is not Outcome.ADOPTED
@@ -135,7 +135,7 @@ def may_relocate(entry: Entry, ledger: Ledger) -> bool:
         and placement.claimed_cpus is None
         and not placement.relocated
         and not entry.ended
-        and claim is not None
+        and isinstance(claim, Claim)
         and not claim.short_bytes
         and not claim.shares
     )

@@ -235,15 +235,13 @@ def overcommitted(lacking: Shortage) -> Reason:
 
 def claim_of(entry: Entry) -> Claim | None:
     """The claim of a container, None if it claims nothing."""
-    claim = entry.decision.placement.claim
-    return claim if claim is not None and claim.amounts_bytes else None
+    claim = entry.decision.placement.promise
+    return claim if isinstance(claim, Claim) and claim.amounts_bytes else None
 
 
 def _held_within(placement: Placement, cut: Cut) -> int:
-    if placement.claim is not None:
-        parts = placement.claim.parts
-        return sum(amounts.get(cut.resource, 0) for nodes, amounts in parts if nodes <= cut.nodes)
-    return sum(row.get(cut.resource, 0) for node, row in placement.booked_bytes.items() if node in cut.nodes)
+    parts = placement.promise.parts
+    return sum(amounts.get(cut.resource, 0) for nodes, amounts in parts if nodes <= cut.nodes)
 
 
 def _differences(mask: int, before: Amounts, after: Amounts) -> list[tuple[int, str, int]]:

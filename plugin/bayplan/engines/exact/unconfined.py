@@ -22,7 +22,16 @@ from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import OPTED_OUT, pinned_reason, pinned_text, unmet_wish
 from bayplan.model.claim_parts import sum_of
-from bayplan.model.decision import OVERCOMMITTED, Claim, Decision, Outcome, Placement, Reason, Request
+from bayplan.model.decision import (
+    OVERCOMMITTED,
+    Booking,
+    Claim,
+    Decision,
+    Outcome,
+    Placement,
+    Reason,
+    Request,
+)
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import open_mems
@@ -48,8 +57,7 @@ def place_unconfined(flows: ResourceFlows, ledger: Ledger, asking: Asking) -> De
 
 def place_in_part(flows: ResourceFlows, ledger: Ledger, request: Request, placement: Placement) -> Decision:
     """The decision where the claim of *placement* does not fit: as much of it as can be promised."""
-    claim = placement.claim
-    assert claim is not None
+    claim = placement.claimed
     cut = flows.cut(parts_of(claim))
     assert cut is not None
     lacking = shortage(flows, ledger, cut)
@@ -65,8 +73,7 @@ def completed_claims(flows: ResourceFlows, ledger: Ledger, short_ids: Iterable[s
     *flows* are changed."""
     found = {}
     for container_id in short_ids:
-        claim = ledger.entries[container_id].decision.placement.claim
-        assert claim is not None
+        claim = ledger.entries[container_id].decision.placement.claimed
         more = flows.room(claim.nodes.mask, claim.short_bytes)
         if not more:
             continue
@@ -83,8 +90,13 @@ def widened_placements(machine: Machine, ledger: Ledger) -> dict[str, Placement]
     nodes, found = machine.ordinary_nodes, {}
     for container_id, entry in ledger.entries.items():
         request, placement = entry.decision.request, entry.decision.placement
-        claim = placement.claim
-        if claim is None or claim.nodes == nodes or not claim.nodes <= nodes or is_confined(request):
+        claim = placement.promise
+        if (
+            isinstance(claim, Booking)
+            or is_confined(request)
+            or claim.nodes == nodes
+            or not claim.nodes <= nodes
+        ):
             continue
         mems = None if placement.mems is None else open_mems(machine, request)
         found[container_id] = replace(
@@ -120,7 +132,7 @@ def left_alone(
     has = "it opted out" if request.opted_out else pinned_text(request)
     unmet = unmet_wish(flows.machine, request, request.pinned_mems, has)
     if unmet is not None and unmet.required and not request.opted_out:
-        known = kept.claim is not None and kept.claim.nodes == request.pinned_mems
+        known = kept.promise.nodes == request.pinned_mems
         if not known:
             notes = [unmet.reason, *([] if current is None else [UNCHANGED])]
             return Decision(request, Outcome.REFUSED, reasons=tuple(notes))
@@ -156,15 +168,15 @@ def beside_pinned_cpus(topology: NodeTopology, decision: Decision) -> Decision:
     """*decision* about the memory of a container whose CPUs somebody else chose, with what is to be said of
     these: none of them may be near the nodes that it got. Nodes without CPUs are near to none."""
     request, placement = decision.request, decision.placement
-    pinned, claim = request.pinned_cpus, placement.claim
+    pinned, nodes = request.pinned_cpus, placement.promise.nodes
     if pinned is None or decision.outcome is Outcome.REFUSED:
         return decision
     reasons, outcome = (*decision.reasons, pinned_reason(request)), decision.outcome
-    near = CpuSet() if claim is None else topology.cpus_near(claim.nodes)
-    if claim is not None and near and near.isdisjoint(pinned):
+    near = topology.cpus_near(nodes)
+    if near and near.isdisjoint(pinned):
         where = topology.nodes_near(pinned)
         theirs = f"{cpus_text(pinned)}, which somebody else chose, {verb_after(pinned, 'is')} on"
         on = nodes_text(where) if where else "none of its nodes"
-        text = f"its memory is on {nodes_text(claim.nodes)}, and {theirs} {on}"
+        text = f"its memory is on {nodes_text(nodes)}, and {theirs} {on}"
         reasons, outcome = (*reasons, Reason("apart", text)), Outcome.DEGRADED
     return replace(decision, outcome=outcome, reasons=reasons)

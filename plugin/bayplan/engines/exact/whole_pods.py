@@ -17,6 +17,7 @@ from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import (
     OVERCOMMITTED,
+    Booking,
     Claim,
     Decision,
     Interval,
@@ -71,8 +72,8 @@ def decide_in_pod(
         return decide(request, current)
     asking = _asking_for_all(request, others)
     decision = decide(asking, current)
-    placement, claim = decision.placement, decision.placement.claim
-    if decision.outcome is Outcome.REFUSED or claim is None:
+    placement, claim = decision.placement, decision.placement.promise
+    if isinstance(claim, Booking):  # it was refused
         return replace(decision, request=request)
     cpus = placement.exclusive_cpus
     own = cpus
@@ -159,8 +160,7 @@ class _Joining:
         """What the pod is promised with this container beyond what it was, and what lacks of it."""
         totals = self.request.pod_totals
         assert totals is not None
-        claims = [one.placement.claim for one in self.others.values()]
-        had = sum_of(claim.amounts_bytes for claim in claims if claim is not None)
+        had = sum_of(one.placement.promise.amounts_bytes for one in self.others.values())
         more = without(totals.amounts_bytes, had)
         claim = Claim(self.nodes, more)
         cut = self.flows.cut(parts_of(claim)) if more else None

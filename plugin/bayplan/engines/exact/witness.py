@@ -19,7 +19,7 @@ from bayplan.engines.exact.resources import (
     totals,
 )
 from bayplan.model.basis import Basis
-from bayplan.model.decision import Claim, Placement, Shortage
+from bayplan.model.decision import Booking, Claim, Placement, Shortage
 from bayplan.model.ledger import Ledger
 from bayplan.model.pod_as_a_whole import is_member
 from bayplan.sets import NodeSet
@@ -37,11 +37,11 @@ def witness(basis: Basis) -> dict[str, Spread]:
     loads = _loads(basis)
     found: dict[str, Spread] = {}
     for container_id, entry in sorted(ledger.entries.items()):
-        placement = entry.decision.placement
-        if placement.claim is None:
-            found[container_id] = placement.booked_bytes
-        else:
-            found[container_id] = _taken(loads, placement.claim)
+        match entry.decision.placement.promise:
+            case Booking(by_node):
+                found[container_id] = by_node
+            case claim:
+                found[container_id] = _taken(loads, claim)
     return found
 
 
@@ -63,8 +63,7 @@ def settled_by_node(basis: Basis) -> Ledger:
     entries = []
     for container_id, entry in ledger.entries.items():
         placement = entry.decision.placement
-        if placement.claim is not None:
-            placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
+        placement = replace(placement, claim=None, booked_bytes=spreads[container_id])
         entries.append(replace(entry, decision=replace(entry.decision, placement=placement)))
     # What is kept for a pod that has resources as a whole is a claim too, and there are none any more. Those
     # of resource claims are node by node already.
@@ -79,9 +78,9 @@ def settled_by_node(basis: Basis) -> Ledger:
 def share(basis: Basis, container_id: str) -> Spread:
     """The witness of one container."""
     ledger = basis.ledger
-    claim = ledger.entries[container_id].decision.placement.claim
-    if claim is None:
-        return ledger.entries[container_id].decision.placement.booked_bytes
+    claim = ledger.entries[container_id].decision.placement.promise
+    if isinstance(claim, Booking):
+        return claim.by_node
     loads = _loads(basis)
     beside = [
         key
@@ -113,9 +112,7 @@ def shortages(basis: Basis) -> tuple[Shortage, ...]:
 
 def _claims_on(placement: Placement, claim: Claim) -> bool:
     """Whether a claim has a part on a set that *claim* has a part on."""
-    if placement.claim is None:
-        return False
-    return any(nodes == other for nodes, _ in placement.claim.parts for other, _ in claim.parts)
+    return any(nodes == other for nodes, _ in placement.promise.claimed_parts for other, _ in claim.parts)
 
 
 def _loads(basis: Basis) -> dict[str, Flow]:
