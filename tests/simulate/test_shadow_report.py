@@ -12,7 +12,7 @@ import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.admin.report import reporting
-from bayplan.control.shadow_handler import answering
+from bayplan.daemon.shadow import Parts
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.nri import Session, UnixSocket
@@ -93,7 +93,7 @@ async def reported(directory: Path, seed: int, steps: int) -> dict[str, Any]:
     socket = directory.with_suffix(".sock")
     await runtime.listen(socket)
     async with controlled(directory / "state", POLICY, nri=None) as one:
-        endpoint, handler = UnixSocket(str(socket)), answering(one.controller)
+        endpoint, handler = UnixSocket(str(socket)), Parts.of_process().answering(one.controller)
         session = Session(handler, IDENTITY, endpoint, timeouts=UNHURRIED, jitter=lambda: 0.0)
         running = asyncio.create_task(session.run())
         try:

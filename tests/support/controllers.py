@@ -16,6 +16,7 @@ from bayplan.control.recorder import Recorder
 from bayplan.control.starts import Starts
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Current
+from bayplan.daemon.shadow import Parts
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
@@ -95,6 +96,7 @@ class Controlled:
             clock=clock,
             decide_in_thread=decide_in_thread,
             became=became,
+            runs_if_refused=Parts.of_process().runs_if_refused,
         )
 
     async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
@@ -146,7 +148,8 @@ class Controlled:
         bounds: Bounds = Bounds(30.0, GIB),
     ) -> PromisedNodes:
         """What becomes of the nodes of promises on *kernel*."""
-        return PromisedNodes(self.controller, kernel, in_thread, self.verify_soon, bounds, clock_s)
+        promised_nodes = Parts.of_process().promised_nodes
+        return promised_nodes(self.controller, kernel, in_thread, self.verify_soon, bounds, clock_s)
 
     def on(self, kernel: Hierarchy, oci_socket: Path | None = None) -> Cpusets:
         """Have the cpusets of *kernel* settled from now on; the wrapper asks at *oci_socket*."""

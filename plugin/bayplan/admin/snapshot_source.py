@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from bayplan.control.controller import Controller
 from bayplan.control.verify import Drift
 from bayplan.errors import BayplanError
-from bayplan.host import proc, shadow_mode
+from bayplan.host import proc
 from bayplan.model.decision import Outcome
 from bayplan.model.wishes import unmatched_rules
 from bayplan.placement.foreign_cpusets import pin_sentences
@@ -37,12 +37,13 @@ def snapshot_of(
     partitions: frozenset[str] = frozenset(),
     placement_directory: str = "",
     kubelet_known_by: str = "",
+    shadow: bool = False,
 ) -> Snapshot:
     """Everything at this moment, with *notices* of settings and hardware. Cheap: the ledger is immutable, and
     so is not copied. *kernel_oom_score_adj* are the values of the containers' first processes, *live* is what
     was seen last of the nodes' memory, *kernel_cpus* the CPUs that containers were found to have otherwise
     than decided, *partitions* the ids of those that have one, *placement_directory* is where placement files
-    are, *kubelet_known_by* the source of kubelet's version."""
+    are, *kubelet_known_by* the source of kubelet's version. *shadow*: nothing is applied."""
     known, runtime = controller.known, controller.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
@@ -70,7 +71,7 @@ def snapshot_of(
         problems=tuple(_problems(controller, notices)),
         reservations=dict(reservations),
         live=live,
-        shadow=shadow_mode.is_on(),
+        shadow=shadow,
         unmatched_cpu_rules=unmatched_rules(
             controller.policy.cpu_rules,
             ((pod, one.name) for one in known.containers.values() if (pod := known.pods.get(one.pod_id))),

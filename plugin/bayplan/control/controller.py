@@ -99,6 +99,7 @@ class Controller:
         clock: Clock | None = None,
         decide_in_thread: InThread | None = None,
         became: Callable[[Current], None] | None = None,
+        runs_if_refused: bool = False,
     ) -> None:
         self._transactions = Transactions(Current(machine, policy, Ledger(), engine), recorder, clock, became)
         self.changes = self._transactions.changes
@@ -112,6 +113,7 @@ class Controller:
             capacity_freed=capacity_freed,
             cpusets=cpusets,
             decide_in_thread=decide_in_thread,
+            runs_if_refused=runs_if_refused,
         )
         self.counters = self.placements.counters
         self.recorder = recorder

@@ -17,7 +17,6 @@ from bayplan.control.expectations import Expectation, Expected, cgroup_of
 from bayplan.control.starts import Starts
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError, HostError
-from bayplan.host import shadow_mode
 from bayplan.host.changed_files import ChangedFiles
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.cpu_partitions import CpuPartitions, StateEvents
@@ -74,8 +73,6 @@ class Cpusets:
 
     async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
         """`write`, without blocking the caller's loop."""
-        if shadow_mode.is_on():
-            return
         await self._in_thread(partial(self.write, container_ids, mems=mems))
         if container_ids is None:
             self._all_synced.set()
@@ -83,7 +80,7 @@ class Cpusets:
     def sync_soon(self) -> None:
         """Compare the CPUs of all with the ledger, beside everything else."""
         self._due = True
-        if self._syncing is None and not shadow_mode.is_on():
+        if self._syncing is None:
             self._syncing = asyncio.get_running_loop().create_task(self._sync_while_due())
 
     async def _sync_while_due(self) -> None:
@@ -156,8 +153,6 @@ class Cpusets:
 
         Blocks. Containers without a cgroup are passed over; what the kernel refuses is logged.
         """
-        if shadow_mode.is_on():
-            return
         for container_id in container_ids:
             written = None
             while expected := self._expected((container_id,)):

@@ -21,7 +21,6 @@ from msgspec import Struct
 
 from bayplan.control.threads import InThread
 from bayplan.errors import HostError
-from bayplan.host import shadow_mode
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision
@@ -123,13 +122,11 @@ class PlacementFiles:
     async def update(self) -> None:
         """Replace the files that say something else than the ledger, and remove those of containers that have
         ended."""
-        if not shadow_mode.is_on():
-            await self._do(partial(self._update, self._basis()))
+        await self._do(partial(self._update, self._basis()))
 
     async def sweep(self) -> None:
         """Remove the directories that nobody has."""
-        if not shadow_mode.is_on():
-            await self._do(partial(self._sweep, self._basis()))
+        await self._do(partial(self._sweep, self._basis()))
 
     def _prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> None:
         before, _ = self._directory.generation(entry.container_id)

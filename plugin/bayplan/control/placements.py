@@ -26,7 +26,6 @@ from bayplan.control.threads import EngineThread, InThread
 from bayplan.control.transactions import Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, looks_at_devices
 from bayplan.errors import HostError
-from bayplan.host import shadow_mode
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Move, Outcome
 from bayplan.model.ledger import Entry, Ledger
@@ -71,7 +70,8 @@ class Placements:
     ``known`` are the containers as their runtimes described them, ``kubelet_pods`` the pods as kubelet
     describes them, where an agent says so, ``notifications`` what the NRI runtime was sent, ``runtime`` that
     runtime while it is connected, and ``stopped_pods`` the ids of pods that have stopped and are not removed
-    yet. ``lives`` are the phases of the containers.
+    yet. ``lives`` are the phases of the containers. *runs_if_refused*: a container that is refused is created
+    all the same.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Placements:
         capacity_freed: Callable[[], None],
         cpusets: KernelCpusets,
         decide_in_thread: InThread | None,
+        runs_if_refused: bool,
     ) -> None:
         self.known = KnownContainers()
         self.lives = Lives()
@@ -102,6 +103,7 @@ class Placements:
         self._devices = devices
         self._capacity_freed = capacity_freed
         self._cpusets = cpusets
+        self._runs_if_refused = runs_if_refused
         self._engine_thread = EngineThread(decide_in_thread, self.latency.decision)
         self.relocations_per_hour: int | None = None
         """How many containers go to other nodes for others in an hour at most; None for any number."""
@@ -150,7 +152,7 @@ class Placements:
         decision = self.admitted(pod, decision)
         self.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
-            if shadow_mode.is_on():
+            if self._runs_if_refused:
                 self.lives.begin(container.id, Phase.REFUSED)
             self.refuse(decision)
         decision = self.by_live_memory(decision, ability)
@@ -394,7 +396,7 @@ class Placements:
     async def _with_file(self, machine: Machine, shared: CpuSet, decision: Decision) -> tuple[Decision, str]:
         """*decision* about a new container, beside which the *shared* CPUs are left, and the directory of the
         file that says so; without one where it cannot be made."""
-        if not decision.request.placement_file or shadow_mode.is_on():
+        if not decision.request.placement_file:
             return decision, ""
         try:
             return decision, await self.prepare_file(machine, shared, Entry(decision))

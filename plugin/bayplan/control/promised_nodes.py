@@ -23,7 +23,6 @@ from bayplan.control.expectations import Expectation, cgroup_of
 from bayplan.control.threads import InThread
 from bayplan.control.transactions import Current, Transaction
 from bayplan.errors import BayplanError, StateError
-from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.page_migration import move_huge_pages
@@ -213,7 +212,7 @@ class PromisedNodes:
         if live.plan.moves:
             going.moving_s = now_s
         obstacle = self._obstacle(live.back, going, now_s)
-        if not obstacle and live.back.left_bytes > REST_BYTES and not shadow_mode.is_on():
+        if not obstacle and self._is_waited_for(live.back):
             return False
         self._returning = None
         self._ending = asyncio.ensure_future(self._ended(move, going.moved_bytes, obstacle))
@@ -272,11 +271,13 @@ class PromisedNodes:
             return f"{there} could not be moved within {self.bounds.deadline_s:g} s"
         return ""
 
+    def _is_waited_for(self, back: Return) -> bool:
+        """Whether pages of who goes back are elsewhere yet."""
+        return back.left_bytes > REST_BYTES
+
     def _narrow(self, one: Expectation, entry: Entry, move: Move) -> str:
         """Move huge pages, and write cpuset.mems, with which the kernel moves the rest; why not, if it
         cannot. Blocks."""
-        if shadow_mode.is_on():
-            return ""
         placement = entry.decision.placement
         beside = (placement.mems or move.before) - move.before
         with cgroup_of(self._hierarchy, one) as cgroup:

@@ -104,12 +104,7 @@ class ResourceClaims:
             controller.ledger.entries.get(container_id),
             controller.known.containers.get(container_id),
         )
-        if (
-            entry is None
-            or entry.decision.request.claimed is None
-            or container is None
-            or shadow_mode.is_on()
-        ):
+        if entry is None or entry.decision.request.claimed is None or container is None:
             return
         pod = controller.known.pods.get(container.pod_id)
         limits = {} if pod is None else pod_hugepages(controller.ledger, pod.uid)
@@ -132,8 +127,6 @@ class ResourceClaims:
 
     async def sweep(self) -> None:
         """Have a spec of each claim that is held, and of no other."""
-        if shadow_mode.is_on():
-            return
         async with self._one_at_a_time:
             try:
                 await self._do(partial(self._sweep, self._controller.ledger))

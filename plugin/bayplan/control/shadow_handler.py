@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from bayplan.errors import PlacementError
-from bayplan.host import shadow_mode
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Event, Handler, Runtime
@@ -17,11 +16,6 @@ from bayplan.nri import Event, Handler, Runtime
 logger = logging.getLogger(__name__)
 
 _NOTHING: Final[Sequence[Update]] = ()
-
-
-def answering(decides: Handler) -> Handler:
-    """What the runtime is to be answered by: *decides* itself, but for shadow mode."""
-    return ShadowHandler(decides) if shadow_mode.is_on() else decides
 
 
 class ShadowHandler:

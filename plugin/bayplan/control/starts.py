@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from bayplan.control.threads import InThread
-from bayplan.host import shadow_mode
 from bayplan.model.basis import Basis
 from bayplan.placement.adjustment import exec_cpus_of
 from bayplan.sets import CpuSet
@@ -35,7 +34,7 @@ class Execs:
         self._noted: dict[str, CpuSet] | None = None
 
     async def update(self) -> None:
-        """Have the files as the ledger says; nothing in shadow mode."""
+        """Have the files as the ledger says."""
         basis = self._basis()
         if basis.ledger.followed_ids or self._noted != {}:
             await self._do(partial(self._update, basis))
@@ -44,7 +43,7 @@ class Execs:
         decisions = {key: basis.ledger.entries[key].decision for key in basis.ledger.followed_ids}
         found = {key: exec_cpus_of(basis.machine, decision) for key, decision in decisions.items()}
         wanted = {key: cpus for key, cpus in found.items() if cpus}
-        if self._directory is None or shadow_mode.is_on() or wanted == self._noted:
+        if self._directory is None or wanted == self._noted:
             return
         try:
             for path in self._directory.iterdir() if self._directory.is_dir() else ():

@@ -26,7 +26,7 @@ from bayplan.control.expectations import (
 )
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
-from bayplan.host import proc, shadow_mode
+from bayplan.host import proc
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.model.sentences import not_repaired
@@ -138,11 +138,8 @@ class Verifier:
         """Compare once, and repair what differed the last time too; the drift that was reported.
 
         *at_once* repairs without a second look: updates are due that no reply could carry. Of what it finds
-        only that is drift which the kernel was seen to have before: another program undid it. In shadow mode
-        the kernel has nothing that was decided, and it is not compared.
+        only that is drift which the kernel was seen to have before: another program undid it.
         """
-        if shadow_mode.is_on():
-            return ()
         grounds = self._grounds()
         if not at_once and await self._in_thread(partial(self._agreement.lasts, grounds)):
             return ()

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from bayplan.control.controller import Controller
 from bayplan.errors import HostError
-from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.memory_high import (
@@ -79,7 +78,11 @@ class Brakes:
         read_nodes: Callable[[], Mapping[int, NodeMemory]],
         clock_s: Callable[[], float] = time.monotonic,
         attributes: Attributes | None = None,
+        *,
+        is_possible: bool = True,
     ) -> None:
+        self.is_possible = is_possible
+        """Whether anybody could be slowed down here at all."""
         self._controller = controller
         self._hierarchy = hierarchy
         self._read_nodes = read_nodes
@@ -119,11 +122,6 @@ class Brakes:
             except HostError:
                 return True
         return False
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether anybody could be slowed down here at all."""
-        return self._hierarchy.unified and not shadow_mode.is_on()
 
     def adjust(self, live: LivePages, cgroups: Mapping[str, str], starting: Collection[str] = ()) -> None:
         """Have those slowed down who could take what others are promised by *live*, and nobody else.

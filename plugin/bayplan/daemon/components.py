@@ -18,7 +18,7 @@ from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import Question, checking, rehearsing
-from bayplan.admin.release import KernelSettings, releasing
+from bayplan.admin.release import releasing
 from bayplan.admin.resource_claims import claiming
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
 from bayplan.admin.top import watching
@@ -31,22 +31,16 @@ from bayplan.config.settings import Settings
 from bayplan.config.values import InvalidValueError, kubelet_minor
 from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
-from bayplan.control.cpusets import Cpusets
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.ended_containers import CRIO, EndedContainers
 from bayplan.control.exact_requests import ExactRequests
 from bayplan.control.expectations import Expectation
 from bayplan.control.irqs_away import LOOK_S, IrqsAway
-from bayplan.control.placement_files import PlacementFiles
-from bayplan.control.promised_nodes import Bounds, PromisedNodes
+from bayplan.control.promised_nodes import Bounds
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
-from bayplan.control.resource_claims import ResourceClaims
-from bayplan.control.shadow_handler import answering
-from bayplan.control.starts import Execs, Starts
 from bayplan.control.tasks import Recurring
 from bayplan.control.threads import WorkThread
-from bayplan.control.verify import Verifier
 from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.configuration import BY_NODE, Configuration
 from bayplan.daemon.container_usage import ContainerUsage
@@ -56,11 +50,9 @@ from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.hugepage_pools import HugepagePools
 from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.daemon.oom_score_adj import OomScoreAdjWriter
-from bayplan.daemon.page_relief import PageRelief
-from bayplan.daemon.pod_end import PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.process_limits import spare_files
+from bayplan.daemon.shadow import Parts
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.verification import Verification
 from bayplan.errors import BayplanError
@@ -79,7 +71,7 @@ from bayplan.model.sentences import ignores_silence
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import describe_containers, list_containers
-from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
+from bayplan.oci.request_handler import OciRequestSettings
 from bayplan.oci.storage import failed_creations
 from bayplan.oci.unmanaged_containers import UnlistedContainers, UnmanagedContainers
 from bayplan.sets import CpuSet
@@ -102,6 +94,7 @@ class Daemon:
         self.settings = self._started_with = settings
         self.started_us = time.time_ns() // 1000
         self.hierarchy = Hierarchy.detect()
+        parts = self.parts = Parts.of_process()
         self.host_thread = WorkThread("host")
         # Separate, because a creation waits for it: a verification of 250 containers takes 20 ms.
         self.device_thread = WorkThread("devices")
@@ -123,10 +116,10 @@ class Daemon:
         self.pool_thread = WorkThread("pools")
         self.compaction_thread = WorkThread("compaction")
         self.threads = tuple(one for one in vars(self).values() if isinstance(one, WorkThread))
-        starts = Starts(settings.oci_socket)
+        starts = parts.starts(settings.oci_socket)
         starts.clear()
-        self.kernel_settings = KernelSettings.recorded(self.hierarchy, settings.state_directory)
-        self.cpusets = Cpusets(
+        self.kernel_settings = parts.kernel_settings(self.hierarchy, settings.state_directory)
+        self.cpusets = parts.cpusets(
             self.hierarchy,
             self._expectations,
             self.cpuset_thread.do,
@@ -135,7 +128,7 @@ class Daemon:
             isolated=self._isolated_cpus,
         )
         kernel = self.hierarchy, self.cpusets, self._expectations, self.host_thread.do
-        self.verifier = Verifier(
+        self.verifier = parts.verifier(
             *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files().agreement
         )
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
@@ -163,7 +156,7 @@ class Daemon:
         self._make_placement_files()
         self._make_followers()
         # Before anybody creates a container: a reboot has emptied the directory of the specs.
-        self.resource_claims = ResourceClaims(
+        self.resource_claims = self.parts.resource_claims(
             self.controller,
             ClaimSpecs(self.settings.cdi_directory),
             self.file_thread.do,
@@ -191,7 +184,7 @@ class Daemon:
             engine_for(self.settings, self.recording),
             recorder,
             cgroup_v2=self.hierarchy.unified,
-            write_oom_score_adj=OomScoreAdjWriter(
+            write_oom_score_adj=self.parts.oom_score_adj(
                 self.hierarchy, self.host_thread.do, self._count_unset_oom_score_adj
             ),
             cpusets=self.cpusets,
@@ -201,6 +194,7 @@ class Daemon:
             devices=self.devices,
             capacity_freed=self.room_due.set,
             decide_in_thread=self.decision_thread.do,
+            runs_if_refused=self.parts.runs_if_refused,
         )
         self.controller.placements.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
         await self.controller.restore()
@@ -210,7 +204,7 @@ class Daemon:
     def _make_placement_files(self) -> None:
         """What tells containers what they were given."""
         controller = self.controller
-        self.placement_files = PlacementFiles(
+        self.placement_files = self.parts.placement_files(
             PlacementDirectory(self.settings.placement_directory),
             self.file_thread.do,
             lambda: controller.basis,
@@ -225,20 +219,20 @@ class Daemon:
         """What follows the ledger beside cpusets and placement files."""
         controller, in_thread = self.controller, self.file_thread.do
         self.irqs_away = IrqsAway(self.kernel_settings.irqs, in_thread, lambda: controller.basis)
-        execs = Execs(self.settings.oci_socket, in_thread, lambda: controller.basis)
+        execs = self.parts.execs(self.settings.oci_socket, in_thread, lambda: controller.basis)
         self.followers = (Recurring(self.irqs_away.update, LOOK_S), Recurring(execs.update, LOOK_S))
         for one in self.followers:
             controller.changes.listeners.add(one.make_due)
 
     def _make_requests(self) -> None:
         """What changes promises without NRI: the OCI socket, freed memory, exact requests from kubelet."""
-        self.oci_requests = OciRequestHandler(
+        self.oci_requests = self.parts.oci_requests(
             self.controller,
             self.hierarchy,
             self.cpusets,
             _oci_request_settings(self.settings),
         )
-        self.promised_nodes = PromisedNodes(
+        self.promised_nodes = self.parts.promised_nodes(
             self.controller,
             self.hierarchy,
             self.page_thread.do,
@@ -263,7 +257,7 @@ class Daemon:
             self.hierarchy,
             self.pressure_thread.do,
             self.settings.memory_pressure,
-            PageRelief(self.hierarchy, self.settings.page_move_rate_bytes),
+            self.parts.relief(self.hierarchy, self.settings.page_move_rate_bytes),
             self.promised_nodes,
             in_start_thread=self.start_thread.do,
             deadline_s=self.settings.request_deadline_ms / 1000,
@@ -283,7 +277,7 @@ class Daemon:
         )
         usage = ContainerUsage(self.controller, self.hierarchy, self.pressure, image_fs=disks.separate)
         in_thread = self.eviction_thread.do
-        pod_end = PodEnd(self.hierarchy, in_thread)
+        pod_end = self.parts.pod_end(self.hierarchy, in_thread)
         self.eviction = EvictionManager(
             self.controller, self.hierarchy, in_thread, self.pressure, signals, usage, pod_end
         )
@@ -327,7 +321,7 @@ class Daemon:
         )
         timeouts = Timeouts(answer_s=self.settings.request_deadline_ms / 1000)
         self.session = Session(
-            answering(self.controller),
+            self.parts.answering(self.controller),
             identity,
             endpoint,
             timeouts=timeouts,
@@ -469,6 +463,7 @@ class Daemon:
             partitions=self.cpusets.partitioned(),
             placement_directory=str(self._started_with.placement_directory),
             kubelet_known_by=self.settings.kubelet_known_by,
+            shadow=self._started_with.shadow,
         )
 
     def agent_server(self, path: Path, questions: Mapping[str, Question]) -> AgentServer:

@@ -23,7 +23,6 @@ from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.pod_end import HARD_GRACE_S, SOFT_GRACE_S, PodEnd
 from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.errors import StateError
-from bayplan.host import shadow_mode
 from bayplan.host.eviction_signals import has_kubelet
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.kubelet.eviction.node_signals import node_of
@@ -52,7 +51,6 @@ FAR_LOOK_S: Final = 10.0
 """Where none is, and no node loses what it has: kubelet's own, always."""
 SETTLE_NS: Final = 10_000_000_000
 """After an eviction, until the next one may follow: what was ended has to be seen in the numbers first."""
-RELIEF_NS: Final = 60_000_000_000
 """So long pages are moved off a node, before somebody is ended although there are more to be moved."""
 BUDGET_NS: Final = 60_000_000_000
 """So long a pod that a PodDisruptionBudget keeps from a soft threshold is left alone."""
@@ -87,7 +85,7 @@ class EvictionManager:
         self._obstacle = ""
         self._evicted: dict[str, tuple[NodeCondition, str]] = {}
         """For each evicted pod, by `_key`, the node's condition that it went for, and kubelet's message."""
-        self._chosen_in_shadow: dict[str, NodeCondition] = {}
+        self._left_running: dict[str, NodeCondition] = {}
         self._kept_until_ns: dict[str, int] = {}
         """By the pod's id, those that a disruption budget keeps."""
 
@@ -114,7 +112,7 @@ class EvictionManager:
         await self.signals.look()
         lasting = self.signals.conditions()
         self._evicted = {key: one for key, one in self._evicted.items() if one[0] in lasting}
-        self._chosen_in_shadow = {key: one for key, one in self._chosen_in_shadow.items() if one in lasting}
+        self._left_running = {key: one for key, one in self._left_running.items() if one in lasting}
         if NodeCondition.DISK_PRESSURE not in lasting:
             self._usage.forget_ended()
         self._obstacle = ""
@@ -163,7 +161,7 @@ class EvictionManager:
         if node is None or self._watch.is_exhausted(node):
             return False  # For the machine's own signals there is nothing to move.
         since_ns = self.signals.clock_ns() - self.signals.pressure.since_ns[threshold]
-        return shadow_mode.is_on() or since_ns < RELIEF_NS
+        return since_ns < self.pod_end.relief_ns
 
     async def _evict_for(self, threshold: Threshold) -> EvictablePod | None:
         controller, seen = self._controller, self.signals.seen(threshold)
@@ -179,7 +177,7 @@ class EvictionManager:
         running = await self._in_thread(partial(self._usage.running, signal))
         now_ns = self.signals.clock_ns()
         self._kept_until_ns = {key: until for key, until in self._kept_until_ns.items() if now_ns < until}
-        passed_over = self._chosen_in_shadow.keys() | self._kept_until_ns.keys()
+        passed_over = self._left_running.keys() | self._kept_until_ns.keys()
         offered = {key: pod for key, pod in controller.known.pods.items() if key not in passed_over}
         memory = await self._in_thread(partial(self._usage.of_pods, running)) if resource == MEMORY else {}
         facts, claimed = controller.placements.kubelet_pods.get, controller.ledger.claimed_memory_bytes
@@ -203,12 +201,11 @@ class EvictionManager:
 
     async def _carry_out(self, pod: EvictablePod, threshold: Threshold, note: EvictionNote) -> bool:
         """Record it, then end the pod; False if a disruption budget keeps it."""
-        shadow = shadow_mode.is_on()
-        records = self._records(pod, threshold, note.message, shadow_mode.NOTHING_APPLIED if shadow else "")
+        records = self._records(pod, threshold, note.message, self.pod_end.obstacle)
         await self._record(records)
         self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
         grace_s = HARD_GRACE_S if threshold.hard else SOFT_GRACE_S
-        answer = None if shadow else await self.pod_end.ask_api_server(pod.pod, grace_s)
+        answer = await self.pod_end.ask_api_server(pod.pod, grace_s)
         # As kubelet's evictions, those for a hard threshold heed no budget.
         if answer is not None and answer.outcome is EvictionOutcome.LATER and not threshold.hard:
             await self._record(self._records(pod, threshold, note.message, answer.problem))
@@ -219,8 +216,8 @@ class EvictionManager:
         extra = {"pod": pod.name, "signal": threshold.signal, "record": str(records[0])}
         logger.warning("pod is evicted", extra=extra)
         (condition,) = conditions([threshold])
-        if shadow:
-            self._chosen_in_shadow[pod.pod.id] = condition
+        if self.pod_end.obstacle:
+            self._left_running[pod.pod.id] = condition
             return True
         self._controller.changes.evicted(records[0], note.annotations)
         self._evicted[_key(pod.pod)] = condition, note.message

@@ -28,7 +28,6 @@ from bayplan.daemon.page_relief import STEP_S, PageRelief
 from bayplan.daemon.risk_log import RiskLog
 from bayplan.daemon.ticks import ticking
 from bayplan.errors import BayplanError
-from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import ContainerMemory, FreeMemory, read_held, read_nodes
@@ -133,8 +132,10 @@ class PressureWatch:
         self._enough_bytes: Mapping[int, int] = {}
         """By node, the MemFree with which nothing has to be looked at, by what was counted."""
         self._problem = ""
-        self._risks = RiskLog(controller, clock_s)
-        self.brakes = Brakes(controller, hierarchy, self.read_nodes, clock_s)
+        self._risks = RiskLog(controller, relief.unmoved, clock_s)
+        self.brakes = Brakes(
+            controller, hierarchy, self.read_nodes, clock_s, is_possible=hierarchy.unified and relief.applies
+        )
         self._in_start_thread = in_start_thread or in_thread
         self._most_held_s = HELD_SHARE * deadline_s
         self._look_now, self._adjusted = asyncio.Event(), asyncio.Event()
@@ -283,15 +284,14 @@ class PressureWatch:
         if not relieves and self.brakes:
             await self._in_thread(self.brakes.release_all)
         if seen is not None:
-            if relieves and not shadow_mode.is_on():
+            if relieves:
                 await self._in_start_thread(partial(self.brakes.adjust, seen, dict(self.memory.cgroups)))
                 self._adjusted.set()
             if await self._promised.look(seen, relieves=relieves):
                 # What it gets by that is not in the latest plan.
                 self._counted_at_s, self._kept_seen_bytes = -COUNT_S, {}
                 seen = replace(seen, plan=replace(seen.plan, moves=()), back=None) if seen.back else seen
-            if not shadow_mode.is_on():
-                moved_bytes = await self._carried_out(seen)
+            moved_bytes = await self._carried_out(seen)
         self._record()
         return moved_bytes
 

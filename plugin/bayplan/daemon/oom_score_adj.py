@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
-from bayplan.host import proc, shadow_mode
+from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.workload import Container, Pod
@@ -26,9 +26,7 @@ class OomScoreAdjWriter:
         self._failed = failed
 
     async def __call__(self, pod: Pod, container: Container, value: int) -> None:
-        """Write *value*; in shadow mode nothing."""
-        if shadow_mode.is_on():
-            return
+        """Write *value*."""
 
         def processes() -> tuple[int, ...]:
             with ContainerCgroup.find(

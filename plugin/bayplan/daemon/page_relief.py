@@ -7,10 +7,10 @@ or kills the daemon, leaves pages on the one node or on the other, and a history
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
-from typing import Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from bayplan.daemon.move_records import MoveRecords
 from bayplan.errors import BayplanError, HostError
@@ -26,7 +26,7 @@ from bayplan.host.reclaim import (
     reclaim_on_node,
 )
 from bayplan.model.page_records import PageMoveRecord
-from bayplan.placement.page_placement import LivePages, PageMove, in_order
+from bayplan.placement.page_placement import LivePages, PageMove, Risk, in_order
 from bayplan.quantity import MIB
 
 STEP_S: Final = 0.5
@@ -57,7 +57,10 @@ class _Stuck(NamedTuple):
 
 
 class PageRelief:
-    """See the module. ``rate_bytes`` per second may be changed at any time."""
+    """See the module. ``rate_bytes`` per second may be changed at any time. ``applies``: somebody can be
+    slowed down until something is moved."""
+
+    applies: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -123,6 +126,10 @@ class PageRelief:
             # What was moved away is on the list of the CPU that moved it.
             self._shorten(short, self._hierarchy.root)
         return moved_bytes
+
+    def unmoved(self, seen: LivePages, risk: Risk, moves: Sequence[PageMove]) -> tuple[PageMoveRecord, ...]:  # noqa: ARG002 - all are moved
+        """What is to be recorded at once of *moves* out of the nodes of *risk*, because they are not made."""
+        return ()
 
     @property
     def has_unrecorded(self) -> bool:

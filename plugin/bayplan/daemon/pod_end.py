@@ -11,7 +11,7 @@ reports the end as it does every other one.
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.control.threads import InThread
@@ -22,6 +22,8 @@ from bayplan.model.workload import Pod
 
 logger = logging.getLogger(__name__)
 
+RELIEF_NS: Final = 60_000_000_000
+"""For so long pages are moved before a pod is ended for memory."""
 HARD_GRACE_S: Final = 1
 """kubelet's own for hard thresholds."""
 SOFT_GRACE_S: Final = 30
@@ -41,7 +43,12 @@ async def no_agent(_: EvictPod, __: float) -> None:
 
 
 class PodEnd:
-    """See the module. Blocking calls run where *in_thread* says; ``ask_agent`` is `AgentServer.evict`."""
+    """See the module. Blocking calls run where *in_thread* says; ``ask_agent`` is `AgentServer.evict`.
+    ``obstacle`` says why no pod is ended, empty where they are; nobody is before pages were moved for him for
+    ``relief_ns``."""
+
+    obstacle: ClassVar[str] = ""
+    relief_ns: ClassVar[float] = RELIEF_NS
 
     def __init__(
         self,

@@ -1,15 +1,14 @@
-"""Logs and counts sets of nodes on which memory can run out; in shadow mode records what would be moved.
+"""Logs and counts sets of nodes on which memory can run out.
 
 On a full node a risk comes and goes every few seconds. It is logged when it begins, and when all are over.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.controller import Controller
-from bayplan.host import shadow_mode
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.page_placement import LivePages, PageMove, Risk
 from bayplan.sets import NodeSet
@@ -20,11 +19,15 @@ QUIET_S: Final = 60.0
 """A set of nodes was not at risk for so long when it is logged that it is, or that nothing is any more."""
 
 
-class RiskLog:
-    """See the module."""
+Unmoved = Callable[[LivePages, Risk, Sequence[PageMove]], Sequence[PageMoveRecord]]
 
-    def __init__(self, controller: Controller, clock_s: Callable[[], float]) -> None:
+
+class RiskLog:
+    """See the module. *unmoved* is `PageRelief.unmoved`."""
+
+    def __init__(self, controller: Controller, unmoved: Unmoved, clock_s: Callable[[], float]) -> None:
         self._controller = controller
+        self._unmoved = unmoved
         self._clock_s = clock_s
         self._at_risk_at_s: dict[NodeSet, float] = {}
 
@@ -52,21 +55,5 @@ class RiskLog:
                 "to_move": sorted({move.container_id for move in moves}),
             },
         )
-        if shadow_mode.is_on() and moves:
-            self._controller.recorder.pages_moved([_not_moved(seen, risk, move) for move in moves])
-
-
-def _not_moved(seen: LivePages, risk: Risk, move: PageMove) -> PageMoveRecord:
-    """That pages would have been moved, but for shadow mode."""
-    return PageMoveRecord(
-        at_us=seen.measured_us,
-        container_id=move.container_id,
-        name=seen.holder(move.container_id).name,
-        source=move.source,
-        target=move.target,
-        wanted_bytes=move.amount_bytes,
-        moved_bytes=0,
-        duration_ms=0,
-        at_risk=risk.nodes,
-        obstacle=shadow_mode.NOTHING_APPLIED,
-    )
+        if records := self._unmoved(seen, risk, moves):
+            self._controller.recorder.pages_moved(records)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 from bayplan.errors import HostError
-from bayplan.host import shadow_mode
 from bayplan.host.changed_files import ChangedFiles
 from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, write_text
 from bayplan.host.zoneinfo import FRACTION, read_zones
@@ -74,13 +73,11 @@ class CpuListLimit:
 
     def apply(self, fraction: int) -> None:
         """Let the CPUs of a zone have one *fraction*th of it on their lists; 0: leave that to whoever set the
-        sysctl. Nothing in shadow mode.
+        sysctl.
 
         Raises:
             BayplanError: it cannot be changed, or not be recorded before; then it is as it was.
         """
-        if shadow_mode.is_on():
-            return
         if not fraction:
             self.restore()
             return
@@ -102,8 +99,6 @@ class CpuListLimit:
         Raises:
             BayplanError: it cannot be set; it is still known what it was.
         """
-        if shadow_mode.is_on():
-            return None
         before = self.to_restore
         for error in self._files.restore().values():
             raise error

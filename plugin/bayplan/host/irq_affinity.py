@@ -18,7 +18,6 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.errors import HostError, ParseError
-from bayplan.host import shadow_mode
 from bayplan.host.changed_files import ChangedFiles, Value
 from bayplan.host.kernelfs import numbered_entries, parse_file, read_optional
 from bayplan.sets import CpuSet
@@ -64,8 +63,6 @@ class IrqAffinity:
         Raises:
             HostError: what they were cannot be recorded, so that nothing was changed.
         """
-        if shadow_mode.is_on():
-            return ()
         values: dict[str, Value] = {
             self._list_of(irq): partial(_list_without, cpus, others - cpus) for irq in self._irqs()
         }
@@ -79,8 +76,6 @@ class IrqAffinity:
 
     def restore(self) -> Mapping[str, str]:
         """Have all as others chose; which of them were not, as `to_restore`."""
-        if shadow_mode.is_on():
-            return {}
         before = self._files.to_restore
         problems = self._files.restore()
         return {self._name(path): text for path, text in before.items() if path not in problems}

@@ -23,7 +23,6 @@ from bayplan.control.lives import Life
 from bayplan.control.threads import WorkThread
 from bayplan.control.transactions import Transaction
 from bayplan.errors import BayplanError, PlacementError
-from bayplan.host import shadow_mode
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import Decision
@@ -55,6 +54,9 @@ from bayplan.placement.placement_file import without_file
 logger = logging.getLogger(__name__)
 
 _DONE: Final = Answer(Status.OK)
+
+WriteBack = Callable[[str, bytes, bytes], None]
+"""Replaces the second by the third, in a bundle."""
 
 
 class OciRequestSettings(Struct, frozen=True):
@@ -105,12 +107,7 @@ class OciRequestHandler:
         self._thread.end()
 
     async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
-        """The answer to a request, within the deadline; the request is carried out also after that. In shadow
-        mode every answer is that there is nothing to do."""
-        answer = await self._in_time(verb, body, peer)
-        return _DONE if shadow_mode.is_on() else answer
-
-    async def _in_time(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
+        """The answer to a request, within the deadline; the request is carried out also after that."""
         work = asyncio.get_running_loop().create_task(self._answer(verb, body, peer))
         self._requests.add(work)
         work.add_done_callback(self._requests.discard)
@@ -166,18 +163,29 @@ class OciRequestHandler:
                 entry = None
             else:
                 entry, updates = await self._decide(transaction, announced)
-        if shadow_mode.is_on():
-            return _DONE
         if entry is None:
             await self._controller.sync_before_start(state.id)
-            return _DONE
+        else:
+            await self._apply(entry, updates, announced, runtime, peer)
+        return _DONE
+
+    async def _apply(
+        self,
+        entry: Entry,
+        updates: Sequence[Update],
+        announced: AnnouncedContainer,
+        runtime: RuntimeCommand | None,
+        peer: Peer,
+    ) -> None:
+        """Apply a decision about a container whose process exists."""
         await self._mount(entry, announced)
         await self._carry_out(entry, updates)
         if runtime is not None:
             self._update_runtime(runtime, announced)
         else:
-            logger.debug("the runtime is not known", extra={"container_id": state.id, "hook": peer.pid})
-        return _DONE
+            logger.debug(
+                "the runtime is not known", extra={"container_id": entry.container_id, "hook": peer.pid}
+            )
 
     async def _mount(self, entry: Entry, announced: AnnouncedContainer) -> None:
         """Mount the placement file of a container that has its process already. One that cannot have it
@@ -231,11 +239,7 @@ class OciRequestHandler:
         if announced is not None:
             await self._rewrite(announced, replace_config)
             entry = self._controller.ledger.entries.get(container_id)
-            if (
-                entry is not None
-                and _asks_at_start(self._controller.machine, entry.decision)
-                and not shadow_mode.is_on()
-            ):
+            if entry is not None and _asks_at_start(self._controller.machine, entry.decision):
                 self._cpusets.starts.expect(container_id)
         return _DONE
 
@@ -244,7 +248,7 @@ class OciRequestHandler:
         basis = self._controller.basis
         entry = basis.ledger.entries.get(container_id)
         cpus = None if entry is None else exec_cpus_of(basis.machine, entry.decision)
-        if cpus is None or shadow_mode.is_on():
+        if cpus is None:
             return
         announced = await self._thread.do(partial(announced_container.from_bundle, bundle, container_id))
         patch = {} if announced is None else exec_patch(cpus, announced.spec)
@@ -263,7 +267,7 @@ class OciRequestHandler:
         return _DONE
 
     async def _rewrite(
-        self, announced: AnnouncedContainer, write_back: Callable[[str, bytes, bytes], None] | None = None
+        self, announced: AnnouncedContainer, write_back: WriteBack | None = None
     ) -> bytes | None:
         """Decide, and rewrite the spec accordingly, None if nothing is to be changed; *write_back* puts it
         into the bundle. If that fails, the decision is released."""
@@ -271,8 +275,16 @@ class OciRequestHandler:
             if self._is_of_nri(announced.container.id):
                 return None
             entry, updates = await self._decide(transaction, announced)
-        if shadow_mode.is_on():
-            return None
+        return await self._rewritten(entry, updates, announced, write_back)
+
+    async def _rewritten(
+        self,
+        entry: Entry,
+        updates: Sequence[Update],
+        announced: AnnouncedContainer,
+        write_back: WriteBack | None,
+    ) -> bytes | None:
+        """As `_rewrite`, for a decision."""
         origin = origin_of(entry)
         patch = spec_patch(origin.applied, announced.spec)
         rewritten = None

@@ -11,16 +11,13 @@ from typing import Any, TypeVar
 from bayplan.config.settings import Settings
 from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
-from bayplan.control.cpusets import Cpusets
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.control.expectations import Expectation
-from bayplan.control.placement_files import PlacementFiles
-from bayplan.control.promised_nodes import Bounds, PromisedNodes
+from bayplan.control.promised_nodes import Bounds
 from bayplan.control.recorder import Recorder
-from bayplan.control.shadow_handler import answering
-from bayplan.control.verify import Verifier
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host, Measurement
+from bayplan.daemon.shadow import Parts
 from bayplan.engines.interface import Engine
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
@@ -29,7 +26,7 @@ from bayplan.model.workload import Container, Pod
 from bayplan.nri.operations import Operation
 from bayplan.nri.request_queue import RequestQueue, Timeouts
 from bayplan.nri.wire import Response
-from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
+from bayplan.oci.request_handler import OciRequestSettings
 from bayplan.oci.storage import failed_creations
 from bayplan.quantity import GIB
 from support.clock import ManualClock
@@ -68,7 +65,8 @@ class DaemonRun:
         self._pending: dict[int, Callable[[Response | None], None]] = {}
         self._asked = 0
         self.hardware = Hardware(settings, Host(machine, self._measured), self.do)
-        self.cpusets = Cpusets(kernel.hierarchy, self.expectations, self.do, pause_s=0)
+        parts = Parts.of_process()
+        self.cpusets = parts.cpusets(kernel.hierarchy, self.expectations, self.do, pause_s=0)
         self.controller = Controller(
             self.hardware.machine,
             self.hardware.policy,
@@ -82,15 +80,16 @@ class DaemonRun:
             capacity_freed=self._capacity_freed,
             clock=clock,
             became=consistent,
+            runs_if_refused=parts.runs_if_refused,
         )
         controller, hierarchy = self.controller, kernel.hierarchy
         self.hardware.attach(controller, self.verify_soon)
-        self.oci_requests = OciRequestHandler(
+        self.oci_requests = parts.oci_requests(
             controller, hierarchy, self.cpusets, OciRequestSettings(deadline_s=1e9, end_pauses_s=())
         )
         self.oci_requests._thread._executor = self.executor
         asyncio.get_running_loop().set_default_executor(self.executor)
-        self.promised_nodes = PromisedNodes(
+        self.promised_nodes = parts.promised_nodes(
             controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB)
         )
         self.ended_containers = EndedContainers(
@@ -102,7 +101,7 @@ class DaemonRun:
             self.cpusets.starts.forget,
             clock.time,
         )
-        self.verifier = Verifier(
+        self.verifier = parts.verifier(
             hierarchy,
             self.cpusets,
             self.expectations,
@@ -112,7 +111,7 @@ class DaemonRun:
         )
         self.elapsed_s = 0.0
         """So much later it is by the clock of the files."""
-        self.files = PlacementFiles(
+        self.files = parts.placement_files(
             PlacementDirectory(kernel.placements),
             self.do,
             lambda: controller.basis,
@@ -122,7 +121,7 @@ class DaemonRun:
             lambda: time.time() + self.elapsed_s,
         )
         controller.placements.prepare_file = self.files.prepare
-        self._queue = RequestQueue(answering(controller), clock, Timeouts(answer_s=DEADLINE_S))
+        self._queue = RequestQueue(parts.answering(controller), clock, Timeouts(answer_s=DEADLINE_S))
 
     async def start(self) -> None:
         """Read the disk, and accept the runtime's connection."""

@@ -14,7 +14,7 @@ from bayplan.admin.history import _moved
 from bayplan.admin.report import _page_move, reporting
 from bayplan.cli.report import blocks
 from bayplan.cli.table_layout import Table
-from bayplan.control.shadow_handler import answering
+from bayplan.daemon.shadow import Parts
 from bayplan.errors import ConfigError, PlacementError
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
@@ -35,7 +35,7 @@ NOW_US = 2_000_000_000_000_000
 
 async def told(directory: Path) -> dict[str, Any]:
     async with controlled(directory, STRICT) as one:
-        handler = answering(one.controller)
+        handler = Parts.of_process().answering(one.controller)
         for owner, made in (
             (OWNER, container("own", OWNER, memory_bytes=100 * MIB, milli_cpus=2000)),
             (OTHERS, container("other", OTHERS)),

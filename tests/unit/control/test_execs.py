@@ -5,7 +5,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bayplan.control.starts import Execs
-from bayplan.host.shadow_mode import shadow_mode
+from bayplan.daemon.shadow import ShadowExecs
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, ExecCpus, Outcome, Placement
 from bayplan.model.ledger import Entry, Ledger
@@ -32,7 +32,10 @@ class Node:
         self.execs = self.started()
 
     def started(self) -> Execs:
-        return Execs(self.socket, here, lambda: Basis(MACHINE, PlacementPolicy(), self.ledger))
+        return Execs(self.socket, here, self.basis)
+
+    def basis(self) -> Basis:
+        return Basis(MACHINE, PlacementPolicy(), self.ledger)
 
     def files(self) -> dict[str, str]:
         found = sorted(self.socket.with_name("oci.sock.execs").glob("*"))
@@ -48,8 +51,7 @@ async def test_they_follow_the_ledger(tmp_path: Path) -> None:
     await node.execs.update()
     assert node.files() == {"first": "0-2,4-7"}
     node.ledger = node.ledger.with_entry(entry("first", [5, 6], ExecCpus.FIRST))
-    with shadow_mode():
-        await node.execs.update()
+    await ShadowExecs(node.socket, here, node.basis).update()
     assert node.files() == {"first": "0-2,4-7"}
     await node.execs.update()
     assert node.files() == {"first": "0-5,7"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.control.resource_claims import ResourceClaims
+from bayplan.daemon.shadow import ShadowResourceClaims
 from bayplan.errors import HostError, PlacementError, StateError, UnavailableError
 from bayplan.host.cdi import CdiSpecs, ClaimSpecs
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
@@ -169,7 +170,7 @@ async def test_a_directory_that_cannot_be_written_is_said_and_tried_again(tmp_pa
 
 async def test_shadow_mode_holds_nothing(tmp_path: Path) -> None:
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here)
+        claims = ShadowResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here)
         with shadow_mode():
             with pytest.raises(ShadowModeError):
                 await claims.prepare(WIDE)

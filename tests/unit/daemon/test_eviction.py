@@ -15,11 +15,11 @@ from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent_protocol import Evicted, EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.container_usage import ContainerUsage
-from bayplan.daemon.eviction import BUDGET_NS, RELIEF_NS, EvictionManager
+from bayplan.daemon.eviction import BUDGET_NS, EvictionManager
 from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.daemon.page_relief import PageRelief
-from bayplan.daemon.pod_end import KUBELET_S, PodEnd
+from bayplan.daemon.pod_end import KUBELET_S, RELIEF_NS
 from bayplan.daemon.pressure_signals import PressureSignals
+from bayplan.daemon.shadow import Parts
 from bayplan.errors import PlacementError
 from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
@@ -110,7 +110,7 @@ class Around:
             self.watch,
             signals,
             usage,
-            PodEnd(hierarchy, here, self.end, self.wait),
+            Parts.of_process().pod_end(hierarchy, here, self.end, self.wait),
         )
         self.manager.pod_end.ask_agent = self.ask_agent
 
@@ -202,7 +202,7 @@ async def around(tmp_path: Path, mode: MemoryPressure = EVICT) -> AsyncIterator[
                 return PagesMoved(obstacle="pinned", exhausted=True)
             return PagesMoved(live.move(cgroup, source, target, wanted), exhausted=True)
 
-        relief = PageRelief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
+        relief = Parts.of_process().relief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
         promised = one.promised_nodes(live.node.hierarchy, lambda: made.now_s)
         watch = PressureWatch(
             one.controller, live.node.hierarchy, here, mode, relief, promised, clock_s=lambda: made.now_s

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, ZONES_S, PressureWatch
-from bayplan.daemon.page_relief import PASSING_S, STUCK_S, PageRelief
+from bayplan.daemon.page_relief import PASSING_S, STUCK_S
 from bayplan.daemon.risk_log import QUIET_S
+from bayplan.daemon.shadow import Parts
 from bayplan.host.hierarchy import Layout
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.page_moves import PagesMoved
@@ -107,7 +108,7 @@ async def around(
         ) -> PagesMoved:
             return made.move(cgroup, source, target, wanted, go_on)
 
-        relief = PageRelief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
+        relief = Parts.of_process().relief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
         promised = one.promised_nodes(live.node.hierarchy, lambda: made.now_s)
         watch = PressureWatch(
             one.controller, live.node.hierarchy, here, mode, relief, promised, clock_s=lambda: made.now_s

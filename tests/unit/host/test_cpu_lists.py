@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bayplan.daemon.shadow import ShadowListLimit
 from bayplan.errors import BayplanError, HostError
 from bayplan.host.cpu_lists import RECORD, CpuListLimit, shorten_cpu_lists
 from bayplan.host.shadow_mode import shadow_mode
@@ -127,9 +128,9 @@ def test_an_unreadable_record_leaves_the_sysctl(tmp_path: Path, caplog: pytest.L
 def test_shadow_mode_leaves_it(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     kernel.limit.apply(64)
-    with shadow_mode():
-        kernel.limit.apply(128)
-        assert kernel.limit.restore() is None
+    limit = ShadowListLimit(kernel.state, kernel.root)
+    limit.apply(128)
+    assert limit.restore() is None
     assert (kernel.value, kernel.limit.to_restore) == (64, 0)
 
 

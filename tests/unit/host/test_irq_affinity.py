@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bayplan.daemon.shadow import ShadowIrqs
 from bayplan.host.irq_affinity import IrqAffinity, Staying
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.sets import CpuSet
@@ -95,9 +96,9 @@ def test_an_interrupt_that_the_kernel_keeps_is_named_where_it_is_used(tmp_path: 
 def test_in_shadow_mode_nothing_moves(tmp_path: Path) -> None:
     node = Node(tmp_path, {4: "0-7"})
     before = node.all()
-    with shadow_mode():
-        assert node.affinity.keep_away(CpuSet([2]), ALL) == ()
-        assert node.affinity.restore() == {}
+    affinity = ShadowIrqs(node.state, node.root)
+    assert affinity.keep_away(CpuSet([2]), ALL) == ()
+    assert affinity.restore() == {}
     assert node.all() == before
 
 

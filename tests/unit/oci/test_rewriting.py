@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bayplan.host.shadow_mode import shadow_mode
+from bayplan.daemon.shadow import ShadowRequests
+from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import QosClass
 from bayplan.model.origin import Precreate, Wrapper
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy, PlacementPolicy, TopologyPolicy
+from bayplan.oci.protocol import Answer, Status, Verb
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import container, pod
@@ -126,9 +128,10 @@ async def test_the_wrapper_beside_nri_adds_what_nri_has_no_field_for(tmp_path: P
         assert rewritten == document
         assert affinity.keys() == {"initial"}
         assert CpuSet.parse(affinity["initial"]) & own == CpuSet([min(own)])
-        with shadow_mode():
-            one.node.write_spec(ID, document)
-            assert await one.ask("create", create_body(bundle)) == ("ok", "")
+        one.node.write_spec(ID, document)
+        handler = ShadowRequests(one.around.controller, one.node.hierarchy, one.around.cpusets)
+        assert await handler.serve(Verb.CREATE, create_body(bundle), Peer(1, 0)) == Answer(Status.OK)
+        await handler.close()
         assert json.loads((bundle / "config.json").read_text()) == document
 
 

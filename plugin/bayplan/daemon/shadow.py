@@ -1,0 +1,269 @@
+"""The parts by which the daemon changes something outside of itself, and those that leave it as it is.
+
+Shadow mode is the choice between the two (`Parts.of_process`), made once where the daemon's parts are put
+together. Everything else is the same code: all is decided and recorded as if it had been carried out. Behind
+it is the gate (`bayplan.host.shadow_mode`), which lets nothing through.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, Final, NamedTuple
+
+from bayplan.admin.release import KernelSettings
+from bayplan.agent_protocol import EvictionAnswer
+from bayplan.control.cpusets import Cpusets
+from bayplan.control.expectations import Expectation
+from bayplan.control.placement_files import PlacementFiles
+from bayplan.control.promised_nodes import PromisedNodes
+from bayplan.control.resource_claims import ResourceClaims
+from bayplan.control.shadow_handler import ShadowHandler
+from bayplan.control.starts import Execs, Starts
+from bayplan.control.verify import Drift, Verifier
+from bayplan.daemon.oom_score_adj import OomScoreAdjWriter
+from bayplan.daemon.page_relief import STEP_S, PageRelief
+from bayplan.daemon.pod_end import PodEnd
+from bayplan.host import shadow_mode
+from bayplan.host.cpu_lists import CpuListLimit
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.irq_affinity import IrqAffinity, Staying
+from bayplan.host.unix_socket import Peer
+from bayplan.model.decision import Move
+from bayplan.model.ledger import Entry
+from bayplan.model.machine import Machine
+from bayplan.model.page_records import PageMoveRecord
+from bayplan.model.workload import Container, Pod, Update
+from bayplan.nri import Handler
+from bayplan.oci.announced_container import AnnouncedContainer
+from bayplan.oci.protocol import Answer, Status, Verb
+from bayplan.oci.request_handler import OciRequestHandler, WriteBack
+from bayplan.oci.runtime_update import RuntimeCommand
+from bayplan.placement.page_placement import LivePages, PageMove, Return, Risk
+from bayplan.sets import CpuSet
+
+
+class ShadowCpusets(Cpusets):
+    """Every cpuset stays as it is."""
+
+    async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+        """As of `Cpusets`."""
+
+    def sync_soon(self) -> None:
+        """As of `Cpusets`."""
+
+    def write(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
+        """As of `Cpusets`."""
+
+    def move_memory(self, container_ids: Iterable[str]) -> None:
+        """As of `Cpusets`."""
+
+
+class ShadowVerifier(Verifier):
+    """The kernel has nothing that was decided, and is not compared."""
+
+    async def verify(self, *, at_once: bool) -> tuple[Drift, ...]:
+        """As of `Verifier`."""
+        return ()
+
+
+class ShadowStarts(Starts):
+    """The wrapper asks for no start."""
+
+    def expect(self, container_id: str) -> bool:
+        """As of `Starts`."""
+        return False
+
+
+class ShadowExecs(Execs):
+    """The wrapper is told of no CPUs."""
+
+    async def update(self) -> None:
+        """As of `Execs`."""
+
+
+class ShadowRequests(OciRequestHandler):
+    """Every answer is that there is nothing to do."""
+
+    async def serve(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
+        """As of `OciRequestHandler`."""
+        await super().serve(verb, body, peer)
+        return Answer(Status.OK)
+
+    async def _apply(
+        self,
+        entry: Entry,
+        updates: Sequence[Update],
+        announced: AnnouncedContainer,
+        runtime: RuntimeCommand | None,
+        peer: Peer,
+    ) -> None:
+        pass
+
+    async def _rewritten(
+        self,
+        entry: Entry,
+        updates: Sequence[Update],
+        announced: AnnouncedContainer,
+        write_back: WriteBack | None,
+    ) -> bytes | None:
+        return None
+
+    async def _add_exec_cpus(self, bundle: str, container_id: str) -> None:
+        pass
+
+
+class ShadowOomScoreAdj(OomScoreAdjWriter):
+    """Writes nothing."""
+
+    async def __call__(self, pod: Pod, container: Container, value: int) -> None:
+        """As of `OomScoreAdjWriter`."""
+
+
+class ShadowPlacementFiles(PlacementFiles):
+    """Nobody is told of his place."""
+
+    async def prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> str:
+        """As of `PlacementFiles`; there is no directory."""
+        return ""
+
+    async def update(self) -> None:
+        """As of `PlacementFiles`."""
+
+    async def sweep(self) -> None:
+        """As of `PlacementFiles`."""
+
+
+class ShadowResourceClaims(ResourceClaims):
+    """None is held."""
+
+    async def sweep(self) -> None:
+        """As of `ResourceClaims`."""
+
+    async def before_start(self, container_id: str) -> None:
+        """As of `ResourceClaims`."""
+
+
+class ShadowPromisedNodes(PromisedNodes):
+    """Whoever would go back is taken for gone back: no pages are waited for."""
+
+    def _is_waited_for(self, back: Return) -> bool:
+        return False
+
+    def _narrow(self, one: Expectation, entry: Entry, move: Move) -> str:
+        return ""
+
+
+class ShadowRelief(PageRelief):
+    """Moves nothing, and records what would be moved."""
+
+    applies: ClassVar[bool] = False
+
+    def carry_out(self, seen: LivePages, cgroups: Mapping[str, str], step_s: float = STEP_S) -> int:
+        """As of `PageRelief`."""
+        return 0
+
+    def unmoved(self, seen: LivePages, risk: Risk, moves: Sequence[PageMove]) -> tuple[PageMoveRecord, ...]:
+        """As of `PageRelief`."""
+        return tuple(
+            PageMoveRecord(
+                at_us=seen.measured_us,
+                container_id=move.container_id,
+                name=seen.holder(move.container_id).name,
+                source=move.source,
+                target=move.target,
+                wanted_bytes=move.amount_bytes,
+                moved_bytes=0,
+                duration_ms=0,
+                at_risk=risk.nodes,
+                obstacle=shadow_mode.NOTHING_APPLIED,
+            )
+            for move in moves
+        )
+
+
+class ShadowPodEnd(PodEnd):
+    """Ends nobody, and waits for no relief, as there is none."""
+
+    obstacle: ClassVar[str] = shadow_mode.NOTHING_APPLIED
+    relief_ns: ClassVar[float] = math.inf
+
+    async def ask_api_server(self, pod: Pod, grace_s: int) -> EvictionAnswer | None:
+        """As of `PodEnd`."""
+        return None
+
+
+class ShadowListLimit(CpuListLimit):
+    """Lists of CPUs stay as they are."""
+
+    def apply(self, fraction: int) -> None:
+        """As of `CpuListLimit`."""
+
+    def restore(self) -> int | None:
+        """As of `CpuListLimit`."""
+        return None
+
+
+class ShadowIrqs(IrqAffinity):
+    """Interrupts stay where they are."""
+
+    def keep_away(self, cpus: CpuSet, others: CpuSet) -> tuple[Staying, ...]:
+        """As of `IrqAffinity`."""
+        return ()
+
+    def restore(self) -> Mapping[str, str]:
+        """As of `IrqAffinity`."""
+        return {}
+
+
+def _shadow_settings(hierarchy: Hierarchy, directory: Path) -> KernelSettings:
+    before = KernelSettings.recorded(hierarchy, directory)
+    limit, irqs = ShadowListLimit(directory, hierarchy.root), ShadowIrqs(directory, hierarchy.root)
+    return before._replace(cpu_lists=limit, irqs=irqs)
+
+
+def _as_decided(handler: Handler) -> Handler:
+    return handler
+
+
+class Parts(NamedTuple):
+    """Each as the daemon makes it. ``runs_if_refused``: a container that is refused is created all the
+    same."""
+
+    answering: Callable[[Handler], Handler] = _as_decided
+    kernel_settings: Callable[[Hierarchy, Path], KernelSettings] = KernelSettings.recorded
+    cpusets: type[Cpusets] = Cpusets
+    verifier: type[Verifier] = Verifier
+    starts: type[Starts] = Starts
+    execs: type[Execs] = Execs
+    oci_requests: type[OciRequestHandler] = OciRequestHandler
+    oom_score_adj: type[OomScoreAdjWriter] = OomScoreAdjWriter
+    placement_files: type[PlacementFiles] = PlacementFiles
+    resource_claims: type[ResourceClaims] = ResourceClaims
+    promised_nodes: type[PromisedNodes] = PromisedNodes
+    relief: type[PageRelief] = PageRelief
+    pod_end: type[PodEnd] = PodEnd
+    runs_if_refused: bool = False
+
+    @classmethod
+    def of_process(cls) -> "Parts":
+        """Those that this process is to have."""
+        return SHADOW if shadow_mode.is_on() else REAL
+
+
+REAL: Final = Parts()
+SHADOW: Final = Parts(
+    ShadowHandler,
+    _shadow_settings,
+    ShadowCpusets,
+    ShadowVerifier,
+    ShadowStarts,
+    ShadowExecs,
+    ShadowRequests,
+    ShadowOomScoreAdj,
+    ShadowPlacementFiles,
+    ShadowResourceClaims,
+    ShadowPromisedNodes,
+    ShadowRelief,
+    ShadowPodEnd,
+    runs_if_refused=True,
+)
