@@ -79,9 +79,9 @@ class Brakes:
         clock_s: Callable[[], float] = time.monotonic,
         attributes: Attributes | None = None,
         *,
-        is_possible: bool = True,
+        applies: bool = True,
     ) -> None:
-        self.is_possible = is_possible
+        self.is_possible = applies and hierarchy.unified
         """Whether anybody could be slowed down here at all."""
         self._controller = controller
         self._hierarchy = hierarchy

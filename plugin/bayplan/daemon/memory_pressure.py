@@ -133,9 +133,7 @@ class PressureWatch:
         """By node, the MemFree with which nothing has to be looked at, by what was counted."""
         self._problem = ""
         self._risks = RiskLog(controller, relief.unmoved, clock_s)
-        self.brakes = Brakes(
-            controller, hierarchy, self.read_nodes, clock_s, is_possible=hierarchy.unified and relief.applies
-        )
+        self.brakes = Brakes(controller, hierarchy, self.read_nodes, clock_s, applies=relief.applies)
         self._in_start_thread = in_start_thread or in_thread
         self._most_held_s = HELD_SHARE * deadline_s
         self._look_now, self._adjusted = asyncio.Event(), asyncio.Event()

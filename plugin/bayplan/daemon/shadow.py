@@ -146,6 +146,9 @@ class ShadowResourceClaims(ResourceClaims):
 class ShadowPromisedNodes(PromisedNodes):
     """Whoever would go back is taken for gone back: no pages are waited for."""
 
+    async def before_start(self, container_id: str) -> None:
+        """As of `PromisedNodes`."""
+
     def _is_waited_for(self, back: Return) -> bool:
         return False
 
