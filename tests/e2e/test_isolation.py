@@ -95,19 +95,6 @@ def survives_a_sibling(node: Node, first: Running, own: frozenset[int], both: fr
     assert state(node, first) == "isolated"
 
 
-def ends_in_conflict(node: Node, other: Running, both: frozenset[int]) -> None:
-    """A container ends right after its partition was made invalid: others get its CPUs all the same."""
-    brief = node.launch(quiet("brief"))
-    pod = node.view(brief).cgroup.rpartition("/")[0]
-    sibling = f"{CGROUPS}{pod}/sibling"
-    node.guest.run("mkdir", sibling)
-    node.guest.write(f"{sibling}/cpuset.cpus", "0-3")
-    node.crictl.stop(brief.container_id)
-    node.crictl.remove(brief.container_id)
-    node.guest.run("rmdir", sibling)
-    node.await_view(other, lambda view: view.cpus_allowed == ALL - both)
-
-
 def follows(node: Node) -> None:
     files, irqs = cpuset_files(node), irq_files(node)
     node.bayplan.start()
@@ -130,10 +117,6 @@ def follows(node: Node) -> None:
     assert node.view(other).cpus_allowed == ALL - both
 
     survives_a_sibling(node, first, own, both)
-    node.crictl.stop(second.container_id)
-    node.crictl.remove(second.container_id)
-    ends_in_conflict(node, other, own)
-    second = node.launch(quiet("second-again"))
 
     # The daemon is killed; one container ends without it.
     node.bayplan.kill()
