@@ -160,7 +160,7 @@ class Placements:
         notes = exec_notes(decision, origin) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
         decision = replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
         moved = base.moved(decision.moves)
-        shared = _left_shared(transaction.basis, moved, decision)
+        shared = _left_shared(basis, moved, decision)
         decision, source = await self._with_file(machine, shared, decision)
         with_reply = origin.runtime_applies
         settable = Ability(self._cgroup_v2, not with_reply or self.runtime_sets_oom_score_adj)
@@ -224,7 +224,7 @@ class Placements:
             return updates
         if decision.outcome is Outcome.REFUSED:
             self.refuse(decision)
-        shared = _left_shared(transaction.basis, base, decision)
+        shared = _left_shared(basis, base, decision)
         changed = replace(entry, decision=decision)
         changed = resized(machine, policy, Ability(self._cgroup_v2), shared, changed, resources)
         # In place of what it was, so that it does not become the newest of its pod.
@@ -461,7 +461,8 @@ class Placements:
         Returns:
             The updates for the reply to the NRI runtime; without one, of nodes, for the kernel.
         """
-        shared_before, pools_before = transaction.basis.shared_cpus, transaction.basis.ledger.cpus_of_pools
+        basis = transaction.basis
+        shared_before, pools_before = basis.shared_cpus, basis.ledger.cpus_of_pools
         ledger, updates, nodes_due = self._with_updates(ledger, shared, decided, moves, most_running)
         begun_s = time.perf_counter()
         try:

@@ -454,7 +454,7 @@ class Placement(Struct, frozen=True):
     @property
     def apart_cpus(self) -> CpuSet:
         """Those, and the CPUs of the named pool that it is in."""
-        return self.own_cpus | self.pool_cpus if self.pool_cpus else self.own_cpus
+        return self.own_cpus | self.pool_cpus if self.pool_cpus.mask else self.own_cpus
 
     def staying(self, mems: NodeSet | None = None) -> "Placement":
         """It with a promise that does not go to other nodes for others, on *mems* if some are given."""
@@ -470,9 +470,10 @@ class Placement(Struct, frozen=True):
 
     def cpus_among(self, shared: CpuSet) -> CpuSet:
         """The cpuset.cpus of the container while *shared* are the shared CPUs."""
-        if self.exclusive_cpus and self.beside_cpus:
+        if self.exclusive_cpus.mask and self.beside_cpus.mask:
             return self.exclusive_cpus | (shared & self.beside_cpus or shared)
-        return self.apart_cpus or shared
+        apart = self.apart_cpus
+        return apart if apart.mask else shared
 
 
 class Move(Struct, frozen=True):
@@ -644,8 +645,8 @@ class Decision(Struct, frozen=True):
         """Whether the container runs on the CPUs that are nobody's own: not on exclusive ones, nor on those
         of a named pool, nor on some that somebody else chose."""
         placement = self.placement
-        has_own = placement.exclusive_cpus or placement.claimed_cpus is not None
-        return not (has_own or placement.pool_cpus or self.request.cpus_chosen_by_others)
+        has_own = placement.exclusive_cpus.mask or placement.claimed_cpus is not None
+        return not (has_own or placement.pool_cpus.mask or self.request.cpus_chosen_by_others)
 
     @property
     def promises(self) -> Parts:

@@ -8,7 +8,7 @@ All members have the same CPUs: what an entry that is added says holds for all o
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -26,6 +26,7 @@ from bayplan.model.decision import (
     Move,
     Outcome,
     Placement,
+    Promise,
     QosSource,
     Reason,
     Request,
@@ -36,6 +37,8 @@ from bayplan.model.pod_as_a_whole import held_cpus, is_member, settled, shares_p
 from bayplan.model.resource_claim import HeldClaim
 from bayplan.model.sidecar_scores import corrected_claim, explained_by_others
 from bayplan.sets import CpuSet, IdSet, NodeSet, nodes_text
+
+_NO_CPUS: Final = CpuSet()
 
 ScoreKey = tuple[str, int]
 """Pod and oom_score_adj."""
@@ -476,23 +479,24 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
 
 
 def _added(ledger: Ledger, entry: Entry) -> Ledger:
-    placement = entry.decision.placement
+    placement, container_id = entry.decision.placement, entry.container_id
+    promise = placement.promise
     return Ledger(
-        entries={**ledger.entries, entry.container_id: entry},
-        booked_bytes=with_booking(ledger.booked_bytes, placement, 1),
+        entries={**ledger.entries, container_id: entry},
+        booked_bytes=with_booking(ledger.booked_bytes, promise, 1),
         exclusive_cpus=ledger.exclusive_cpus | held_cpus(placement),
         bound=with_count(ledger.bound, placement.mems, 1),
-        claimed_bytes=with_claim(ledger.claimed_bytes, placement, 1),
+        claimed_bytes=with_claim(ledger.claimed_bytes, promise, 1),
         retained=ledger.retained,
         notices=with_count(ledger.notices, notice_of(entry), 1),
         ids_by_score=ledger.ids_by_score,
-        short_ids=with_id(ledger.short_ids, entry.container_id, belongs=is_short(placement)),
+        short_ids=with_id(ledger.short_ids, container_id, belongs=bool(promise.short_bytes)),
         pinned_ids=with_id(
-            ledger.pinned_ids, entry.container_id, belongs=entry.decision.request.pinned_cpus is not None
+            ledger.pinned_ids, container_id, belongs=entry.decision.request.pinned_cpus is not None
         ),
         shared_milli=with_shared_milli(ledger.shared_milli, entry.decision, 1),
-        beside_ids=with_id(ledger.beside_ids, entry.container_id, belongs=shares_beside(entry)),
-        followed_ids=with_id(ledger.followed_ids, entry.container_id, belongs=is_followed(entry)),
+        beside_ids=with_id(ledger.beside_ids, container_id, belongs=shares_beside(entry)),
+        followed_ids=with_id(ledger.followed_ids, container_id, belongs=is_followed(entry)),
         pool_ids=with_member(ledger.pool_ids, entry.decision.request, belongs=True),
     )
 
@@ -516,7 +520,7 @@ def _holding(ledger: Ledger, last: Entry, sign: int) -> Ledger:
     cpus = held_cpus(placement)
     return replace(
         ledger,
-        claimed_bytes=with_claim(ledger.claimed_bytes, placement, sign),
+        claimed_bytes=with_claim(ledger.claimed_bytes, placement.promise, sign),
         exclusive_cpus=ledger.exclusive_cpus | cpus if sign > 0 else ledger.exclusive_cpus - cpus,
     )
 
@@ -546,19 +550,21 @@ def _settled_pod(
 
 def notice_of(entry: Entry) -> CpuSet | None:
     """Under what *entry* counts in ``notices``; None where no update can become due."""
-    decision, sent = entry.decision, entry.notified_cpus or CpuSet()
+    decision, sent = entry.decision, entry.notified_cpus
     if not entry.origin.runtime_applies:
         return None
     if decision.shares_cpus:
-        return sent
-    apart = decision.placement.apart_cpus
-    return CpuSet() if apart and apart != sent and not shares_beside(entry) else None
+        return _NO_CPUS if sent is None else sent
+    apart = decision.placement.apart_cpus.mask
+    was_sent = sent is not None and apart == sent.mask
+    return _NO_CPUS if apart and not was_sent and not shares_beside(entry) else None
 
 
 def shares_beside(entry: Entry) -> bool:
     """Whether bayplan gives it shared CPUs beside its own, which change with those of all."""
     placement = entry.decision.placement
-    return entry.origin.runtime_applies and bool(placement.exclusive_cpus and placement.beside_cpus)
+    beside = placement.exclusive_cpus.mask and placement.beside_cpus.mask
+    return bool(beside) and entry.origin.runtime_applies
 
 
 def is_followed(entry: Entry) -> bool:
@@ -604,7 +610,7 @@ def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
         ledger,
         entries={**ledger.entries, container_id: changed},
         claimed_bytes=with_claim(
-            with_claim(ledger.claimed_bytes, entry.decision.placement, -1), placement, 1
+            with_claim(ledger.claimed_bytes, entry.decision.placement.promise, -1), placement.promise, 1
         ),
         short_ids=with_id(ledger.short_ids, container_id, belongs=is_short(placement)),
     )
@@ -612,6 +618,7 @@ def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
 
 def _removed(ledger: Ledger, gone: Entry) -> Ledger:
     container_id, placement = gone.container_id, gone.decision.placement
+    promise = placement.promise
     entries = dict(ledger.entries)
     del entries[container_id]
     pool_ids = with_member(ledger.pool_ids, gone.decision.request, belongs=False)
@@ -620,10 +627,10 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         freed -= placement.pool_cpus
     return Ledger(
         entries=entries,
-        booked_bytes=with_booking(ledger.booked_bytes, placement, -1),
+        booked_bytes=with_booking(ledger.booked_bytes, promise, -1),
         exclusive_cpus=ledger.exclusive_cpus - freed,
         bound=with_count(ledger.bound, placement.mems, -1),
-        claimed_bytes=with_claim(ledger.claimed_bytes, placement, -1),
+        claimed_bytes=with_claim(ledger.claimed_bytes, promise, -1),
         retained=ledger.retained,
         notices=with_count(ledger.notices, notice_of(gone), -1),
         ids_by_score=ledger.ids_by_score,
@@ -648,10 +655,10 @@ Ids = TypeVar("Ids", bound=IdSet)
 
 
 def with_booking(
-    totals: Mapping[int, Mapping[str, int]], placement: Placement, sign: int
+    totals: Mapping[int, Mapping[str, int]], promise: Promise, sign: int
 ) -> Mapping[int, Mapping[str, int]]:
-    """The totals after *placement* came (+1) or went (-1)."""
-    booked_bytes = placement.promise.booked_bytes
+    """The totals after *promise* came (+1) or went (-1)."""
+    booked_bytes = promise.booked_bytes
     if not booked_bytes:
         return totals
     changed = dict(totals)
@@ -664,10 +671,10 @@ def with_booking(
 
 
 def with_claim(
-    totals: Mapping[NodeSet, Mapping[str, int]], placement: Placement, sign: int
+    totals: Mapping[NodeSet, Mapping[str, int]], promise: Promise, sign: int
 ) -> Mapping[NodeSet, Mapping[str, int]]:
-    """The totals after the claim of *placement* came (+1) or went (-1). Sets without a claim are left out."""
-    parts = placement.promise.claimed_parts
+    """The totals after what *promise* claims came (+1) or went (-1). Sets without a claim are left out."""
+    parts = promise.claimed_parts
     if not parts:
         return totals
     changed = dict(totals)

@@ -150,7 +150,9 @@ def held_cpus(placement: Placement) -> CpuSet:
     those of the named pool that it is in. A resource claim holds its CPUs itself."""
     affinity = placement.affinity
     of_pod = affinity is not None and affinity.whole and isinstance(placement.promise, Claim)
-    held = placement.exclusive_cpus | placement.pool_cpus if placement.pool_cpus else placement.exclusive_cpus
+    held = placement.exclusive_cpus
+    if placement.pool_cpus.mask:
+        held |= placement.pool_cpus
     return held | affinity.cpus if of_pod and affinity else held
 
 
