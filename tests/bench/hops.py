@@ -23,7 +23,7 @@ from plugins import MACHINE, SHARED, WHOLE, Kind
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import PLUGIN_SERVICE
 from bayplan.nri.request_queue import RequestQueue, Timeouts
-from bayplan.nri.runtime_connection import RuntimeConnection
+from bayplan.nri.session import RuntimeConnection
 from bayplan.nri.transport import Identity
 from bayplan.nri.wire import Connection, Request, Response, Role
 from support.controllers import controlled

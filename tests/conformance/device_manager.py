@@ -16,8 +16,7 @@ from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
 from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
 from bayplan.engines.kubelet.topology_manager import Provider
 from bayplan.errors import BayplanError
-from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
-from bayplan.kubelet.resources import pod_limits
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec, pod_limits
 from bayplan.sets import NodeSet
 
 Devices = frozenset[str]

@@ -16,7 +16,7 @@ from testbed.node import Node
 from testbed.pods import MIB, cgroup_parent, size
 from testbed.topology import FOUR_NODES
 
-from bayplan.kubelet.eviction.ranking import PodUsage, eviction_order
+from bayplan.kubelet.eviction_manager import PodUsage, eviction_order
 
 LIMIT_S = 600.0
 POLL_S = 2.0

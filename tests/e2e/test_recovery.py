@@ -14,7 +14,7 @@ from testbed.scenario import on
 from testbed.topology import FOUR_NODES, TWO_NODES
 
 from bayplan.model.wishes import DECISION_ANNOTATION
-from bayplan.state.schema import VERSION
+from bayplan.state.database import VERSION
 
 CROWD = 50
 LATE_S = 1.0

@@ -7,7 +7,7 @@ import pytest
 from bayplan._proto.nri import api_pb2
 from bayplan.errors import RemoteProtocolError
 from bayplan.nri.wire import Code, ConnectionClosed, RefusalFloodError, Response, TruncatedError
-from bayplan.nri.wire.limits import MAX_CONSECUTIVE_REFUSALS, MAX_UNANSWERED_REQUESTS
+from bayplan.nri.wire.connection_events import MAX_CONSECUTIVE_REFUSALS, MAX_UNANSWERED_REQUESTS
 
 pytestmark = pytest.mark.interop
 

@@ -15,7 +15,7 @@ from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.quantity import GIB
 from bayplan.simulate.manifest import plan_manifest, sizes_manifest
 from bayplan.simulate.rehearsal import Rehearsal
-from bayplan.state.codec import encode
+from bayplan.state.record import encode
 from support.machines import machine
 from support.snapshots import make_snapshot
 

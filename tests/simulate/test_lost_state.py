@@ -24,7 +24,7 @@ from bayplan.nri import Session
 from bayplan.placement.after_removal import with_completed_claims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
-from bayplan.state.schema import VERSION
+from bayplan.state.database import VERSION
 from support.controllers import controlled, has_due_updates
 from support.flavors import CONTAINERD_1_7_20, CONTAINERD_2_1, CONTAINERD_2_3, Flavor
 from support.machines import machine

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.host.shadow_mode import NOTHING_APPLIED, shadow_mode
-from bayplan.nri.operations import Operation
+from bayplan.nri.translate import Operation
 from bayplan.nri.wire import Code, Response
 from bayplan.oci.protocol import Answer, Status
 from support.interleaving.schedule import play

@@ -11,7 +11,7 @@ from typing import Final
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import Clock
-from bayplan.nri.clock import wait
+from bayplan.nri.request_queue import wait
 from bayplan.nri.wire import MessageTooLargeError
 from support.flavors import Flavor
 from support.plugin_connection import PluginConnection, PluginGoneError, PluginRefusedError

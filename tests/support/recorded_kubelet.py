@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from bayplan.config.settings import Settings
-from bayplan.kubelet.eviction.thresholds import ThresholdValue
+from bayplan.kubelet.eviction_manager import ThresholdValue
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB

@@ -14,7 +14,7 @@ import yaml
 
 from bayplan import __version__
 from bayplan.agent.command_line import ClusterTask, build_parser
-from bayplan.config import flags
+from bayplan.config import keys
 from bayplan.config.keys import KEYS
 from bayplan.config.load import load_settings
 from bayplan.config.values import InvalidValueError
@@ -123,12 +123,10 @@ def test_both_programs_understand_their_flags(tmp_path: Path) -> None:
     (tmp_path / "bayplan.yaml").write_text(found("ConfigMap", "bayplan")["data"]["bayplan.yaml"])
     daemon = container(DAEMON)
     words = (daemon["command"] + daemon["args"])[len(bounded()) + 1 :]
-    arguments = flags.build_parser().parse_args(words)
+    arguments = keys.build_parser().parse_args(words)
     (mount,) = (one for one in daemon["volumeMounts"] if one["name"] == "configuration")
     assert [str(path.parent) for path in arguments.config] == [mount["mountPath"]]
-    settings = load_settings(
-        [tmp_path / path.name for path in arguments.config], flags.given_flags(arguments)
-    )
+    settings = load_settings([tmp_path / path.name for path in arguments.config], keys.given_flags(arguments))
     mounts = {one["mountPath"] for one in daemon["volumeMounts"]}
     assert settings.oci_socket is None
     assert settings.agent_socket is not None

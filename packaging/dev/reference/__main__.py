@@ -18,7 +18,7 @@ from bayplan import __version__
 from bayplan.agent import command_line as agent
 from bayplan.cli import kubectl_bayplan
 from bayplan.cli.main import EXIT_STATUSES, build_parser
-from bayplan.config import flags
+from bayplan.config import keys
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
 from reference import import_map, kernel_files
 from reference.machines import machine_pages
@@ -57,7 +57,7 @@ _AGENT_STATUSES: Final = {
 
 def reference() -> dict[str, str]:
     """Every file, by its path in the source tree."""
-    bayplan, baypland = command_of(build_parser()), command_of(flags.build_parser())
+    bayplan, baypland = command_of(build_parser()), command_of(keys.build_parser())
     return {
         "docs/man/bayplan.1": man_page(
             bayplan, 1, __version__, EXIT_STATUSES, ["baypland(8)", "bayplan-agent(8)"]
@@ -83,7 +83,7 @@ def completions() -> dict[str, str]:
     """The files of each command, by their paths in the source tree."""
     parsers = {
         "bayplan": build_parser(),
-        "baypland": flags.build_parser(),
+        "baypland": keys.build_parser(),
         "bayplan-agent": agent.build_parser(),
         "kubectl-bayplan": kubectl_bayplan.build_parser(),
     }

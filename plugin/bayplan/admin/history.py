@@ -1,24 +1,30 @@
-"""Questions about what was decided before: what was refused lately, and everything about one pod in order.
+"""Questions about what was decided before: what was refused lately, everything about one pod in order, and
+what decisions did since some time, or in shadow mode would have done (``report``).
 
-Answered from the store, so that a restart of the daemon loses nothing of it. What holds now is in the views.
+Answered from the store, so that a restart of the daemon loses nothing of it. What holds now is in the
+views. The report is made of the records alone, the same for both, so that what shadow mode says can be
+held against what the same containers get without it.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from bayplan.admin.questions import (
     MAX_RECORDED,
     Question,
+    Recorded,
     Records,
     UnknownSubjectError,
+    eviction_view,
     explaining,
     since_in,
     subject_of,
 )
-from bayplan.admin.report import reporting
-from bayplan.admin_protocol import API_VERSION, REFUSED_SINCE_S
+from bayplan.admin_protocol import API_VERSION, REFUSED_SINCE_S, REPORTED_SINCE_S
 from bayplan.control.recorder import Recorder
-from bayplan.model.decision import Decision
+from bayplan.kubelet.eviction_manager import node_of
+from bayplan.model.decision import Decision, Outcome
 from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.sentences import summary
@@ -27,6 +33,114 @@ from bayplan.state import RefusedItem
 from bayplan.views.decision_view import View
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import timestamp
+
+_DECIDED: Final = (Outcome.PLACED, Outcome.DEGRADED, Outcome.REFUSED)
+"""What was found running stays as it was."""
+
+
+class ReportRecords(Protocol):
+    """What is recorded, as a `Recorder` finds it; always the newest first."""
+
+    def decided(self, since_us: int) -> Awaitable[Sequence[Recorded]]:
+        """The decisions since then."""
+
+    def page_moves(self, limit: int, subject: str | None) -> Awaitable[Sequence[PageMoveRecord]]:
+        """So many of the records of pages that were moved; of all containers without a subject."""
+
+    def evictions(self, limit: int, subject: str | None) -> Awaitable[Sequence[EvictionRecord]]:
+        """So many of the records of evicted containers; of all without a subject."""
+
+    def history(self, limit: int, subject: str) -> Awaitable[Sequence[Recorded]]:
+        """So many of the decisions about a subject."""
+
+
+def reporting(records: ReportRecords) -> Question:
+    """The question ``report``."""
+
+    async def answer(snapshot: Snapshot, request: Mapping[str, object]) -> View:
+        since_us = since_in("report", snapshot, request, REPORTED_SINCE_S)
+        decided = [one for one in await records.decided(since_us) if one[1].outcome in _DECIDED]
+        evicted = [one for one in await records.evictions(MAX_RECORDED, None) if one.at_us >= since_us]
+        moved = [one for one in await records.page_moves(MAX_RECORDED, None) if one.at_us >= since_us]
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "Report",
+            "since": timestamp(since_us),
+            "outcomes": _counted(decided),
+            "containers": [_container(at_us, one) for at_us, one in reversed(decided)],
+            "moves": [move for at_us, one in reversed(decided) for move in _moves(at_us, one)],
+            "pageMoves": [_page_move(one) for one in reversed(moved)],
+            "evictions": [
+                eviction_view(one) | {"mems": await _mems_of(one, records)} for one in reversed(evicted)
+            ],
+        }
+
+    return answer
+
+
+async def _mems_of(evicted: EvictionRecord, records: ReportRecords) -> str | None:
+    """The node that ran short; else those that the container was bound to, None if to none."""
+    node = node_of(evicted.signal)
+    if node is not None:
+        return str(node)
+    bound = (
+        decision.placement.mems
+        for at_us, decision in await records.history(MAX_RECORDED, evicted.container_id)
+        if at_us <= evicted.at_us and decision.outcome is not Outcome.REFUSED
+    )
+    mems = next(bound, None)
+    return None if mems is None else str(mems)
+
+
+def _counted(decided: Sequence[Recorded]) -> dict[str, int]:
+    counted = Counter(one.outcome for _, one in decided)
+    return {outcome.value: counted[outcome] for outcome in _DECIDED}
+
+
+def _container(at_us: int, decision: Decision) -> View:
+    request, placement = decision.request, decision.placement
+    given = decision.outcome is not Outcome.REFUSED
+    return {
+        "at": timestamp(at_us),
+        "id": request.container_id,
+        "name": request.name,
+        "outcome": decision.outcome.value,
+        "mems": str(placement.mems) if given and placement.mems is not None else None,
+        "exclusiveCpus": str(placement.own_cpus),
+        "sharesCpus": given and decision.shares_cpus,
+        "memoryLimitBytes": request.memory_limit_bytes if given else None,
+        "reasons": [{"code": reason.code, "text": reason.text} for reason in decision.reasons],
+    }
+
+
+def _moves(at_us: int, decision: Decision) -> list[View]:
+    return [
+        {
+            "at": timestamp(at_us),
+            "id": move.container_id,
+            "name": move.name,
+            "before": str(move.before),
+            "after": str(move.after),
+            "bytes": move.moved_bytes,
+            "for": decision.request.name,
+        }
+        for move in decision.moves
+    ]
+
+
+def _page_move(record: PageMoveRecord) -> View:
+    return {
+        "at": timestamp(record.at_us),
+        "id": record.container_id,
+        "name": record.name,
+        "fromNode": record.source,
+        "toNode": record.target,
+        "wantedBytes": record.wanted_bytes,
+        "movedBytes": record.moved_bytes,
+        "done": record.is_done,
+        "obstacle": record.obstacle or None,
+    }
+
 
 MAX_REFUSED: Final = 200
 """So many containers are listed, the latest first; all of them are counted."""

@@ -1,6 +1,6 @@
 """The eviction thresholds that settings come to on a machine, and what is wrong with them there.
 
-Pure. What each text of a threshold means is in `bayplan.kubelet.eviction.thresholds`.
+Pure. What each text of a threshold means is in `bayplan.kubelet.eviction_manager`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -10,14 +10,15 @@ from bayplan.config.kubelet_rules import hard_thresholds, remarks_on_machine
 from bayplan.config.settings import Settings
 from bayplan.errors import Problem
 from bayplan.host.eviction_signals import FileSystems
-from bayplan.kubelet.eviction.node_signals import node_of, on_each_node
-from bayplan.kubelet.eviction.rules import with_container_fs
-from bayplan.kubelet.eviction.thresholds import (
+from bayplan.kubelet.eviction_manager import (
     Threshold,
     ThresholdValue,
     Values,
+    node_of,
+    on_each_node,
     starved,
     thresholds_of,
+    with_container_fs,
     without_grace_period,
 )
 from bayplan.model.machine import MEMORY, Machine

@@ -1,33 +1,36 @@
-"""Every key of the configuration, once: its name in files, its flag, its reader, its default and its meaning.
+"""Every key of the configuration, once: its name in files, its flag, its reader, its default and its
+meaning.
 
-The reader of files, the flags, --help and the test of the documentation are all made from this table. Names
-and shapes are KubeletConfiguration's wherever it has them.
+The reader of files, the flags, --help and the test of the documentation are all made from this table.
+Names and shapes are KubeletConfiguration's wherever it has them.
+
+The command line of baypland is one flag for every key, in kubelet's spelling, and what is not a key. The
+values are read by `bayplan.config.load`: a flag is checked like a file.
 """
 
+import argparse
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
+from bayplan import __version__
 from bayplan.admin_protocol import LOG_LEVELS
 from bayplan.config import syntax
-from bayplan.config.amounts import (
-    amount_bytes,
-    by_signal,
-    positive_bytes,
-    reserved_memory,
-    reserved_resources,
-    transition_period,
-)
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
+from bayplan.config.syntax import switch
 from bayplan.config.values import (
     InvalidValueError,
     ProblemCollector,
     Reader,
     absolute_path,
     absolute_path_or_none,
+    amount_bytes,
     boolean,
+    by_signal,
     cpu_list,
     digits,
     duration_ms,
@@ -43,6 +46,9 @@ from bayplan.config.values import (
     one_of,
     parsed,
     policy_options,
+    positive_bytes,
+    reserved_memory,
+    reserved_resources,
     share_or_none,
     show,
     socket_path,
@@ -50,12 +56,13 @@ from bayplan.config.values import (
     some_of,
     table,
     text_like,
+    transition_period,
     whole_number,
     whole_number_or,
 )
 from bayplan.engines.interface import EXACT, KUBELET
 from bayplan.errors import ParseError, Problem
-from bayplan.kubelet.eviction.thresholds import read_grace_period, read_min_reclaim, read_threshold
+from bayplan.kubelet.eviction_manager import read_grace_period, read_min_reclaim, read_threshold
 from bayplan.kubelet.manager_options import CPU_OPTIONS, NONE, OPTIONS, STATIC, MemoryManagerPolicy
 from bayplan.model.machine import CORE_KINDS, hugepages
 from bayplan.model.policy import (
@@ -75,6 +82,7 @@ from bayplan.model.wishes import KEYS as ANNOTATIONS
 from bayplan.model.wishes import POOL_NAME, wrong_rule
 from bayplan.quantity import format_bytes, parse_page_size
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.standard_streams import CommandLineParser
 
 FEATURE_GATES: Final = (
     "MemoryQoS",
@@ -613,3 +621,63 @@ def changed_at_start(before: Settings, after: Settings) -> list[str]:
         for key in KEYS.values()
         if key.at_start and getattr(before, key.field) != getattr(after, key.field)
     ]
+
+
+_DESCRIPTION: Final = """\
+Decides which NUMA nodes hold each container's memory and which CPUs run it, and has the container runtime
+make it so before the container's first instruction. Runs on every node, as root."""
+
+_EPILOG: Final = """\
+Flags win over files, later files over earlier ones. Without --config, /etc/bayplan/bayplan.toml is read if
+it is there, then /etc/bayplan/conf.d/*.toml (or .yaml) in lexical order. kubelet's own file can be given too.
+
+Exit status: 0 stopped as asked, 1 failure, 2 wrong flags or files, 3 another daemon is in the way."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of baypland's command line."""
+    parser = CommandLineParser(
+        prog="baypland",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        usage="%(prog)s [--config PATH]... [--KEY VALUE]...",
+    )
+    parser.add_argument(
+        "--config",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="PATH",
+        help="read this TOML or YAML file, or all of this directory; may be given more than once",
+    )
+    parser.add_argument(
+        "--check-config", action="store_true", help="check files and flags against this machine, and exit"
+    )
+    version = f"%(prog)s {__version__} (python {platform.python_version()})"
+    parser.add_argument("--version", action="version", version=version)
+    for heading, keys in GROUPS.items():
+        group = parser.add_argument_group(heading)
+        for key in keys:
+            _add(group, key)
+    return parser
+
+
+def given_flags(arguments: argparse.Namespace) -> Mapping[str, Sequence[str]]:
+    """The keys that were set on the command line, with the texts they were set to."""
+    values = {name: getattr(arguments, key.field) for name, key in KEYS.items()}
+    return {name: texts for name, texts in values.items() if texts is not None}
+
+
+def _add(group: argparse._ArgumentGroup, key: Key) -> None:
+    # A switch without a value means true, as for kubelet's own switches.
+    bare: dict[str, object] = {"nargs": "?", "const": "true"} if key.plain is switch else {}
+    group.add_argument(
+        f"--{key.flag}",
+        dest=key.field,
+        action="append",
+        metavar=key.metavar,
+        help=f"{key.meaning} (default: {key.default})".replace("%", "%%"),
+        **bare,  # type: ignore[arg-type]  # keywords of several types
+    )

@@ -22,7 +22,7 @@ from bayplan.engines.kubelet.cpu_state import CpuManagerError
 from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.errors import Problem
-from bayplan.kubelet.eviction.node_reservation import node_allocatable_reservation
+from bayplan.kubelet.eviction_manager import node_allocatable_reservation
 from bayplan.kubelet.manager_options import ManagerConfigError, MemoryManagerPolicy
 from bayplan.kubelet.pod import CPU, FeatureGates
 from bayplan.kubelet.reservation import KEY, ReservationProblem, check_sums, in_words, of_nodes

@@ -12,7 +12,7 @@ from bayplan.config.sources import Source
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import KUBELET, Engine
 from bayplan.errors import Problem
-from bayplan.kubelet.eviction.thresholds import (
+from bayplan.kubelet.eviction_manager import (
     DEFAULT_MEMORY,
     MEMORY_AVAILABLE,
     Values,

@@ -25,8 +25,8 @@ from bayplan.config.settings import Settings
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, Problem
 from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
+from bayplan.kubelet.pod import is_memory
 from bayplan.kubelet.reservation import Reservation, check_machine, in_words
-from bayplan.kubelet.resources import is_memory
 from bayplan.model.basis import Allocatable
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine, hugepages

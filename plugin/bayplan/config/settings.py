@@ -14,7 +14,7 @@ from bayplan.agent_protocol import DEFAULT_GROUP
 from bayplan.agent_protocol import DEFAULT_SOCKET as DEFAULT_AGENT_SOCKET
 from bayplan.engines.interface import EXACT, KUBELET
 from bayplan.host.placement_files import DIRECTORY
-from bayplan.kubelet.eviction.thresholds import (
+from bayplan.kubelet.eviction_manager import (
     DEFAULT_MEMORY,
     DEFAULT_TRANSITION_NS,
     MEMORY_AVAILABLE,

@@ -21,8 +21,7 @@ from bayplan.host.disk_usage import DiskUsage, disk_usage, log_directory, writab
 from bayplan.host.eviction_signals import thread_count, working_set_bytes
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.live_memory import read_held
-from bayplan.kubelet.eviction.ranking import DiskUse, disk_uses
-from bayplan.kubelet.eviction.thresholds import INODES, PIDS, starved
+from bayplan.kubelet.eviction_manager import INODES, PIDS, DiskUse, disk_uses, starved
 from bayplan.model import machine
 from bayplan.model.qos import qos_from_cgroup_parent
 from bayplan.model.workload import Container

@@ -25,16 +25,19 @@ from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.errors import StateError
 from bayplan.host.eviction_signals import has_kubelet
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.kubelet.eviction.node_signals import node_of
-from bayplan.kubelet.eviction.pressure import wanted
-from bayplan.kubelet.eviction.rules import (
+from bayplan.kubelet.eviction_manager import (
+    EPHEMERAL_STORAGE,
+    INODES,
     EvictionNote,
     NodeCondition,
+    Threshold,
     conditions,
     eviction_note,
+    node_of,
     reclaimed_first,
+    starved,
+    wanted,
 )
-from bayplan.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, Threshold, starved
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.decision import Decision, Outcome, Reason
 from bayplan.model.eviction_records import EvictionRecord

@@ -12,7 +12,7 @@ from typing import Final
 
 from bayplan import logs
 from bayplan.config.eviction import remarks_here
-from bayplan.config.flags import build_parser, given_flags
+from bayplan.config.keys import build_parser, given_flags
 from bayplan.config.reservations import resolve_policy, wrong_here
 from bayplan.config.settings import Settings
 from bayplan.control.reading import read_within

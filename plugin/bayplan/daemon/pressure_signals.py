@@ -1,6 +1,6 @@
 """Observes kubelet's eviction signals and those of NUMA nodes, and says which thresholds are met since when.
 
-The formulas are in `bayplan.host.eviction_signals`, the rules in `bayplan.kubelet.eviction`. Nothing
+The formulas are in `bayplan.host.eviction_signals`, the rules in `bayplan.kubelet.eviction_manager`. Nothing
 is done about it here: nodes are relieved by `memory_pressure`, pods are ended by `eviction`.
 """
 
@@ -16,10 +16,17 @@ from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.errors import BayplanError
 from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.kubelet.eviction.node_signals import node_of, node_signal
-from bayplan.kubelet.eviction.pressure import Pressure, after_look, shortage, wanted
-from bayplan.kubelet.eviction.rules import NodeCondition, Observation
-from bayplan.kubelet.eviction.thresholds import Threshold
+from bayplan.kubelet.eviction_manager import (
+    NodeCondition,
+    Observation,
+    Pressure,
+    Threshold,
+    after_look,
+    node_of,
+    node_signal,
+    shortage,
+    wanted,
+)
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.placement.page_placement import NodeMemory
 

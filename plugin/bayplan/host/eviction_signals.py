@@ -18,8 +18,7 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, read_text
 from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
-from bayplan.kubelet.eviction.rules import Observation
-from bayplan.kubelet.eviction.thresholds import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE
+from bayplan.kubelet.eviction_manager import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE, Observation
 from bayplan.model.kubelet_version import KubeletRules
 
 _PIDS: Final = "pid.available"

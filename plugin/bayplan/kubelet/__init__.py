@@ -8,12 +8,12 @@ engine is chosen.
 ==================  ================================================================================
 here                in kubelet (pkg/kubelet)
 ==================  ================================================================================
-pod, resources      the API object, and k8s.io/component-helpers: sums of requests and limits
-qos/                qos, kuberuntime, cm/helpers_linux: class, oom_score_adj, cgroup values
-eviction/           eviction: thresholds, a look (``rules``), the next (``pressure``), who (``ranking``)
+pod                 the API object, and k8s.io/component-helpers: sums of requests and limits
+qos                 qos, kuberuntime, cm/helpers_linux: class, oom_score_adj, cgroup values
+eviction_manager    eviction: thresholds, a look, the next, who
 reservation         cm/memorymanager: reservedMemory held against the sums
 manager_options     apis/config, cm/cpumanager, cm/topologymanager: policies and their options
 ==================  ================================================================================
 
-``eviction/node_signals``, thresholds of single nodes, has no counterpart in kubelet.
+Thresholds of single nodes have no counterpart in kubelet.
 """

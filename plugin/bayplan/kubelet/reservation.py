@@ -1,7 +1,7 @@
 """Reserved memory per NUMA node, checked as kubelet checks it, with every problem reported by its place.
 
 `ReservationProblem.kubelet` is the sentence that kubelet has for it, for those who search for that; kubelet
-stops at the first. Texts are read by `bayplan.config.amounts`.
+stops at the first. Texts are read by `bayplan.config.values`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from bayplan.errors import Problem
-from bayplan.kubelet.pod import Amounts
-from bayplan.kubelet.resources import is_memory, page_size_bytes
+from bayplan.kubelet.pod import Amounts, is_memory, page_size_bytes
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import format_bytes, format_page_size

@@ -13,23 +13,28 @@ containers outside of a reply can deadlock runtimes with NRI older than 0.12.1.
 """
 
 from bayplan.backoff import Backoff
-from bayplan.nri.clock import Clock, Timer
-from bayplan.nri.errors import EmptySetError, PayloadError
-from bayplan.nri.events import Event, events_of, mask_of
-from bayplan.nri.handler import Handler
-from bayplan.nri.link import Link
-from bayplan.nri.request_queue import Timeouts
-from bayplan.nri.runtime_connection import PLUGIN_SERVICE, RUNTIME_SERVICE
-from bayplan.nri.session import Session
+from bayplan.nri.handler import EmptySetError, Handler, PayloadError
+from bayplan.nri.request_queue import Clock, Timeouts, Timer
+from bayplan.nri.session import PLUGIN_SERVICE, RUNTIME_SERVICE, Session
 from bayplan.nri.transport import (
     DEFAULT_SOCKET,
     Endpoint,
     Identity,
     InheritedSocket,
+    Link,
     UnixSocket,
     launched_by_runtime,
 )
-from bayplan.nri.versions import Capabilities, Runtime, Version, infer_nri_version, known_events
+from bayplan.nri.versions import (
+    Capabilities,
+    Event,
+    Runtime,
+    Version,
+    events_of,
+    infer_nri_version,
+    known_events,
+    mask_of,
+)
 
 __all__ = [
     "DEFAULT_SOCKET",

@@ -4,37 +4,75 @@
 runtime's requests arrived, and never two at once: not across a lost connection either. A handler is the
 single writer of whatever it owns. The runtime waits for most of them, with all its container operations.
 
-*Late.* A request has a deadline, counted from its arrival (1 s, less if the runtime allows less). When it is
-over the default is answered: ``fallback_adjustment`` for a creation, or its refusal; nothing for the rest.
-Then the running coroutine is cancelled, once, wherever it waits; its result, should it return one all the
-same, is thrown away. Requests that are still queued at their deadline are never begun. The next request is
-not begun before the cancelled coroutine has ended; if it never ends, all that follow are answered by default.
+*Late.* A request has a deadline, counted from its arrival (1 s, less if the runtime allows less). When it
+is over the default is answered: ``fallback_adjustment`` for a creation, or its refusal; nothing for the
+rest. Then the running coroutine is cancelled, once, wherever it waits; its result, should it return one
+all the same, is thrown away. Requests that are still queued at their deadline are never begun. The next
+request is not begun before the cancelled coroutine has ended; if it never ends, all that follow are
+answered by default.
 
-*Failed.* ``PlacementError`` from ``create_container`` or ``update_container`` refuses the operation, and its
-text is shown to the user. Any other exception is logged with its traceback and the default is answered.
+*Failed.* ``PlacementError`` from ``create_container`` or ``update_container`` refuses the operation, and
+its text is shown to the user. Any other exception is logged with its traceback and the default is
+answered.
 
 *Missed.* For each request whose result did not reach the runtime, ``missed`` is called exactly once: when
-the coroutine has ended (or will never begin) and before the next one begins. The reasons: late, failed, or
-the connection ended in between. What the coroutine has changed by then is for the handler to undo. A result
-that was written to the connection counts as delivered; if the runtime died over it, the next
+the coroutine has ended (or will never begin) and before the next one begins. The reasons: late, failed,
+or the connection ended in between. What the coroutine has changed by then is for the handler to undo. A
+result that was written to the connection counts as delivered; if the runtime died over it, the next
 ``synchronize`` shows that.
 
-*Connections.* ``events``, ``connected``, ``synchronize``, then the rest; ``disconnected`` after everything of
-that connection has ended (a coroutine that does not end on being cancelled is waited for no longer than a
-deadline). Until a ``synchronize`` has succeeded, all other requests are answered by default, without the
-coroutine but with ``missed``; after one that failed the session connects again to get another.
+*Connections.* ``events``, ``connected``, ``synchronize``, then the rest; ``disconnected`` after
+everything of that connection has ended (a coroutine that does not end on being cancelled is waited for no
+longer than a deadline). Until a ``synchronize`` has succeeded, all other requests are answered by
+default, without the coroutine but with ``missed``; after one that failed the session connects again to
+get another.
 
-The plain methods are called from the event loop between two steps of a coroutine; they must not block, and
-``fallback_adjustment`` may find a decision half made.
+The plain methods are called from the event loop between two steps of a coroutine; they must not block,
+and ``fallback_adjustment`` may find a decision half made.
+
+*Events* are numbered as on the wire. A subscription is a mask with one bit per event. Which of them a
+runtime knows is the business of ``versions``.
+
+*Errors* are what can go wrong between us and a runtime, above the wire. Everything of that is raised to
+code of ours; what the runtime is answered is decided in ``request_queue``.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
+from bayplan.errors import LocalProtocolError, RemoteProtocolError
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment, Container, Pod, Update
-from bayplan.nri.events import Event
-from bayplan.nri.versions import Runtime
+from bayplan.nri.versions import Event, Runtime
+
+
+class EmptySetError(LocalProtocolError):
+    """An answer gives a container no CPU or no NUMA node at all. NRI cannot say that: there, an empty text
+    means unchanged."""
+
+    def __init__(self, container_id: str, field: str) -> None:
+        super().__init__(container_id, field)
+        self.container_id = container_id
+        self.field = field
+
+    def __str__(self) -> str:
+        return f"container {self.container_id}: {self.field}: found an empty set, expected None or some ids"
+
+
+class PayloadError(RemoteProtocolError):
+    """The payload of a message is not what its method says. The connection is still good."""
+
+    def __init__(self, method: str, problem: str) -> None:
+        super().__init__(method, problem)
+        self.method = method
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.method}: {self.problem}"
+
+
+class EndlessListError(PayloadError):
+    """A Synchronize lists more than any node has. Whoever sends that may go on for ever."""
 
 
 class Handler(Protocol):

@@ -1,9 +1,12 @@
-"""Requests of the runtime that a handler decides about: one at a time, in the order of arrival, each answered
-exactly once and none after its deadline.
+"""Requests of the runtime that a handler decides about: one at a time, in the order of arrival, each
+answered exactly once and none after its deadline.
 
-At the deadline a timer answers by default, whatever the handler is doing, and cancels the handler's task. The
-next request begins when that task has ended. The runtime gets no error for failures, except for a refusal
-that a user should read: an error status would stop a container for a fault of ours.
+At the deadline a timer answers by default, whatever the handler is doing, and cancels the handler's task.
+The next request begins when that task has ended. The runtime gets no error for failures, except for a
+refusal that a user should read: an error status would stop a container for a fault of ours.
+
+Everything that waits in this package waits on a `Clock`: what an asyncio loop offers, and nothing else,
+so that tests move the time themselves.
 """
 
 import asyncio
@@ -11,17 +14,54 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
 from bayplan.errors import LocalProtocolError, PlacementError
-from bayplan.nri.clock import Clock, Timer
-from bayplan.nri.events import Event
 from bayplan.nri.handler import Handler
-from bayplan.nri.operations import Operation
+from bayplan.nri.translate import Operation
+from bayplan.nri.versions import Event
 from bayplan.nri.wire import Code, Response
 from bayplan.printable import printable
+
+
+class Timer(Protocol):
+    """Something that will happen, unless it is cancelled."""
+
+    def cancel(self) -> object:
+        """Make sure that it does not happen. Harmless afterwards."""
+
+
+class Clock(Protocol):
+    """Seconds from some moment on, never going back, and callbacks at some of them."""
+
+    def time(self) -> float:
+        """Now."""
+
+    def call_at(self, when: float, callback: Callable[[], object], /) -> Timer:
+        """Have *callback* called at *when*, or at once if that is over; never from within this call."""
+
+
+async def wait(future: "asyncio.Future[Any]", seconds: float, clock: Clock) -> bool:
+    """Wait for *future*, at most so long, and say whether it is done. The future itself is left alone."""
+    if future.done():
+        return True
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    timer = clock.call_at(clock.time() + seconds, wake)
+    future.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        timer.cancel()
+        future.remove_done_callback(wake)
+    return future.done()
+
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from bayplan.config.values import show
 from bayplan.errors import Problem
 from bayplan.files import read_text
-from bayplan.kubelet.eviction.thresholds import ThresholdError, read_duration
+from bayplan.kubelet.eviction_manager import ThresholdError, read_duration
 
 Table = dict[str, Any]
 

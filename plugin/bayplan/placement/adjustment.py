@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.kubelet.qos.cgroup_values import memory_high_bytes, memory_protection
+from bayplan.kubelet.qos import memory_high_bytes, memory_protection
 from bayplan.model.claim_parts import by_page_size
 from bayplan.model.decision import Decision, ExecCpus, QosClass, QosSource, Reason, Request
 from bayplan.model.kubelet_version import NEWEST, KubeletRules

@@ -1,6 +1,6 @@
 """Whom to evict when memory, a disk or process ids run short: kubelet's order, less who must not be. Pure.
 
-The order is `bayplan.kubelet.eviction.ranking`. Left out before it are pods within what they request,
+The order is `bayplan.kubelet.eviction_manager`. Left out before it are pods within what they request,
 opted out, static or critical, pods of which request or priority is not known for certain, unless they are
 BestEffort, and for the memory of one node those that hold next to nothing there.
 """
@@ -10,10 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.kubelet.eviction.ranking import PodUsage, eviction_order
-from bayplan.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES
-from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.kubelet.resources import pod_requests
+from bayplan.kubelet.eviction_manager import EPHEMERAL_STORAGE, INODES, PodUsage, eviction_order
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec, pod_requests
 from bayplan.model.decision import QosClass, Request
 from bayplan.model.kubelet_requests import promised_bytes, requested_bytes
 from bayplan.model.ledger import Entry

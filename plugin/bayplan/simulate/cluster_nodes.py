@@ -21,14 +21,7 @@ from msgspec import Struct
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import resolve_policy
 from bayplan.config.settings import Settings
-from bayplan.config.values import (
-    InvalidValueError,
-    ProblemCollector,
-    invalid,
-    items,
-    show,
-    unknown_keys,
-)
+from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, items, show, unknown_keys
 from bayplan.engines.interface import KUBELET, Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.files import MIB, given_text

@@ -3,7 +3,7 @@
 Read are names, labels, annotations, ``resources``, init containers and sidecars, ``overhead``,
 ``priorityClassName`` and ``status.qosClass``; the rest of a manifest does not matter for placement. Pods
 are found in objects of any kind: a pod template is what has ``spec.containers`` below a key ``template``
-or ``...Template``. The values are kubelet's own (`bayplan.kubelet.qos.cgroup_values`), so that what
+or ``...Template``. The values are kubelet's own (`bayplan.kubelet.qos`), so that what
 kubelet loses on the way (the exact memory request of a Burstable container) is lost here too.
 """
 
@@ -17,16 +17,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
-from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.kubelet.qos.cgroup_values import (
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec, is_memory
+from bayplan.kubelet.qos import (
     ContainerValues,
     NodeSettings,
     PodValues,
     container_values,
     pod_values,
+    qos_class,
 )
-from bayplan.kubelet.qos.classes import qos_class
-from bayplan.kubelet.resources import is_memory
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.machine import Machine

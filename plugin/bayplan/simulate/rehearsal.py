@@ -12,8 +12,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
-from bayplan.kubelet.pod import PodSpec
-from bayplan.kubelet.resources import has_pod_level, most_exclusive_cpus
+from bayplan.kubelet.pod import PodSpec, has_pod_level, most_exclusive_cpus
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Move, Outcome, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger

@@ -8,14 +8,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from bayplan.config.values import (
-    InvalidValueError,
-    ProblemCollector,
-    invalid,
-    items,
-    show,
-    unknown_key,
-)
+from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, items, show, unknown_key
 from bayplan.config.yaml_text import parse_yaml
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.files import MIB, STANDARD_INPUT, given_text

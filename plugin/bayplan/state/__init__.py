@@ -4,11 +4,9 @@ A cache plus a history: losing it is an event, never an outage, because the runt
 this package knows SQL or how an entry is written down, there or into the container itself.
 """
 
-from bayplan.state.annotation import annotations_of, entries_in
-from bayplan.state.directory_check import check_directory
-from bayplan.state.step import Step
+from bayplan.state.directory import check_directory, unusable
+from bayplan.state.record import Step, annotations_of, entries_in
 from bayplan.state.store import HistoryItem, RefusedItem, Store
-from bayplan.state.unusable import unusable
 
 __all__ = [
     "HistoryItem",

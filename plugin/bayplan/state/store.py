@@ -28,9 +28,8 @@ from bayplan.model.ledger import Entry
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
 from bayplan.sets import NodeSet
-from bayplan.state.aside import move_aside
-from bayplan.state.codec import decode_entry
 from bayplan.state.database import (
+    VERSION,
     UnreadableDatabaseError,
     connect,
     grow_log,
@@ -40,11 +39,11 @@ from bayplan.state.database import (
     read_entries,
     read_into_memory,
     read_rows,
+    read_version,
     take_copy,
 )
-from bayplan.state.schema import VERSION, read_version
-from bayplan.state.step import Step
-from bayplan.state.unusable import obstacle, unusable
+from bayplan.state.directory import move_aside, obstacle, unusable
+from bayplan.state.record import Step, decode_entry
 
 logger = logging.getLogger(__name__)
 

@@ -4,27 +4,26 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from bayplan.errors import ParseError
-from bayplan.kubelet.eviction.ranking import PodUsage, eviction_order
-from bayplan.kubelet.eviction.rules import (
+from bayplan.kubelet.eviction_manager import (
     NodeCondition,
     Observation,
-    conditions,
-    eviction_note,
-    has_condition,
-    met,
-    reclaimed_first,
-    with_container_fs,
-)
-from bayplan.kubelet.eviction.thresholds import (
+    PodUsage,
     Threshold,
     ThresholdError,
     ThresholdValue,
+    conditions,
+    eviction_note,
+    eviction_order,
+    has_condition,
+    met,
     parse_percentage,
     read_grace_period,
     read_min_reclaim,
     read_threshold,
+    reclaimed_first,
     thresholds_of,
     with_allocatable,
+    with_container_fs,
     without_grace_period,
 )
 from bayplan.kubelet.pod import PodLevelResources, PodSpec

@@ -5,24 +5,22 @@ from typing import Any
 from msgspec.structs import replace
 
 from bayplan.kubelet.pod import CPU, Amounts, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.kubelet.qos.cgroup_values import (
+from bayplan.kubelet.qos import (
+    CONFIG_MIRROR,
     ContainerValues,
     NodeSettings,
     PodValues,
     SwapBehavior,
     container_hugepage_limits,
+    container_oom_score_adj,
     container_values,
     hugepage_limits,
-    pod_values,
-    runtime_page_size,
-    swap_behavior,
-)
-from bayplan.kubelet.qos.classes import (
-    CONFIG_MIRROR,
-    container_oom_score_adj,
     is_critical,
     is_node_critical,
+    pod_values,
     qos_class,
+    runtime_page_size,
+    swap_behavior,
 )
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import MEMORY

@@ -23,8 +23,8 @@ from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
-from bayplan.nri.operations import Operation
 from bayplan.nri.request_queue import RequestQueue, Timeouts
+from bayplan.nri.translate import Operation
 from bayplan.nri.wire import Response
 from bayplan.oci.request_handler import OciRequestSettings
 from bayplan.oci.storage import failed_creations

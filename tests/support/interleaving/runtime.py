@@ -16,15 +16,17 @@ from pathlib import Path
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import Event
-from bayplan.nri.operations import (
+from bayplan.nri.translate import (
     CreateContainer,
     Operation,
     StateChange,
     StopContainer,
     Synchronize,
     UpdateContainer,
+    container_from,
+    pod_from,
+    resources_from,
 )
-from bayplan.nri.translate import container_from, pod_from, resources_from
 from bayplan.nri.wire import Code, Response
 from support.flavors import CONTAINERD_2_3
 from support.interleaving.kernel import Kernel

@@ -29,7 +29,7 @@ from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine, union
 from bayplan.model.policy import PlacementFiles
-from bayplan.nri.operations import Operation
+from bayplan.nri.translate import Operation
 from bayplan.nri.wire import Response
 from bayplan.oci.protocol import Answer, Status, Verb
 from bayplan.placement.placement_file import document

@@ -14,7 +14,7 @@ from bayplan.errors import StateError
 from bayplan.model.ledger import Entry
 from bayplan.sets import CpuSet
 from bayplan.state import HistoryItem, Step, Store
-from bayplan.state.codec import decode_entry
+from bayplan.state.record import decode_entry
 
 Result = TypeVar("Result")
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bayplan.admin.history import _moved
-from bayplan.admin.report import _page_move, reporting
+from bayplan.admin.history import _moved, _page_move, reporting
 from bayplan.cli.report import blocks
 from bayplan.cli.table_layout import Table
 from bayplan.daemon.shadow import Parts

@@ -10,7 +10,7 @@ from bayplan.config.load import load_settings
 from bayplan.config.reservations import wrong_here
 from bayplan.config.settings import MemoryPressure, Settings
 from bayplan.errors import ConfigError
-from bayplan.kubelet.eviction.thresholds import Threshold, ThresholdValue, read_threshold
+from bayplan.kubelet.eviction_manager import Threshold, ThresholdValue, read_threshold
 from bayplan.quantity import GIB, MIB
 from support.machines import machine
 

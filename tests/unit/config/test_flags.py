@@ -8,12 +8,11 @@ import msgspec
 import pytest
 
 from bayplan import __version__
-from bayplan.config.flags import build_parser, given_flags
-from bayplan.config.keys import GROUPS, KEYS
+from bayplan.config.keys import GROUPS, KEYS, build_parser, given_flags
 from bayplan.config.load import load_settings
 from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
-from bayplan.kubelet.eviction.thresholds import ThresholdValue
+from bayplan.kubelet.eviction_manager import ThresholdValue
 from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import CpuPool, CpuRule, PlacementFiles, PoolBounds, TopologyPolicy
 from bayplan.sets import CpuSet

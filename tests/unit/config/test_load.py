@@ -17,7 +17,7 @@ from bayplan.config.load import load_settings, read_contents, settings_of
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.errors import ConfigError, Problem
 from bayplan.host.kubelet_program import KubeletVersion
-from bayplan.kubelet.eviction.thresholds import ThresholdValue, parse_percentage, read_threshold
+from bayplan.kubelet.eviction_manager import ThresholdValue, parse_percentage, read_threshold
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.kubelet_version import NEWEST
 from bayplan.model.policy import (

@@ -12,7 +12,7 @@ from bayplan.config.reservations import resolve_policy
 from bayplan.config.settings import Settings
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import ConfigError
-from bayplan.kubelet.eviction.thresholds import ThresholdValue, Values, parse_percentage
+from bayplan.kubelet.eviction_manager import ThresholdValue, Values, parse_percentage
 from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy, TopologyOptions
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import (

@@ -25,8 +25,7 @@ from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.page_moves import PagesMoved
 from bayplan.host.shadow_mode import shadow_mode
-from bayplan.kubelet.eviction.rules import NodeCondition, Observation
-from bayplan.kubelet.eviction.thresholds import Threshold, ThresholdValue
+from bayplan.kubelet.eviction_manager import NodeCondition, Observation, Threshold, ThresholdValue
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts

@@ -15,7 +15,7 @@ from bayplan.host.eviction_signals import (
 )
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.kernelfs import AbsentError
-from bayplan.kubelet.eviction.rules import Observation
+from bayplan.kubelet.eviction_manager import Observation
 from bayplan.model.kubelet_version import NEWEST, rules_of
 from bayplan.quantity import GIB, KIB, MIB
 from support.oci_node import OciNode

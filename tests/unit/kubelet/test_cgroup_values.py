@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.kubelet.qos.cgroup_values import (
+from bayplan.kubelet.qos import (
     NodeSettings,
     SwapBehavior,
     container_hugepage_limits,

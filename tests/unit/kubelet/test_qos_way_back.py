@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
-from bayplan.kubelet.qos.cgroup_values import NodeSettings, container_values
-from bayplan.kubelet.qos.classes import (
+from bayplan.kubelet.qos import (
+    NodeSettings,
     container_oom_score_adj,
+    container_values,
     is_node_critical,
     qos_class,
     scored_request_bytes,

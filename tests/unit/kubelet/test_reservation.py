@@ -4,7 +4,7 @@ import pytest
 
 from bayplan.engines.kubelet.memory_restore import start
 from bayplan.engines.kubelet.memory_state import MemoryConfigurationError
-from bayplan.kubelet.eviction.node_reservation import node_allocatable_reservation
+from bayplan.kubelet.eviction_manager import node_allocatable_reservation
 from bayplan.kubelet.manager_options import ManagerConfigError, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.kubelet.reservation import (

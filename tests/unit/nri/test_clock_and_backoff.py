@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bayplan.nri import Backoff
-from bayplan.nri.clock import wait
+from bayplan.nri.request_queue import wait
 from support.clock import ManualClock
 
 

@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import PayloadError
-from bayplan.nri.errors import EndlessListError
-from bayplan.nri.inventory import MAX_BYTES, MAX_KEPT_BYTES, MAX_MESSAGES, MAX_OBJECTS, Inventory
-from bayplan.nri.translate import container_from, pod_from
+from bayplan.nri.handler import EndlessListError
+from bayplan.nri.translate import (
+    MAX_BYTES,
+    MAX_KEPT_BYTES,
+    MAX_MESSAGES,
+    MAX_OBJECTS,
+    Inventory,
+    container_from,
+    pod_from,
+)
 
 short = st.text(max_size=5)
 pods = st.lists(

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from bayplan.nri import Link
-from bayplan.nri.link import MAX_UNSENT_BYTES
+from bayplan.nri.transport import MAX_UNSENT_BYTES
 from bayplan.nri.wire import Code, MessageTooLargeError, Request, Response, Role
 
 

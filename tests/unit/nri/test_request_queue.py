@@ -4,8 +4,8 @@ import asyncio
 from functools import partial
 
 from bayplan.nri import Event, Timeouts
-from bayplan.nri.operations import Operation
 from bayplan.nri.request_queue import RequestQueue
+from bayplan.nri.translate import Operation
 from bayplan.nri.wire import Response
 from support.clock import ManualClock
 from support.plugin import Gate, RecordingHandler

@@ -10,7 +10,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import PlacementError
 from bayplan.model.workload import Adjustment, Update
 from bayplan.nri import Event, Timeouts
-from bayplan.nri.link import MAX_UNSENT_BYTES
+from bayplan.nri.transport import MAX_UNSENT_BYTES
 from bayplan.nri.wire import Code, Response
 from bayplan.printable import MOST_CHARACTERS
 from bayplan.sets import CpuSet, NodeSet

@@ -8,7 +8,7 @@ import pytest
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.model.workload import Adjustment, Update
 from bayplan.nri import Event, Session, Timeouts, UnixSocket
-from bayplan.nri.inventory import MAX_KEPT_BYTES
+from bayplan.nri.translate import MAX_KEPT_BYTES
 from bayplan.nri.versions import SPOKEN
 from bayplan.nri.wire import Code, Response
 from support.clock import ManualClock

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from bayplan.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, PIDS
+from bayplan.kubelet.eviction_manager import EPHEMERAL_STORAGE, INODES, PIDS
 from bayplan.model.decision import Decision, Interval, Outcome, QosClass, QosSource, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.ledger import Entry

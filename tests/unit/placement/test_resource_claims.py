@@ -25,7 +25,7 @@ from bayplan.placement.page_owners import container_pages, with_claims_shared_ou
 from bayplan.placement.resource_claims import decide_claim, pod_hugepages
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.state.codec import decode_entry, encode
+from bayplan.state.record import decode_entry, encode
 from bayplan.views.node_room import claimable_by_node
 from support.exact_draws import draw_machine, draw_request
 from support.machines import container, machine, pod

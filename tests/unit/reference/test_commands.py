@@ -9,7 +9,7 @@ import pytest
 from bayplan.agent import command_line as agent
 from bayplan.cli import kubectl_bayplan
 from bayplan.cli.main import EXIT_STATUSES, OUTPUTS, VERBS, build_parser
-from bayplan.config import flags
+from bayplan.config import keys
 from bayplan.config.keys import KEYS
 from reference.__main__ import reference
 from reference.man_pages import command_of, every_option
@@ -25,7 +25,7 @@ def test_what_is_in_the_tree_is_what_the_parsers_say(path: str) -> None:
 
 PARSERS = {
     "bayplan": build_parser,
-    "baypland": flags.build_parser,
+    "baypland": keys.build_parser,
     "bayplan-agent": agent.build_parser,
     "kubectl-bayplan": kubectl_bayplan.build_parser,
 }

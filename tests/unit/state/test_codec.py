@@ -12,7 +12,7 @@ from msgspec import Struct
 from bayplan.errors import ParseError
 from bayplan.model.ledger import Entry
 from bayplan.sets import CpuSet, IdSet, NodeSet
-from bayplan.state.codec import decode_entry, encode
+from bayplan.state.record import decode_entry, encode
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -21,7 +21,7 @@ from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from bayplan.state.schema import VERSION
+from bayplan.state.database import VERSION
 from bayplan.state.store import PAGE_MOVES_LIMIT
 
 if TYPE_CHECKING:

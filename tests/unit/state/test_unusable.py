@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from bayplan.state.unusable import unusable
+from bayplan.state.directory import unusable
 
 FAILED = "disk I/O error (SQLITE_IOERR_SHMSIZE)"
 

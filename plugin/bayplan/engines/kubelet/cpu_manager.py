@@ -28,9 +28,8 @@ from bayplan.engines.kubelet.topology_hints import (
     Touching,
 )
 from bayplan.kubelet.manager_options import NONE, STATIC, CpuOptions, ManagerConfigError
-from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec
-from bayplan.kubelet.qos.classes import qos_class
-from bayplan.kubelet.resources import guaranteed_alone, has_pod_level
+from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodSpec, guaranteed_alone, has_pod_level
+from bayplan.kubelet.qos import qos_class
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import TopologyPolicy
 from bayplan.quantity import MILLI_PER_CPU

@@ -43,9 +43,16 @@ from bayplan.engines.kubelet.memory_state import (
 )
 from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
-from bayplan.kubelet.pod import Amounts, ContainerSpec, FeatureGates, PodSpec
-from bayplan.kubelet.qos.classes import qos_class
-from bayplan.kubelet.resources import guaranteed_alone, has_pod_level, is_memory
+from bayplan.kubelet.pod import (
+    Amounts,
+    ContainerSpec,
+    FeatureGates,
+    PodSpec,
+    guaranteed_alone,
+    has_pod_level,
+    is_memory,
+)
+from bayplan.kubelet.qos import qos_class
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import QosClass
 from bayplan.sets import NodeSet

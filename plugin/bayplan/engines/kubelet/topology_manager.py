@@ -15,8 +15,7 @@ from bayplan.engines.kubelet.hint_merge import Merged, merge
 from bayplan.engines.kubelet.topology_hints import Distances, Hint, HintSet, ProviderHints, flatten
 from bayplan.errors import BayplanError
 from bayplan.kubelet.manager_options import ManagerConfigError, TopologyOptions
-from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
-from bayplan.kubelet.resources import has_pod_level
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec, has_pod_level
 from bayplan.model.machine import Machine
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import NodeSet

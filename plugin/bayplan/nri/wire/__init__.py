@@ -15,33 +15,31 @@ business of ``bayplan.nri``. It does unary calls only, which is all that NRI use
             case ConnectionClosed():                 # stop
 
 The package promises that no bytes of a peer lead to anything but these events or a
-``RemoteProtocolError``, and that what it keeps is bounded (``limits``).
+``RemoteProtocolError``, and that what it keeps is bounded (by the limits in ``connection_events``).
 """
 
 from bayplan.nri.wire.connection import Connection
 from bayplan.nri.wire.connection_events import (
+    MAX_MESSAGE_BYTES,
     NEED_DATA,
+    BacklogError,
     Code,
     ConnectionClosed,
+    FieldError,
+    FinishedError,
+    FrameTooLargeError,
     Incoming,
+    MessageTooLargeError,
     NeedData,
+    RefusalFloodError,
     Refused,
     Request,
     Response,
     Role,
-)
-from bayplan.nri.wire.errors import (
-    BacklogError,
-    FieldError,
-    FinishedError,
-    FrameTooLargeError,
-    MessageTooLargeError,
-    RefusalFloodError,
     StreamError,
     TooManyCallsError,
     TruncatedError,
 )
-from bayplan.nri.wire.limits import MAX_MESSAGE_BYTES
 
 __all__ = [
     "MAX_MESSAGE_BYTES",

@@ -7,14 +7,20 @@ never before, so that what nobody asks for costs no more than its bytes.
 
 from bayplan.errors import RemoteProtocolError
 from bayplan.nri.wire.connection_events import (
+    MAX_BACKLOG_BYTES,
+    MAX_CONSECUTIVE_REFUSALS,
     NEED_DATA,
+    BacklogError,
     Code,
     ConnectionClosed,
+    FinishedError,
     Incoming,
+    RefusalFloodError,
     Refused,
     Request,
     Response,
     Role,
+    TruncatedError,
 )
 from bayplan.nri.wire.envelope import (
     UndecodableError,
@@ -23,10 +29,17 @@ from bayplan.nri.wire.envelope import (
     response_from,
     response_parts,
 )
-from bayplan.nri.wire.errors import BacklogError, FinishedError, RefusalFloodError, TruncatedError
-from bayplan.nri.wire.framing import FrameReader, MessageReader, message
-from bayplan.nri.wire.limits import MAX_BACKLOG_BYTES, MAX_CONSECUTIVE_REFUSALS
-from bayplan.nri.wire.streams import CalledStreams, Header, MessageType, Ruling, ServedStreams, Verdict
+from bayplan.nri.wire.framing import (
+    CalledStreams,
+    FrameReader,
+    Header,
+    MessageReader,
+    MessageType,
+    Ruling,
+    ServedStreams,
+    Verdict,
+    message,
+)
 
 
 class Connection:

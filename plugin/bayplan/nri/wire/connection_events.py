@@ -1,12 +1,70 @@
-"""What goes in and out of a connection: plain values, without rules.
+"""What goes in and out of a connection, what can go wrong on the wire, and every limit of the codec: plain
+values, without rules.
 
 Stream ids appear in Request and Response only to pair one with the other.
+
+Errors are by who made them. After a local error nothing was sent and nothing has changed. After a remote
+error the connection can't be read any more, and says the same thing each time it is asked.
+
+What a peer may make us keep is bounded by the limits alone, each with the reason for its value: one
+message under way and the unanswered requests on each of two logical connections, and the bytes that the
+caller has handed in and not yet drained.
 """
 
 import enum
 from typing import Final, TypeAlias
 
 from msgspec import Struct
+
+from bayplan.errors import LocalProtocolError, RemoteProtocolError
+
+FRAME_HEADER_BYTES: Final = 8
+"""Multiplexer header: connection id and payload length, 32 bits each."""
+
+MESSAGE_HEADER_BYTES: Final = 10
+"""ttRPC header: length 32 bits, stream id 32 bits, type 8 bits, flags 8 bits."""
+
+MAX_MESSAGE_BYTES: Final = 4 << 20
+"""The body of a ttRPC message: the limit of the protocol's own documentation, checked by both sides."""
+
+FIRST_FRAME_BYTES: Final = 4096
+"""How the Go side reads: through a buffer of this size, which takes a frame larger than itself only when it
+is empty and the frame is exactly the rest of the message. Any other large frame ends the connection."""
+
+MAX_FRAME_BYTES: Final = 1 << 24
+"""The payload of an incoming frame. NRI up to 0.6.1 refuses to send more; newer ones stop at 4 MiB + 10.
+Frames are never buffered whole: this only finds out a peer that speaks something else."""
+
+MAX_UNANSWERED_REQUESTS: Final = 64
+"""Requests of the peer that wait for our answer. A runtime has one outstanding at a time; HTTP/2 advises not
+to go below 100 streams for peers that run many, gRPC servers commonly allow that many."""
+
+MAX_UNANSWERED_BYTES: Final = 4 * MAX_MESSAGE_BYTES
+"""Their bodies together, so that 64 requests of 4 MiB do not make 256 MiB. Synchronize sends its chunks one
+after the other, each when the last is answered."""
+
+MAX_OUTSTANDING_CALLS: Final = 64
+"""Our own unanswered calls. The Go multiplexer closes the trunk when 256 frames wait for a reader; a call
+takes at most two."""
+
+MAX_CONSECUTIVE_REFUSALS: Final = 256
+"""Requests refused one after another until we stop answering and give the peer up. A peer that does not read
+its answers would make them pile up on our side; its own queue has this length."""
+
+MAX_ENVELOPE_FIELDS: Final = 1024
+"""Protobuf fields in one Request or Response. Five and a handful of metadata (trace ids) are normal; 4 MiB
+of two-byte metadata entries would become 250 MiB of objects and seconds of work."""
+
+MAX_NESTED_FIELDS: Final = 64
+"""Fields in a message inside an envelope: two or three, and the details of a status, which we skip."""
+
+MAX_BACKLOG_BYTES: Final = 4 * MAX_MESSAGE_BYTES
+"""Bytes handed to receive_data while as many or more wait to be drained are refused. A caller that drains
+after each read never holds more than one read."""
+
+MAX_STREAM_ID: Final = 0xFFFF_FFFF
+"""The last odd id of a connection; never reached: at one call per millisecond it takes 24 days, and a plugin
+makes a handful in its life."""
 
 
 class Role(enum.Enum):
@@ -97,3 +155,120 @@ NEED_DATA: Final = NeedData.NEED_DATA
 """There is no complete event: hand in more bytes."""
 
 Incoming: TypeAlias = Request | Response | Refused | ConnectionClosed | NeedData
+
+
+class MessageTooLargeError(LocalProtocolError):
+    """A message of ours is over the limit. A request was not sent; a response can be replaced by an error."""
+
+    def __init__(self, stream_id: int, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(stream_id, size_bytes, limit_bytes)
+        self.stream_id = stream_id
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"stream {self.stream_id}: message of {self.size_bytes} bytes, "
+            f"expected at most {self.limit_bytes}; nothing was sent"
+        )
+
+
+class FieldError(LocalProtocolError):
+    """A field of a message of ours has a value that the wire cannot carry."""
+
+    def __init__(self, field: str, found: str, expected: str) -> None:
+        super().__init__(field, found, expected)
+        self.field = field
+        self.found = found
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return f"{self.field}: found {self.found}, expected {self.expected}; nothing was sent"
+
+
+class StreamError(LocalProtocolError):
+    """A message of ours does not fit the state of its stream."""
+
+    def __init__(self, stream_id: int, problem: str) -> None:
+        super().__init__(stream_id, problem)
+        self.stream_id = stream_id
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"stream {self.stream_id}: {self.problem}; nothing was sent"
+
+
+class TooManyCallsError(LocalProtocolError):
+    """As many calls of ours wait for an answer as may. Wait, or forget those that nobody waits for."""
+
+    def __init__(self, outstanding: int) -> None:
+        super().__init__(outstanding)
+        self.outstanding = outstanding
+
+    def __str__(self) -> str:
+        return f"{self.outstanding} calls wait for an answer and no more may; nothing was sent"
+
+
+class FinishedError(LocalProtocolError):
+    """The connection has ended, as agreed or by an error: nothing more can be sent or received."""
+
+    def __init__(self, action: str) -> None:
+        super().__init__(action)
+        self.action = action
+
+    def __str__(self) -> str:
+        return f"{self.action}: the peer's side of the connection has ended"
+
+
+class BacklogError(LocalProtocolError):
+    """The caller hands in bytes and does not take the events out. These bytes were not stored."""
+
+    def __init__(self, backlog_bytes: int, limit_bytes: int) -> None:
+        super().__init__(backlog_bytes, limit_bytes)
+        self.backlog_bytes = backlog_bytes
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"receive_data: {self.backlog_bytes} bytes wait to be drained with next_event, "
+            f"expected less than {self.limit_bytes}"
+        )
+
+
+class FrameTooLargeError(RemoteProtocolError):
+    """A frame announces more than any peer sends: the bytes are not frames, or we have lost our place."""
+
+    def __init__(self, connection_id: int, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(connection_id, size_bytes, limit_bytes)
+        self.connection_id = connection_id
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"peer sent a frame of {self.size_bytes} bytes for connection {self.connection_id}, "
+            f"expected at most {self.limit_bytes}"
+        )
+
+
+class TruncatedError(RemoteProtocolError):
+    """The peer closed the connection inside a message: it died, or it closed on purpose in the middle."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self.where = where
+
+    def __str__(self) -> str:
+        return f"peer closed the connection inside {self.where}"
+
+
+class RefusalFloodError(RemoteProtocolError):
+    """The peer goes on sending what is refused each time."""
+
+    def __init__(self, refusals: int, last_reason: str) -> None:
+        super().__init__(refusals, last_reason)
+        self.refusals = refusals
+        self.last_reason = last_reason
+
+    def __str__(self) -> str:
+        return f"peer sent {self.refusals} refused messages in a row; the last: {self.last_reason}"

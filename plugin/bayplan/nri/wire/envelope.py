@@ -5,16 +5,21 @@
 
 The library would copy the payload twice more and turn 4 MiB of tiny fields into a quarter of a gigabyte of
 objects before we could count them. What is accepted here is what the library accepts, except groups, which
-no writer of these messages produces, and more fields than ``limits`` allows. The tests hold the two side by
+no writer of these messages produces, and more fields than the limits allow. The tests hold the two side by
 side.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from bayplan.nri.wire.connection_events import Code, Request, Response
-from bayplan.nri.wire.errors import FieldError
-from bayplan.nri.wire.limits import MAX_ENVELOPE_FIELDS, MAX_NESTED_FIELDS
+from bayplan.nri.wire.connection_events import (
+    MAX_ENVELOPE_FIELDS,
+    MAX_NESTED_FIELDS,
+    Code,
+    FieldError,
+    Request,
+    Response,
+)
 
 # Wire types, and the sizes of the two fixed ones. 3 and 4 are groups.
 _VARINT: Final = 0

@@ -32,7 +32,7 @@ from bayplan.model.workload import Pod
 from bayplan.placement.reconcile import adopt
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.state.codec import decode_entry, encode
+from bayplan.state.record import decode_entry, encode
 from support.machines import container, machine, pod
 
 RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))

@@ -1,9 +1,17 @@
 """What lasts from one look at the signals to the next: grace periods, minimum reclaim, conditions; nodes."""
 
-from bayplan.kubelet.eviction.node_signals import node_of, on_each_node
-from bayplan.kubelet.eviction.pressure import Pressure, after_look, shortage
-from bayplan.kubelet.eviction.rules import NodeCondition, Observation, reclaimed_first
-from bayplan.kubelet.eviction.thresholds import Threshold, ThresholdValue
+from bayplan.kubelet.eviction_manager import (
+    NodeCondition,
+    Observation,
+    Pressure,
+    Threshold,
+    ThresholdValue,
+    after_look,
+    node_of,
+    on_each_node,
+    reclaimed_first,
+    shortage,
+)
 from bayplan.quantity import GIB, MIB
 
 S = 1_000_000_000

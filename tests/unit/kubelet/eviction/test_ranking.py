@@ -2,8 +2,15 @@
 
 import pytest
 
-from bayplan.kubelet.eviction.ranking import DiskUse, PodUsage, disk_uses, eviction_order
-from bayplan.kubelet.eviction.thresholds import EPHEMERAL_STORAGE, INODES, PIDS
+from bayplan.kubelet.eviction_manager import (
+    EPHEMERAL_STORAGE,
+    INODES,
+    PIDS,
+    DiskUse,
+    PodUsage,
+    disk_uses,
+    eviction_order,
+)
 
 
 def names(pods, resource):

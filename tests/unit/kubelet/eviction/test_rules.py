@@ -5,27 +5,25 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.kubelet.eviction.rules import (
-    NodeCondition,
-    Observation,
-    conditions,
-    eviction_note,
-    met,
-    reclaimed_first,
-    with_container_fs,
-)
-from bayplan.kubelet.eviction.thresholds import (
+from bayplan.kubelet.eviction_manager import (
     DEFAULT_MEMORY,
     STARVED,
+    NodeCondition,
+    Observation,
     Threshold,
     ThresholdError,
     ThresholdValue,
+    conditions,
+    eviction_note,
     kept_bytes,
+    met,
     parse_percentage,
     read_grace_period,
     read_min_reclaim,
     read_threshold,
+    reclaimed_first,
     thresholds_of,
+    with_container_fs,
     without_grace_period,
 )
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec

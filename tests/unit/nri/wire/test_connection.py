@@ -23,7 +23,7 @@ from bayplan.nri.wire import (
     TooManyCallsError,
     TruncatedError,
 )
-from bayplan.nri.wire.limits import (
+from bayplan.nri.wire.connection_events import (
     MAX_BACKLOG_BYTES,
     MAX_CONSECUTIVE_REFUSALS,
     MAX_FRAME_BYTES,

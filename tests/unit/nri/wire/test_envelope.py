@@ -4,6 +4,7 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from bayplan.nri.wire import Code, FieldError, Request, Response
+from bayplan.nri.wire.connection_events import MAX_ENVELOPE_FIELDS, MAX_NESTED_FIELDS
 from bayplan.nri.wire.envelope import (
     UndecodableError,
     request_from,
@@ -11,7 +12,6 @@ from bayplan.nri.wire.envelope import (
     response_from,
     response_parts,
 )
-from bayplan.nri.wire.limits import MAX_ENVELOPE_FIELDS, MAX_NESTED_FIELDS
 from support import ttrpc_messages
 
 REQUESTS = [

@@ -3,8 +3,8 @@ import struct
 import pytest
 
 from bayplan.nri.wire import FrameTooLargeError
+from bayplan.nri.wire.connection_events import FIRST_FRAME_BYTES, MAX_FRAME_BYTES
 from bayplan.nri.wire.framing import FrameReader, frames
-from bayplan.nri.wire.limits import FIRST_FRAME_BYTES, MAX_FRAME_BYTES
 
 
 def cut(data):

@@ -1,1 +1,0 @@
-"""kubelet's eviction manager, and what a node keeps from its containers because of it."""

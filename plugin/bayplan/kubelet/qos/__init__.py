@@ -1,1 +1,0 @@
-"""QoS classes and cgroup values from the API object, as kubelet has them."""
