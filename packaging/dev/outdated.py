@@ -25,6 +25,7 @@ LIMIT_S: Final = 300
 _MODULES: Final = {
     "CRI_TOOLS": "sigs.k8s.io/cri-tools",
     "CRIO": "github.com/cri-o/cri-o",
+    "RUNC": "github.com/opencontainers/runc",
 }
 """Of versions in the test bed beside which no module stands under the same name."""
 _CONTAINERD: Final = "github.com/containerd/containerd/v2"

@@ -222,6 +222,7 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
             verb: [()]
             for verb in ("status", "nodes", "ping", "metrics", "log-level", "release", "refused", "report")
         },
+        "claims": [()],
         **{verb: [(name,) for name in (*names, hostile)] for verb in ("explain", "history")},
         "top": [("--once", "--interval=0.5")],
         "what-if": named,

@@ -100,8 +100,8 @@ def in_pool(basis: Basis, name: str) -> Reason:
     """That a container is in the pool *name*."""
     pool, cpus = basis.policy.cpu_pools.get(name), len(basis.ledger.pool_cpus(name))
     minimum, maximum = (cpus, cpus) if pool is None else (pool.minimum, pool.maximum)
-    sizes = f"{minimum} to {counted(maximum, 'CPU')}"
-    return Reason(IN_POOL, f"in the pool {name}, whose {sizes} its containers share")
+    bounds = f"{minimum} to {counted(maximum, 'CPU')}"
+    return Reason(IN_POOL, f"in the pool {name}: its containers share {bounds}")
 
 
 def resized_pools(topology: NodeTopology, basis: Basis) -> Mapping[str, CpuSet]:
