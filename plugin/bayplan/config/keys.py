@@ -20,6 +20,14 @@ from msgspec import Struct
 from bayplan import __version__
 from bayplan.admin_protocol import LOG_LEVELS
 from bayplan.config import syntax
+from bayplan.config.amounts import (
+    amount_bytes,
+    by_signal,
+    positive_bytes,
+    reserved_memory,
+    reserved_resources,
+    transition_period,
+)
 from bayplan.config.settings import MemoryPressure, Settings, Undecided
 from bayplan.config.syntax import switch
 from bayplan.config.values import (
@@ -28,9 +36,7 @@ from bayplan.config.values import (
     Reader,
     absolute_path,
     absolute_path_or_none,
-    amount_bytes,
     boolean,
-    by_signal,
     cpu_list,
     digits,
     duration_ms,
@@ -46,9 +52,6 @@ from bayplan.config.values import (
     one_of,
     parsed,
     policy_options,
-    positive_bytes,
-    reserved_memory,
-    reserved_resources,
     share_or_none,
     show,
     socket_path,
@@ -56,7 +59,6 @@ from bayplan.config.values import (
     some_of,
     table,
     text_like,
-    transition_period,
     whole_number,
     whole_number_or,
 )
