@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from table import Row
 
 from bayplan.control.placement_files import PlacementFiles
+from bayplan.control.state import Current
 from bayplan.control.threads import WorkThread
-from bayplan.control.transactions import Current
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.decision import Claim, Decision, Outcome, Placement

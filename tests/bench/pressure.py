@@ -42,7 +42,7 @@ async def measure(directory: Path) -> float:
     now_s = 0.0
     async with controlled(directory / "state", on=machine(NODES, 16, 64 * GIB), became=None) as one:
         watch = PressureWatch(
-            one.controller,
+            one.controller.state,
             live.node.hierarchy,
             here,
             MemoryPressure.RELIEVE,
@@ -58,7 +58,7 @@ async def measure(directory: Path) -> float:
             else:
                 made = container(f"c{number}", owner, resources=Resources(cpu_shares=512), oom_score_adj=998)
             await one.controller.create_container(owner, made)
-            mems = one.controller.ledger.entries[made.id].decision.placement.mems
+            mems = one.controller.state.ledger.entries[made.id].decision.placement.mems
             # Where nothing is promised to anybody else, so that nothing has to be moved.
             there = {4 + number % 4: 300 * MIB, 4 + (number + 1) % 4: 20 * MIB}
             if confined and mems is not None:

@@ -105,7 +105,7 @@ async def refuse(one: Controlled, made: Object, container_id: str) -> None:
 
 def claim(one: Controlled, container_id: str) -> int:
     """What a container requests, once that is known from its pod, else 0."""
-    memory = one.controller.ledger.entries[container_id].decision.request.memory
+    memory = one.controller.state.ledger.entries[container_id].decision.request.memory
     return memory.high_bytes if memory.source == BY_KUBELET else 0
 
 
@@ -216,7 +216,7 @@ async def test_requests_are_those_of_the_api_server_resized_in_place_too(
     burstable(control_plane, f"not-{node_name}", "elsewhere", "50Mi")
     before = burstable(control_plane, node_name, "before", "101Mi")
     async with controlled(tmp_path / "state", on=MACHINE) as one, serving(one, socket):
-        exact = asyncio.create_task(ExactRequests(one.controller).follow())
+        exact = asyncio.create_task(ExactRequests(one.controller.state).follow())
         await create(one, before, "before")
         assert not claim(one, "before")
         async with agent(socket, kubeconfig, node_name, "--cluster-tasks=pods") as running:
@@ -239,7 +239,7 @@ async def test_an_api_server_that_is_killed_delays_and_loses_nothing(
     kubeconfig = plane.kubeconfig("agent", token=token)
     made = burstable(plane, node_name, "killed", "101Mi")
     async with controlled(tmp_path / "state", ONE_NODE, on=MACHINE) as one, serving(one, socket):
-        exact = asyncio.create_task(ExactRequests(one.controller).follow())
+        exact = asyncio.create_task(ExactRequests(one.controller.state).follow())
         await create(one, made, "early")
         async with agent(socket, kubeconfig, node_name) as running:
             await until(lambda: claim(one, "early") and published(plane, node_name, one))
@@ -393,7 +393,7 @@ async def test_pods_are_evicted_as_their_disruption_budgets_allow_and_told_so(
         )
         accepted = await server.evict(meant, PATIENCE_S)
         assert accepted == EvictionAnswer(meta["uid"], EvictionOutcome.ACCEPTED)
-        one.controller.changes.evicted(record, {"starved_resource": "memory"})
+        one.controller.state.changes.evicted(record, {"starved_resource": "memory"})
         (event,) = await until(lambda: told(plane, made))
         assert not running.warnings
     deleted = plane.ask("GET", path)

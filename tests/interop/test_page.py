@@ -276,7 +276,7 @@ async def test_containers_are_found_explained_and_tried_and_what_happened_is_see
             await one.controller.create_container(owner, made)
         with pytest.raises(PlacementError):
             await one.controller.create_container(owner, container("large", owner, memory_bytes=900 << 30))
-        await one.controller.recorder.evicted([evicted_on_node_0("g/db")])
+        await one.controller.state.recorder.evicted([evicted_on_node_0("g/db")])
         link = DaemonLink(tmp_path / "a.sock", mirror)
         running = asyncio.create_task(link.run())
         try:

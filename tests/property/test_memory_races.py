@@ -55,7 +55,7 @@ def ended(it: Racing, held_s: list[float], in_the_way_bytes: int) -> Ended:
         it.hogs,
         {name: one.slowed_s for name, one in it.touchers.items()},
         any(high != "max" for high in highs),
-        it.one.controller.counters["starts_held"],
+        it.one.controller.state.counters["starts_held"],
     )
 
 
@@ -213,7 +213,7 @@ def test_who_got_more_nodes_goes_back_once_the_tmpfs_is_emptied() -> None:
 
     async def emptied(it: Racing) -> None:
         def wider() -> set[str]:
-            entries = it.one.controller.ledger.entries.items()
+            entries = it.one.controller.state.ledger.entries.items()
             return {key for key, entry in entries if entry.decision.placement.original_nodes}
 
         before = wider()
@@ -222,7 +222,7 @@ def test_who_got_more_nodes_goes_back_once_the_tmpfs_is_emptied() -> None:
         wide["all"] += len(before)
         back["all"] += len(before - wider())
         assert (it.killed, it.hogs) == ([], 0)
-        basis, latest = it.one.controller.basis, it.watch.latest
+        basis, latest = it.one.controller.state.basis, it.watch.latest
         assert latest is not None
         staying = basis.engine.moves_back(basis)
         assert goes_back(latest, staying, goal_bytes(basis.machine)) is None

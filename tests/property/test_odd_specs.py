@@ -186,6 +186,6 @@ async def test_no_spec_stops_the_daemon(
     tmp_path: Path, seed: int, engine: Engine, policy: PlacementPolicy
 ) -> None:
     async with controlled(tmp_path, policy, on=MACHINE) as one:
-        one.controller.take_engine(engine)
+        one.controller.state.take_engine(engine)
         await live(one.controller, Source(seed))
-        assert len(one.controller.ledger.entries) > 0
+        assert len(one.controller.state.ledger.entries) > 0

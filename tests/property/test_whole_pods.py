@@ -115,7 +115,7 @@ class Node:
 
     def check(self, controller: Controller) -> None:
         """What is claimed for a pod is never more than it asks for, and what of it is there has its CPUs."""
-        ledger = controller.ledger
+        ledger = controller.state.ledger
         check_pods(ledger)
         claimed: Counter[str] = Counter()
         for one in (*ledger.entries.values(), *ledger.retained.values()):
@@ -136,25 +136,25 @@ async def play(draw: random.Random, directory: Path, lost: Path) -> None:
         for _ in range(STEPS):
             await node.step(one.controller)
             node.check(one.controller)
-        before = one.controller.ledger
+        before = one.controller.state.ledger
     async with controlled(directory, policy, on=HARDWARE, engine=engine) as one:
-        assert one.controller.ledger.claimed_bytes == before.claimed_bytes
-        assert one.controller.ledger.exclusive_cpus == before.exclusive_cpus
+        assert one.controller.state.ledger.claimed_bytes == before.claimed_bytes
+        assert one.controller.state.ledger.exclusive_cpus == before.exclusive_cpus
         for _ in range(STEPS // 3):
             await node.step(one.controller)
             node.check(one.controller)
         # What the runtime has by now, if it carried out all that it was sent.
-        entries = one.controller.ledger.entries
-        shared, listed = one.controller.basis.shared_cpus, []
+        entries = one.controller.state.ledger.entries
+        shared, listed = one.controller.state.basis.shared_cpus, []
         for key, (_, container, _) in node.running.items():
             placement = entries[key].decision.placement
             spec = replace(container.resources, cpuset_cpus=placement.exclusive_cpus or shared)
             listed.append(replace(container, resources=spec))
-        before = one.controller.ledger
+        before = one.controller.state.ledger
     async with controlled(lost, policy, on=HARDWARE, engine=engine) as one:
         await one.controller.synchronize([pod.pod for pod in node.pods], listed)
         node.check(one.controller)
-        after = one.controller.ledger
+        after = one.controller.state.ledger
         for key, entry in before.entries.items():
             now = after.entries[key].decision
             # One with a part that came before its pod was known, and is alone by now, does not say so.

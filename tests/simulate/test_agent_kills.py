@@ -75,26 +75,26 @@ async def agent(socket: Path, url: str) -> AsyncIterator[asyncio.subprocess.Proc
 async def test_an_agent_that_is_killed_leaves_everything_as_it_is(tmp_path: Path, last: int) -> None:
     path, kubelet = tmp_path / "a.sock", FakeEndpoint()
     async with controlled(tmp_path / "state", on=MACHINE) as one:
-        pods = one.controller.placements.kubelet_pods
-        killer, exact = Killer(pods, last), ExactRequests(one.controller)
+        pods = one.controller.state.kubelet_pods
+        killer, exact = Killer(pods, last), ExactRequests(one.controller.state)
         with kubelet.serving():
             async with serving(one, path, pods=killer), asyncio.timeout(PATIENCE_S):
                 async with agent(path, kubelet.url) as process:
                     killer.pid = process.pid
                     await begun(one.controller, sandbox(BURSTABLE), asked(BURSTABLE, "main", GIB * 32))
                     assert await process.wait() == -signal.SIGKILL
-                entries = dict(one.controller.ledger.entries)
+                entries = dict(one.controller.state.ledger.entries)
                 await begun(one.controller, sandbox(BURSTABLE), asked(BURSTABLE, "small", GIB * 32))
-                assert one.controller.ledger.entries["main"] == entries["main"]
+                assert one.controller.state.ledger.entries["main"] == entries["main"]
                 async with agent(path, kubelet.url):
                     while killer.said < last + len(PODS):  # noqa: ASYNC110 - nothing tells of it
                         await asyncio.sleep(0.01)
                     await exact.correct()
         for name in ("main", "small"):
-            request = one.controller.ledger.entries[name].decision.request
+            request = one.controller.state.ledger.entries[name].decision.request
             assert request.qos is QosClass.BURSTABLE
             assert request.memory.source == BY_KUBELET
-        assert one.controller.counters["agent_requests_not_used"] == 0
+        assert one.controller.state.counters["agent_requests_not_used"] == 0
 
 
 async def test_an_agent_ends_on_a_signal_and_starts_without_daemon_or_kubelet(tmp_path: Path) -> None:

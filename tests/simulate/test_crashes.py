@@ -84,7 +84,7 @@ async def running(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Contro
 def agree(runtime: FakeRuntime, daemon: Controlled, directory: Path) -> None:
     """Every container has a record and the CPUs that the ledger says; no record is without a container."""
     living = {key: one for key, one in runtime.containers.items() if one.state != pb.CONTAINER_STOPPED}
-    ledger = daemon.controller.ledger
+    ledger = daemon.controller.state.ledger
     assert set(ledger.entries) == set(living)
     with closing(sqlite3.connect(directory / "state" / "state.db")) as connection, connection:
         assert {
@@ -113,7 +113,7 @@ async def test_a_daemon_that_dies_between_two_steps(tmp_path: Path, flavor: Flav
         for step in STEPS[:point]:
             await step(runtime)
     async with running(runtime, tmp_path) as daemon:
-        assert daemon.controller.ledger.unmanaged == {}
+        assert daemon.controller.state.ledger.unmanaged == {}
         for step in STEPS[point:]:
             await step(runtime)
         agree(runtime, daemon, tmp_path)
@@ -133,7 +133,7 @@ async def test_a_daemon_that_is_down_for_a_step(tmp_path: Path, flavor: Flavor, 
         await step(runtime)
     async with running(runtime, tmp_path) as daemon:
         created = point < len(STEPS) and point in {0, 2, 4, 5}
-        assert len(daemon.controller.ledger.unmanaged) == created
+        assert len(daemon.controller.state.ledger.unmanaged) == created
         for step in STEPS[point + 1 :]:
             await step(runtime)
         agree(runtime, daemon, tmp_path)
@@ -167,11 +167,15 @@ async def test_a_lost_database_is_rebuilt_from_the_runtime(tmp_path: Path, flavo
     async with running(runtime, tmp_path) as daemon:
         for step in STEPS[:7]:
             await step(runtime)
-        before = {key: entry.decision.placement for key, entry in daemon.controller.ledger.entries.items()}
+        before = {
+            key: entry.decision.placement for key, entry in daemon.controller.state.ledger.entries.items()
+        }
     for path in (tmp_path / "state").glob("state.db*"):
         path.unlink(missing_ok=True)
     async with running(runtime, tmp_path) as daemon:
-        after = {key: entry.decision.placement for key, entry in daemon.controller.ledger.entries.items()}
+        after = {
+            key: entry.decision.placement for key, entry in daemon.controller.state.ledger.entries.items()
+        }
         assert after == before
         for step in STEPS[7:]:
             await step(runtime)

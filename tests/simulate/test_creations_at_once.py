@@ -71,7 +71,7 @@ class NriNode:
                 self.cpusets,
                 around.expectations,
                 here,
-                grounds=lambda: grounds_of(around.controller),
+                grounds=lambda: grounds_of(around.controller.state),
                 most_files=1024,
             )
             endpoint = MemoryEndpoint(self.runtime.accept)
@@ -121,7 +121,7 @@ class NriNode:
         self.check()
 
     def check(self) -> None:
-        entries = self.around.controller.ledger.entries
+        entries = self.around.controller.state.ledger.entries
         for key in self.running:
             own = entries[key].decision.placement.exclusive_cpus
             if not own:
@@ -136,7 +136,7 @@ class NriNode:
         controller = self.around.controller
         last = sharer(f"last{len(self.said)}")
         await self.runtime.come_and_go(OTHERS, last, lambda: has_due_updates(controller))
-        ledger = controller.ledger
+        ledger = controller.state.ledger
         for key, entry in ledger.entries.items():
             wanted = cpus_for(entry.decision, ledger.shared_cpus(MACHINE))
             assert CpuSet.parse(self.runtime.containers[key].linux.resources.cpu.cpus) == wanted, self.said
@@ -185,7 +185,7 @@ async def test_a_container_that_waits_to_be_started_has_what_the_ledger_says(
                 await node.runtime.create_container(OWNERS, owner("o"))
                 await node.runtime.start_container(owner("o").id)
         if flavor.makes_cgroup_at_creation:
-            own = node.around.controller.ledger.exclusive_cpus
+            own = node.around.controller.state.ledger.exclusive_cpus
             assert node.tree.cpus(sharer("s").id).isdisjoint(own)
 
 

@@ -80,9 +80,9 @@ async def daemon(directory: Path, runtime: FakeRuntime, kernel: Kernel) -> Async
         controller, done = one.controller, asyncio.Event()
 
         hierarchy = kernel.live.node.hierarchy
-        promised = PromisedNodes(controller, hierarchy, here, done.set, Bounds(30, GIB))
+        promised = PromisedNodes(controller.state, hierarchy, here, done.set, Bounds(30, GIB))
         relief = PageRelief(hierarchy, GIB, move=kernel.move)
-        watch = PressureWatch(controller, hierarchy, here, MemoryPressure.OFF, relief, promised)
+        watch = PressureWatch(controller.state, hierarchy, here, MemoryPressure.OFF, relief, promised)
         endpoint = UnixSocket(str(directory / "nri.sock"))
         identity = Identity("bayplan", "90")
         session = Session(controller, identity, endpoint, timeouts=UNHURRIED, jitter=lambda: 0.0)

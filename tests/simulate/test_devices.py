@@ -9,12 +9,15 @@ from msgspec.structs import replace
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.control.controller import Controller
 from bayplan.control.device_search import DeviceSearch
+from bayplan.control.placements import Placements
 from bayplan.control.recorder import Recorder
+from bayplan.control.state import Current, NodeState
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
 from bayplan.host.netlink import Interface
+from bayplan.model.ledger import Ledger
 from bayplan.model.origin import Hook
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, Pod
@@ -68,14 +71,13 @@ async def daemon(runtime, directory, engine=None):
     tree.add_device("pci0000:c0/0000:c1:00.0/virtio7", bus="virtio")
     search = DeviceSearch(HostDevices(tree.write(directory / "root")), in_this_thread, 10, interfaces)
     recorder = await Recorder.open(partial(Store.open, directory))
+    state = NodeState(Current(MACHINE, RESTRICTED, Ledger(), engine or KubeletEngine()), recorder)
+    no_kernel = NoKernel()
     controller = Controller(
-        MACHINE,
-        RESTRICTED,
-        engine or KubeletEngine(),
-        recorder,
-        cgroup_v2=True,
+        state,
+        Placements(state, cgroup_v2=True, devices=search, cpusets=no_kernel),
         write_oom_score_adj=unused,
-        cpusets=NoKernel(),
+        cpusets=no_kernel,
         verify_soon=lambda: None,
         has_process=unused,
         devices=search,
@@ -107,12 +109,14 @@ def container_of(pod, *, disk=False):
 
 
 def hints(controller, container):
-    request = controller.ledger.entries[container.id].decision.request
+    request = controller.state.ledger.entries[container.id].decision.request
     return {hint.device: str(hint.nodes) for hint in request.hints}
 
 
 def reasons(controller, container):
-    return {reason.code: reason.text for reason in controller.ledger.entries[container.id].decision.reasons}
+    return {
+        reason.code: reason.text for reason in controller.state.ledger.entries[container.id].decision.reasons
+    }
 
 
 async def place(runtime, pod, *, disk=False):
@@ -141,11 +145,11 @@ async def test_the_default_engine_goes_where_the_devices_are(tmp_path):
         assert await place(runtime, pod_with("disk"), disk=True) == "2"
         assert await place(runtime, pod_with("nic", NAMESPACE)) == "3"
         assert await place(runtime, pod_with("both", NAMESPACE), disk=True) == "2-3"
-        controller.schedule(lambda turn: turn.accept(policy=SINGLE))
+        controller.state.schedule(lambda turn: turn.accept(policy=SINGLE))
         with pytest.raises(OperationError) as caught:
             await place(runtime, pod_with("apart", NAMESPACE), disk=True)
         assert all(one in str(caught.value) for one in ("/dev/disk", "net/eth0"))
-        controller.schedule(lambda turn: turn.accept(policy=BEST_EFFORT))
+        controller.state.schedule(lambda turn: turn.accept(policy=BEST_EFFORT))
         apart = pod_with("apart", NAMESPACE)
         mems = await place(runtime, apart, disk=True)
         assert mems in {"2", "3"}
@@ -201,7 +205,7 @@ async def test_what_cannot_be_found_out_is_said_and_refuses_nobody(tmp_path):
         await runtime.create_container(pod, made)
         said = [
             reason.text
-            for reason in controller.ledger.entries[made.id].decision.reasons
+            for reason in controller.state.ledger.entries[made.id].decision.reasons
             if reason.code == "no-device-hint"
         ]
     assert [text.split(":")[0] for text in said] == ["vendor.com/gpu=0", "/run/netns/gone"]
@@ -211,7 +215,7 @@ async def test_status_and_nodes_show_the_hints(tmp_path):
     runtime = FakeRuntime(CONTAINERD_2_3)
     async with daemon(runtime, tmp_path) as controller:
         await place(runtime, pod_with("disk"), disk=True)
-        snapshot = snapshot_of(controller, 0, ())
+        snapshot = snapshot_of(controller.state, 0, ())
     (entry,) = status_view(snapshot)["containers"]
     assert entry["deviceHints"] == [{"device": "/dev/disk", "nodes": "2"}]
     residents = {node["id"]: node["containers"] for node in nodes_view(snapshot)["nodes"]}
@@ -223,5 +227,5 @@ async def test_a_restart_keeps_the_hints(tmp_path):
     runtime = FakeRuntime(CONTAINERD_2_3)
     async with daemon(runtime, tmp_path) as controller:
         await place(runtime, pod_with("disk"), disk=True)
-        [recorded] = (await controller.recorder.ledger()).entries.values()
+        [recorded] = (await controller.state.recorder.ledger()).entries.values()
     assert [str(hint.nodes) for hint in recorded.decision.request.hints] == ["2"]

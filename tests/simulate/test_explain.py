@@ -54,11 +54,11 @@ async def site(directory: Path, flavor: Flavor, capsys: pytest.CaptureFixture[st
     async with controlled(directory / "state", RESTRICTED, nri=None) as rig:
         controller = rig.controller
         questions = {
-            **recorded_questions(controller.recorder),
+            **recorded_questions(controller.state.recorder),
             "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
         }
         admin = AdminServer(
-            admin_socket, lambda: snapshot_of(controller, 0, ()), lambda _: "info", questions=questions
+            admin_socket, lambda: snapshot_of(controller.state, 0, ()), lambda _: "info", questions=questions
         )
         await admin.start()
         identity, endpoint = Identity("bayplan", "90"), UnixSocket(str(socket))

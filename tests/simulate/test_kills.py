@@ -43,7 +43,7 @@ def id_of(name: str) -> str:
 
 
 def mems(host: SimulatedHost, name: str) -> NodeSet | None:
-    return host.daemon.controller.ledger.entries[id_of(name)].decision.placement.mems
+    return host.daemon.controller.state.ledger.entries[id_of(name)].decision.placement.mems
 
 
 class LeftOff(Exception):  # noqa: N818 - it is no error
@@ -73,7 +73,7 @@ class Scenario:
         await self._finish()
         self.host.create("owner", cpus=2)
         await self._finish()
-        assert self.host.daemon.controller.ledger.exclusive_cpus == CpuSet([1, 2])
+        assert self.host.daemon.controller.state.ledger.exclusive_cpus == CpuSet([1, 2])
 
     async def a_deadline_while_a_commit_is_queued(self) -> None:
         self.host.create("flexible", memory_bytes=600 * MIB)

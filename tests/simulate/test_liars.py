@@ -90,7 +90,7 @@ class Game:
                     [5, 12, 6, 2, 2, 1, 2],
                 )[0]
                 self.trace.append(event.__name__)
-                self.before = dict(self.one.controller.ledger.entries)
+                self.before = dict(self.one.controller.state.ledger.entries)
                 changed = await event(stack)
                 self.check(changed)
 
@@ -137,7 +137,7 @@ class Game:
 
     async def correct(self, _: AsyncExitStack) -> str | None:
         """What was said is compared with what is promised."""
-        await ExactRequests(self.one.controller).correct()
+        await ExactRequests(self.one.controller.state).correct()
         return None
 
     async def resize(self, _: AsyncExitStack) -> str | None:
@@ -187,7 +187,7 @@ class Game:
 
     def check(self, changed: str | None) -> None:
         """Whatever was said, all that runs has what its spec proves; only *changed* was decided anew."""
-        entries = self.one.controller.ledger.entries
+        entries = self.one.controller.state.ledger.entries
         assert entries.keys() == self.running.keys(), self.trace
         for key, truth in self.running.items():
             decision, before = entries[key].decision, self.before.get(key)
@@ -214,7 +214,7 @@ class Game:
         assert promised_bytes <= ceiling_bytes, after
         score = decision.request.score
         of_score = [
-            _promised_bytes(self.one.controller.ledger.entries[key].decision) or 0
+            _promised_bytes(self.one.controller.state.ledger.entries[key].decision) or 0
             for key, other in self.running.items()
             if other.pod.id == truth.pod.id and other.container.oom_score_adj == score
         ]
@@ -225,7 +225,7 @@ class Game:
     # ---- Choices ---------------------------------------------------------------------------------------
 
     def _say(self, message: FromAgent) -> None:
-        pods = self.one.controller.placements.kubelet_pods
+        pods = self.one.controller.state.kubelet_pods
         match decode_from_agent(encode(message)):
             case PodKnown(said):
                 self.lied_of_resize |= {said.uid} if said.resized else set()
@@ -375,7 +375,9 @@ async def test_what_a_pod_with_resources_as_a_whole_has_its_spec_says(
                 for _ in range(10 if lying else 0):
                     game._say(PodKnown(game._lie("whole")))
                     await game.correct(AsyncExitStack())
-                seen.append([(key, one.decision.placement) for key, one in controller.ledger.entries.items()])
+                seen.append(
+                    [(key, one.decision.placement) for key, one in controller.state.ledger.entries.items()]
+                )
         return seen
 
     for seed in range(5):

@@ -124,8 +124,8 @@ class Daemon:
     @property
     def held(self) -> set[str]:
         """The ids of those who hold something."""
-        held = set(self.controller.ledger.entries)
-        assert held == self.controller.placements.lives.held
+        held = set(self.controller.state.ledger.entries)
+        assert held == self.controller.state.lives.held
         return held
 
 
@@ -365,7 +365,7 @@ async def test_nothing_brings_the_dead_back(tmp_path: Path, flavor: Flavor, even
     one = One(node, "p1")
     async with running(runtime, node, tmp_path) as daemon:
         await runtime.say(Event.CREATE_CONTAINER, one.pod, one.spec)
-        assert daemon.controller.ledger.exclusive_cpus
+        assert daemon.controller.state.ledger.exclusive_cpus
         await runtime.say(Event.STOP_CONTAINER, one.pod, one.spec)
         await runtime.say(event, one.pod, one.spec)
         assert daemon.held == set()
@@ -504,7 +504,7 @@ class CrashLoops:
                 if not (unreported and event in ENDS):
                     await self._runtime.say(event, one.pod, one.spec)
                 if event is Event.CREATE_CONTAINER and self.daemon is not None:
-                    entry = self.daemon.controller.ledger.entries[one.id]
+                    entry = self.daemon.controller.state.ledger.entries[one.id]
                     assert len(entry.decision.placement.exclusive_cpus) == 1
                     self.placed += 1
                 yield self._choice.expovariate(2)
@@ -591,6 +591,6 @@ async def test_hours_of_crash_loops(tmp_path: Path, name: str, hours: int) -> No
         loops.now_s += ASK_AFTER_S
         await daemon.look()
         assert not daemon.held
-        assert not daemon.controller.ledger.exclusive_cpus
+        assert not daemon.controller.state.ledger.exclusive_cpus
     assert loops.placed > 40 * hours
     await runtime.stop()

@@ -87,7 +87,9 @@ async def daemon(runtime: FakeRuntime, directory: Path) -> AsyncIterator[Control
 def promised(controller: Controller) -> Promises:
     """What every container was promised, and what is known of it."""
     # What was promised short and was made up for since is made up for again as soon as somebody looks.
-    ledger, _ = with_completed_claims(Basis(MACHINE, POLICY, controller.ledger), controller.engine)
+    ledger, _ = with_completed_claims(
+        Basis(MACHINE, POLICY, controller.state.ledger), controller.state.engine
+    )
     return {
         key: {
             "request": entry.decision.request,
@@ -181,14 +183,16 @@ async def test_an_emptied_state_directory(tmp_path: Path, flavor: Flavor) -> Non
     async with daemon(runtime, tmp_path / "state") as controller:
         assert promised(controller) == before
         assert specs(runtime) == told
-        assert controller.ledger.unmanaged == {}
-        assert controller.counters["recovered_containers"] == 20
+        assert controller.state.ledger.unmanaged == {}
+        assert controller.state.counters["recovered_containers"] == 20
         await runtime.create_container(OWNER, guaranteed("later", 2, 100 * MIB))
-        taken = [entry.decision.placement.exclusive_cpus for entry in controller.ledger.entries.values()]
-        assert sum(map(len, taken)) == len(controller.ledger.exclusive_cpus)
+        taken = [
+            entry.decision.placement.exclusive_cpus for entry in controller.state.ledger.entries.values()
+        ]
+        assert sum(map(len, taken)) == len(controller.state.ledger.exclusive_cpus)
     async with daemon(runtime, tmp_path / "state") as controller:  # And it is recorded now.
-        assert controller.counters["recovered_containers"] == 0
-        assert len(controller.ledger.entries) == 21
+        assert controller.state.counters["recovered_containers"] == 0
+        assert len(controller.state.ledger.entries) == 21
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -201,7 +205,7 @@ async def test_anything_that_happened_before_a_loss(tmp_path: Path, seed: int) -
     shutil.rmtree(tmp_path / "state")
     async with daemon(runtime, tmp_path / "state") as controller:
         assert comparable(promised(controller), resized) == comparable(before, resized)
-        assert shortages(Basis(MACHINE, POLICY, controller.ledger)) == ()
+        assert shortages(Basis(MACHINE, POLICY, controller.state.ledger)) == ()
         assert specs(runtime) == told
 
 
@@ -219,7 +223,7 @@ async def test_an_older_copy_of_the_state_directory(tmp_path: Path, seed: int) -
         before, told = promised(controller), specs(runtime)
     async with daemon(runtime, tmp_path / "older") as controller:
         assert comparable(promised(controller), resized) == comparable(before, resized)
-        assert shortages(Basis(MACHINE, POLICY, controller.ledger)) == ()
+        assert shortages(Basis(MACHINE, POLICY, controller.state.ledger)) == ()
         assert specs(runtime) == told
 
 
@@ -238,9 +242,9 @@ async def test_a_rollback_and_the_upgrade_after_it(tmp_path: Path, seed: int) ->
             database.execute("CREATE TABLE of_later (x)")
         async with daemon(runtime, state) as controller:
             assert comparable(promised(controller), resized) == comparable(before, resized)
-            assert shortages(Basis(MACHINE, POLICY, controller.ledger)) == ()
+            assert shortages(Basis(MACHINE, POLICY, controller.state.ledger)) == ()
             assert specs(runtime) == told
-            assert controller.ledger.unmanaged == {}
+            assert controller.state.ledger.unmanaged == {}
         kept = f"state.db.v{VERSION + 1}{suffix}"
         with closing(sqlite3.connect(state / kept)) as database:
             current = database.execute("SELECT count(*) FROM decisions WHERE current").fetchone()
@@ -266,13 +270,13 @@ async def test_what_a_pod_brings_along_while_nobody_looks_gives_it_nothing(tmp_p
         await runtime.start_container(one.id)
     shutil.rmtree(tmp_path / "state")
     async with daemon(runtime, tmp_path / "state") as controller:
-        entries = controller.ledger.entries
+        entries = controller.state.ledger.entries
         owners = [key for key, one in entries.items() if one.decision.placement.exclusive_cpus]
         assert owners == [f"{OWNER.id}-real"]
-        assert set(controller.ledger.unmanaged) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
+        assert set(controller.state.ledger.unmanaged) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
         for name in ("copied", "forged"):
             resources = runtime.containers[f"{OWNER.id}-{name}"].linux.resources
-            assert resources.cpu.cpus == str(controller.ledger.shared_cpus(MACHINE))
+            assert resources.cpu.cpus == str(controller.state.ledger.shared_cpus(MACHINE))
             assert resources.cpu.mems == ""
 
 

@@ -84,11 +84,11 @@ async def test_ledger_and_kernel_agree_after_hooks_were_killed(tmp_path: Path, s
         await one.around.sync()
 
         assert set(one.entries) == set(runtime.alive)
-        shared = controller.ledger.shared_cpus(controller.machine)
+        shared = controller.state.ledger.shared_cpus(controller.state.machine)
         for container_id, path in runtime.alive.items():
             expected = one.entries[container_id].decision.placement.exclusive_cpus or shared
             assert one.node.shown(path, "cpuset.cpus") == (str(expected),), container_id
             assert one.node.shown(path, "memory.oom.group") == ("1",)
         held = [one.entries[key].decision.placement.exclusive_cpus for key in runtime.alive]
-        assert controller.ledger.exclusive_cpus == CpuSet([cpu for cpus in held for cpu in cpus])
+        assert controller.state.ledger.exclusive_cpus == CpuSet([cpu for cpus in held for cpu in cpus])
         assert 0 < runtime.killed < STARTS

@@ -71,7 +71,7 @@ class ShadowHost(SimulatedHost):
         decided about starts all the same, as with the hook's own --on-failure=allow."""
         self.check()
         self.compare()
-        ledger, refused = self.daemon.controller.ledger, self.daemon.controller.placements.lives.refused
+        ledger, refused = self.daemon.controller.state.ledger, self.daemon.controller.state.lives.refused
         recorded = ledger.entries.keys()
         if (
             recorded & refused

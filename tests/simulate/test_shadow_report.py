@@ -103,7 +103,7 @@ async def reported(directory: Path, seed: int, steps: int) -> dict[str, Any]:
             await session.close()
             await running
             await runtime.stop()
-        return await reporting(one.controller.recorder)(make_snapshot(taken_us=0), {})
+        return await reporting(one.controller.state.recorder)(make_snapshot(taken_us=0), {})
 
 
 async def compared(directory: Path, seed: int, steps: int) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.control.placements import Creation
 from bayplan.model.decision import Decision, Reason
-from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.page_owners import PAGES_TO_MOVE
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
@@ -141,7 +141,7 @@ async def test_what_changes_nothing_costs_no_question(tmp_path: Path) -> None:
 
 
 async def test_a_start_is_told_where_memory_is_to_be_freed_first(tmp_path: Path) -> None:
-    def not_free_yet(decision: Decision, _: MemoryPolicyAbility) -> Decision:
+    def not_free_yet(_: Creation, decision: Decision) -> Decision:
         return replace(decision, reasons=(*decision.reasons, Reason(PAGES_TO_MOVE, "of others")))
 
     held = list[str]()
@@ -150,8 +150,8 @@ async def test_a_start_is_told_where_memory_is_to_be_freed_first(tmp_path: Path)
         held.append(container_id)
 
     async with oci_socket(tmp_path) as one:
-        controller = one.around.controller
-        controller.placements.by_live_memory, controller.before_start = not_free_yet, before_start
+        one.around.admission.append(not_free_yet)
+        one.around.before_start.append(before_start)
         node = WrapperNode(one, tmp_path)
         key, steps = node.creation_steps()
         for said, step in steps:

@@ -180,7 +180,7 @@ async def fleet(
                 spec = container(f"{owner.name}-main", owner, memory_bytes=512 * MIB, milli_cpus=250)
                 await begun(node.controller, owner, spec)
             await stack.enter_async_context(serving(node, own / "a.sock"))
-            exact = asyncio.create_task(ExactRequests(node.controller).follow())
+            exact = asyncio.create_task(ExactRequests(node.state).follow())
             stack.callback(exact.cancel)
             members.append(Member(name, node))
         async with asyncio.TaskGroup() as agents:

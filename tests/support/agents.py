@@ -26,7 +26,7 @@ from bayplan.agent_protocol import (
 )
 from bayplan.control.changes import ChangeLog
 from bayplan.control.resource_claims import ResourceClaims
-from bayplan.control.transactions import Current
+from bayplan.control.state import Current
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.views.snapshot import Observation
 from support.controllers import Controlled
@@ -48,24 +48,24 @@ async def serving(
     controller = one.controller
 
     def observe() -> Observation:
-        return snapshot_of(controller, 0, ()).observation
+        return snapshot_of(controller.state, 0, ()).observation
 
     server = AgentServer(
         path,
         group,
-        controller.changes,
-        lambda: controller.basis,
+        controller.state.changes,
+        lambda: controller.state.basis,
         observe,
-        pods or controller.placements.kubelet_pods,
+        pods or controller.state.kubelet_pods,
         client_timeout_s,
     )
     asked = {
-        **recorded_questions(controller.recorder),
-        "what-if": rehearsing(lambda: controller.basis.engine, MemoryPolicyAbility),
+        **recorded_questions(controller.state.recorder),
+        "what-if": rehearsing(lambda: controller.state.basis.engine, MemoryPolicyAbility),
     }
 
     def answering(verb: str) -> Answering:
-        return lambda request: asked[verb](snapshot_of(controller, 0, ()), request)
+        return lambda request: asked[verb](snapshot_of(controller.state, 0, ()), request)
 
     server.questions = {verb: answering(verb) for verb in QUESTIONS}
     if claims is not None:

@@ -95,7 +95,7 @@ def published(plane: ControlPlane, node_name: str, one: Controlled) -> bool:
     query = f"fieldSelector=status.phase=Pending,spec.nodeName={node_name}"
     pending = [each["metadata"] for each in plane.ask("GET", f"{PODS}?{query}")["items"]]
     awaited = frozenset((each["namespace"], each["name"]) for each in pending)
-    wanted = topology_object(node_name, uid, snapshot_of(one.controller, 0, ()), awaited)
+    wanted = topology_object(node_name, uid, snapshot_of(one.controller.state, 0, ()), awaited)
     return found is not None and (
         all(found[key] == wanted[key] for key in ("attributes", "zones"))
         and found["metadata"]["ownerReferences"] == wanted["metadata"]["ownerReferences"]

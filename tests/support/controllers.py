@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,23 +11,26 @@ from typing import TypeVar
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
+from bayplan.control.placements import AdmissionStep, Creation, GrowPools, Placements
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.control.recorder import Recorder
 from bayplan.control.starts import Starts
+from bayplan.control.state import Current, NodeState, Transaction
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Current
 from bayplan.daemon.shadow import Parts
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
+from bayplan.model.decision import Decision
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Hook, Origin
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
+from bayplan.placement.hugepage_pools import Pools
 from bayplan.placement.ledger_check import contradictions
 from bayplan.quantity import GIB
 from bayplan.state import Step, Store
@@ -82,22 +85,59 @@ class Controlled:
         """The ids of containers that have ended, as the kernel shows it."""
         self.kernel: Hierarchy | None = None
         """The kernel that shows it, if there is one."""
-        self.controller = Controller(
-            on,
-            policy,
-            engine or ExactEngine(),
+        self.relocations_per_hour: int | None = None
+        self.grow_pools: GrowPools | None = None
+        """Has pools of huge pages grow."""
+        self.admission: list[AdmissionStep] = []
+        """What becomes of the engine's decisions, in their order."""
+        self.before_start: list[Callable[[str], Awaitable[None]]] = []
+        """What a start waits for."""
+        self.before_promises: list[Callable[[], Awaitable[None]]] = []
+        """What a runtime that has listed its containers waits for."""
+        self.state = NodeState(
+            Current(on, policy, Ledger(), engine or ExactEngine()),
             recorder,
+            has_partitions=cgroup_v2,
+            capacity_freed=self.room_due.set,
+            clock=clock,
+            became=became,
+        )
+        placements = Placements(
+            self.state,
             cgroup_v2=cgroup_v2,
+            cpusets=self,
+            decide_in_thread=decide_in_thread,
+            runs_if_refused=Parts.of_process().runs_if_refused,
+            grow_pools=self._grow_pools,
+            admission=(self._admitted,),
+            relocations_per_hour=lambda: self.relocations_per_hour,
+        )
+        self.controller = Controller(
+            self.state,
+            placements,
             write_oom_score_adj=self.write_oom_score_adj,
             cpusets=self,
             verify_soon=self.verify_soon,
             has_process=self.has_process,
-            capacity_freed=self.room_due.set,
-            clock=clock,
-            decide_in_thread=decide_in_thread,
-            became=became,
-            runs_if_refused=Parts.of_process().runs_if_refused,
+            before_promises=self._before_promises,
+            before_start=(self._before_start,),
         )
+
+    async def _grow_pools(self, transaction: Transaction, added: Pools) -> Pools:
+        return {} if self.grow_pools is None else await self.grow_pools(transaction, added)
+
+    def _admitted(self, creation: Creation, decision: Decision) -> Decision:
+        for step in self.admission:
+            decision = step(creation, decision)
+        return decision
+
+    async def _before_promises(self) -> None:
+        for awaited in self.before_promises:
+            await awaited()
+
+    async def _before_start(self, container_id: str) -> None:
+        for awaited in self.before_start:
+            await awaited(container_id)
 
     async def write_oom_score_adj(self, _: Pod, one: Container, value: int) -> None:
         """Note it."""
@@ -110,7 +150,7 @@ class Controlled:
         ledger: Ledger | None = None,
     ) -> None:
         """Change what the controller decides by."""
-        self.controller.schedule(
+        self.controller.state.schedule(
             lambda transaction: transaction.accept(machine=machine, policy=policy, ledger=ledger)
         )
 
@@ -138,7 +178,7 @@ class Controlled:
 
     def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         """What the kernel should have of those containers, of every one if none are named."""
-        return self.controller.expectations(container_ids)
+        return self.controller.state.expectations(container_ids)
 
     def promised_nodes(
         self,
@@ -149,7 +189,7 @@ class Controlled:
     ) -> PromisedNodes:
         """What becomes of the nodes of promises on *kernel*."""
         promised_nodes = Parts.of_process().promised_nodes
-        return promised_nodes(self.controller, kernel, in_thread, self.verify_soon, bounds, clock_s)
+        return promised_nodes(self.controller.state, kernel, in_thread, self.verify_soon, bounds, clock_s)
 
     def on(self, kernel: Hierarchy, oci_socket: Path | None = None) -> Cpusets:
         """Have the cpusets of *kernel* settled from now on; the wrapper asks at *oci_socket*."""
@@ -162,7 +202,7 @@ async def announced(
     controller: Controller, pod: Pod, container: Container, origin: Origin
 ) -> tuple[Adjustment, Sequence[Update]]:
     """Place a container that did not come over NRI."""
-    async with controller.transaction() as transaction:
+    async with controller.state.transaction() as transaction:
         return await controller.placements.place(transaction, pod, container, origin)
 
 
@@ -177,7 +217,7 @@ async def begun(
 
 def has_due_updates(controller: Controller) -> bool:
     """Whether the runtime was sent other CPUs for a container than it should have."""
-    return controller.ledger.has_due_updates(controller.basis.shared_cpus)
+    return controller.state.ledger.has_due_updates(controller.state.basis.shared_cpus)
 
 
 def runtime(nri: str) -> Runtime:
@@ -203,7 +243,7 @@ class _FullDisk:
 
 async def by_hook(controller: Controller, pod: Pod, container: Container) -> None:
     """Place a container that comes by the OCI hook, whose decision nobody has but the record."""
-    async with controller.transaction() as transaction:
+    async with controller.state.transaction() as transaction:
         await controller.placements.place(transaction, pod, container, Hook.of(pod, container))
 
 
@@ -245,7 +285,8 @@ async def controlled(
             decide_in_thread=decide_in_thread,
             became=became,
         )
-        await made.controller.restore()
+        await made.controller.state.restore()
+        await made.controller.placements.restore()
         if nri is not None:
             made.controller.connected(runtime(nri))
         yield made

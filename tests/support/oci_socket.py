@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from bayplan.control.transactions import Transaction
+from bayplan.control.state import Transaction
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
@@ -68,12 +68,12 @@ class ServedOciSocket:
     @property
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """The turn at the controller."""
-        return self.around.controller.transaction()
+        return self.around.controller.state.transaction()
 
     @property
     def entries(self) -> dict[str, Entry]:
         """The ledger's entries now."""
-        return dict(self.around.controller.ledger.entries)
+        return dict(self.around.controller.state.ledger.entries)
 
 
 @asynccontextmanager

@@ -128,7 +128,7 @@ class Racing:
         if qos is QosClass.GUARANTEED:
             made = container(name, owner, memory_bytes=promised_bytes, milli_cpus=100)
         else:
-            total = self.one.controller.machine.memory_bytes
+            total = self.one.controller.state.machine.memory_bytes
             score = 1000 if qos is QosClass.BEST_EFFORT else max(3, 1000 - 1000 * promised_bytes // total)
             resources = Resources(cpu_shares=2, memory_limit_bytes=limit_bytes)
             made = container(name, owner, resources=resources, oom_score_adj=score)
@@ -136,7 +136,7 @@ class Racing:
         await self.one.controller.create_container(owner, replace(made, cgroups_path=path))
         self.live.hold(path, {})
         self.touchers[name] = Toucher(name, path, 0, 0, sorted(self.live.total_bytes))
-        return self.one.controller.ledger.entries[name].decision.outcome
+        return self.one.controller.state.ledger.entries[name].decision.outcome
 
     def has(
         self, name: str, amounts_bytes: Mapping[int, int], unmapped_bytes: Mapping[int, int] = {}
@@ -228,8 +228,8 @@ class Racing:
             if allowed < wanted:
                 one.slowed_s += seconds
             wanted = min(wanted, allowed)
-        entry = self.one.controller.ledger.entries[one.container_id]
-        allowed_there = allowed_nodes(self.one.controller.machine, entry.decision)
+        entry = self.one.controller.state.ledger.entries[one.container_id]
+        allowed_there = allowed_nodes(self.one.controller.state.machine, entry.decision)
         order = [node for node in one.order if node in allowed_there]
         while wanted > 0:
             node = next((node for node in order if self.live.free(node) > 0), None)
@@ -277,7 +277,7 @@ async def racing(
 
             relief = PageRelief(hierarchy, 1 << 50, move=it.move, clock_s=clock_s)
             watch = PressureWatch(
-                one.controller,
+                one.controller.state,
                 hierarchy,
                 here,
                 MemoryPressure.RELIEVE,
@@ -285,7 +285,7 @@ async def racing(
                 promised,
                 clock_s=clock_s,
             )
-            watch.brakes = Brakes(one.controller, hierarchy, watch.read_nodes, clock_s, marks)
+            watch.brakes = Brakes(one.controller.state, hierarchy, watch.read_nodes, clock_s, marks)
             return watch
 
         made = Racing(one, live, watching, promised, move_rate_bytes)

@@ -101,7 +101,9 @@ class Killed:
 
 async def _main(state: Path, specs: Path, verb: str, step: int, *, after: bool) -> None:
     async with controlled(state) as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(specs), Killed(step, after=after))
+        claims = ResourceClaims(
+            node.controller.state, node.controller.placements, ClaimSpecs(specs), Killed(step, after=after)
+        )
         if verb == "prepare":
             await claims.prepare(claim(device(0, 64, 2), device(1, 32, request="far")))
         else:

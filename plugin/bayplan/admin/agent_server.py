@@ -40,8 +40,8 @@ from bayplan.agent_protocol import (
 )
 from bayplan.backoff import Allowance
 from bayplan.control.changes import ChangeLog
+from bayplan.control.state import Current
 from bayplan.control.tasks import until_one_ends
-from bayplan.control.transactions import Current
 from bayplan.errors import BayplanError, ParseError
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
 from bayplan.model.pod_facts import PodFacts

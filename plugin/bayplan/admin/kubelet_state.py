@@ -12,7 +12,7 @@ from typing import Any, Final
 from bayplan.admin.questions import Question
 from bayplan.admin_protocol import API_VERSION
 from bayplan.control.controller import Controller
-from bayplan.control.transactions import Current
+from bayplan.control.state import Current
 from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint as format_cpus
 from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of
 from bayplan.engines.kubelet.memory_checkpoint import format_checkpoint as format_memory
@@ -39,13 +39,13 @@ def importing(controller: Controller, verify_soon: Callable[[], None]) -> Questi
     async def import_state(_: Snapshot, request: Mapping[str, object]) -> dict[str, Any]:
         dry_run, files = request.get("dryRun") is not False, _files(request.get("files"))
         shadow_mode.check_off("what kubelet's managers have placed")
-        async with controller.transaction() as transaction:
+        async with controller.state.transaction() as transaction:
             basis = transaction.basis
             result = _planned(basis, files, _names(controller, basis.ledger))
             if not dry_run:
                 controller.placements.take_over(transaction, result.ledger)
         if not dry_run:
-            await controller.wait_written()
+            await controller.state.wait_written()
             verify_soon()
             count = {"containers": len(result.taken), "sharing": len(result.sharing)}
             logger.warning("taken over from kubelet's state files", extra=count)
@@ -62,8 +62,8 @@ def exporting(
     async def export_state(_: Snapshot, __: Mapping[str, object]) -> dict[str, Any]:
         shadow_mode.check_off("kubelet's state")
         policy, options = static_managers()
-        ledger = controller.ledger
-        state = hand_back(controller.machine, policy, options, ledger, _names(controller, ledger))
+        ledger = controller.state.ledger
+        state = hand_back(controller.state.machine, policy, options, ledger, _names(controller, ledger))
         if state.problems:
             raise ConfigError("what bayplan has placed, in kubelet's files", state.problems)
         checkpoint = checkpoint_of(MemoryManagerPolicy.STATIC.value, state.memory)
@@ -114,7 +114,7 @@ def _planned(basis: Current, files: Mapping[str, str], names: Names) -> TakeOver
 
 def _names(controller: Controller, ledger: Ledger) -> Names:
     """Pod uid and name of the containers that hold something, by id."""
-    known = controller.known
+    known = controller.state.known
     return {
         key: (known.pods[one.pod_id].uid, one.name)
         for key, one in known.containers.items()

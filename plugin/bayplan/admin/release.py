@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from bayplan.admin.questions import Question
 from bayplan.admin_protocol import API_VERSION
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
 from bayplan.files import check_kind
@@ -75,7 +75,7 @@ class KernelSettings(NamedTuple):
 
 
 def releasing(
-    controller: Controller,
+    state: NodeState,
     settings: KernelSettings,
     hierarchy: Hierarchy,
     in_thread: InThread,
@@ -87,7 +87,7 @@ def releasing(
     async def release(_: Snapshot, request: Mapping[str, object]) -> dict[str, Any]:
         shadow_mode.check_off("CPUs and nodes of containers")
         dry_run = request.get("dryRun") is not False
-        async with controller.transaction() as transaction:
+        async with state.transaction() as transaction:
             ledger = transaction.basis.ledger
             wanted = _wanted(ledger.entries.values())
             if not dry_run:
@@ -97,7 +97,7 @@ def releasing(
         outcomes: dict[str, str] = {}
         changed = await in_thread(settings.changed)
         if not dry_run:
-            await controller.wait_written()
+            await state.wait_written()
             await follow_ledger()
             await in_thread(settings.cpu_lists.restore)
             outcomes = await in_thread(partial(give_back, hierarchy, wanted))

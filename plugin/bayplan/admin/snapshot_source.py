@@ -1,4 +1,4 @@
-"""Takes the snapshot that the views show: reads the controller, and of the kernel what nobody else keeps."""
+"""Takes the snapshot that the views show: reads the state, and of the kernel what nobody else keeps."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from msgspec.structs import asdict
 
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState
 from bayplan.control.verify import Drift
 from bayplan.errors import BayplanError
 from bayplan.host import proc
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def snapshot_of(
-    controller: Controller,
+    state: NodeState,
     started_us: int,
     drift: tuple[Drift, ...],
     notices: tuple[str, ...] = (),
@@ -44,23 +44,23 @@ def snapshot_of(
     was seen last of the nodes' memory, *kernel_cpus* the CPUs that containers were found to have otherwise
     than decided, *partitions* the ids of those that have one, *placement_directory* is where placement files
     are, *kubelet_known_by* the source of kubelet's version. *shadow*: nothing is applied."""
-    known, runtime = controller.known, controller.runtime
+    known, runtime = state.known, state.runtime
     return Snapshot(
         taken_us=time.time_ns() // 1000,
         started_us=started_us,
         pid=os.getpid(),
-        machine=controller.machine,
-        policy=controller.policy,
-        ledger=controller.ledger,
-        engine=controller.engine.name,
+        machine=state.machine,
+        policy=state.policy,
+        ledger=state.ledger,
+        engine=state.engine.name,
         runtime=None
         if runtime is None
         else RuntimeState(
             runtime.name, runtime.version, str(runtime.nri_version), asdict(runtime.capabilities)
         ),
-        counters=dict(controller.counters),
-        durations=controller.placements.latency.durations(),
-        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(controller.ledger.unmanaged.items())),
+        counters=dict(state.counters),
+        durations=state.latency.durations(),
+        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(state.ledger.unmanaged.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(known.oom_score_adj),
         kernel_oom_score_adj=dict(kernel_oom_score_adj),
@@ -68,22 +68,22 @@ def snapshot_of(
         partitions=partitions,
         placement_directory=placement_directory,
         kubelet_known_by=kubelet_known_by,
-        problems=tuple(_problems(controller, notices)),
+        problems=tuple(_problems(state, notices)),
         reservations=dict(reservations),
         live=live,
         shadow=shadow,
         unmatched_cpu_rules=unmatched_rules(
-            controller.policy.cpu_rules,
+            state.policy.cpu_rules,
             ((pod, one.name) for one in known.containers.values() if (pod := known.pods.get(one.pod_id))),
         ),
     )
 
 
-def kernel_oom_score_adj(controller: Controller, root: Path) -> dict[str, int]:
+def kernel_oom_score_adj(state: NodeState, root: Path) -> dict[str, int]:
     """The oom_score_adj that the kernel has for the first process of each container, as far as that is known
     and still there. Two small files each."""
     found = {}
-    for container in controller.known.containers.values():
+    for container in state.known.containers.values():
         try:
             value = (
                 proc.oom_score_adj_within(container.pid, container.id, root) if container.pid > 1 else None
@@ -96,13 +96,13 @@ def kernel_oom_score_adj(controller: Controller, root: Path) -> dict[str, int]:
     return found
 
 
-def _problems(controller: Controller, notices: tuple[str, ...]) -> Iterator[str]:
-    if controller.recorder.problem is not None:
-        yield controller.recorder.problem
+def _problems(state: NodeState, notices: tuple[str, ...]) -> Iterator[str]:
+    if state.recorder.problem is not None:
+        yield state.recorder.problem
     yield from notices
-    crowded = crowded_pool(controller.basis)
+    crowded = crowded_pool(state.basis)
     if crowded is not None:
         yield str(crowded)
-    decisions = [entry.decision for entry in controller.ledger.entries.values()]
+    decisions = [entry.decision for entry in state.ledger.entries.values()]
     decided = [one.request for one in decisions if one.outcome is not Outcome.ADOPTED]
-    yield from pin_sentences(decided, controller.placements.decision_log.pins.configured)
+    yield from pin_sentences(decided, state.decision_log.pins.configured)

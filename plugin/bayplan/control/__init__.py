@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 **One owner.** What decisions depend on (machine, policy, ledger) is one immutable value, the `Basis` of the
-model; with the engine it is `Current` of `transactions`. Everybody may read it. It changes only in a
+model; with the engine it is `Current` of `state`. Everybody may read it. It changes only in a
 transaction, and there is one at a time: each works out the next value, and makes it current when its promise
 is on the disk.
 
@@ -27,8 +27,10 @@ decision and its commit. It waits for the reply to a start too: then the CPUs of
 memory is free or is being freed. All else runs beside that, each in a thread of its own.
 
 The way of a creation: `controller` (the events of NRI) or `bayplan.oci`, `placements` (decide, record,
-answer), `transactions` (the one owner of the ledger), `recorder` and `threads` (the disk); beside it
-`known_containers` and `notified` (what runtimes described, and what they were sent).
+answer), `state` (the one owner of the ledger, and of what is known beside it: `known_containers`, `lives`,
+`notified`), `recorder` and `threads` (the disk). What a creation goes through between its bytes and its
+reply is the body of `Placements.place`: the engine decides, each step of the admission may change or refuse
+that, then it is recorded, and answered.
 
 The kernel: `expectations` (what it should have), `cpusets` (written at once), `verify` (compared and
 repaired); `promised_nodes` (what moved pages change of it).

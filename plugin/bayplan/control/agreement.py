@@ -11,8 +11,8 @@ import posixpath
 from collections.abc import Iterable
 from typing import Final
 
-from bayplan.control.controller import Controller
 from bayplan.control.expectations import Expectation, cgroup_of
+from bayplan.control.state import NodeState
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
@@ -25,9 +25,9 @@ Grounds = tuple[object, ...]
 """What the expectations follow from: immutable values."""
 
 
-def grounds_of(controller: Controller) -> Grounds:
+def grounds_of(state: NodeState) -> Grounds:
     """What `Controller.expectations` follow from now."""
-    basis, known = controller.basis, controller.known
+    basis, known = state.basis, state.known
     return (basis.machine, basis.policy, basis.ledger, *known.containers.values(), *known.pods.values())
 
 

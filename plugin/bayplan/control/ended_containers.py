@@ -77,6 +77,7 @@ class EndedContainers:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._controller = controller
+        self._state = controller.state
         self._occupancy = occupancy
         self._in_thread = in_thread
         self._list_containers = list_containers
@@ -118,8 +119,8 @@ class EndedContainers:
     def _held(self) -> Iterable[_Suspect]:
         """Those who hold something, as far as it is known where they are."""
         controller = self._controller
-        known, lives = controller.known, controller.placements.lives
-        for container_id, entry in controller.ledger.entries.items():
+        known, lives = controller.state.known, controller.state.lives
+        for container_id, entry in controller.state.ledger.entries.items():
             life, container = lives.of(container_id), known.containers.get(container_id)
             if life is None or container is None:
                 continue  # before the runtime has listed it
@@ -144,7 +145,7 @@ class EndedContainers:
         """What the runtimes list that know more of those *without* a process, by their names; nothing of
         those that do not answer."""
         engines = {one.entry.origin.engine for one in without} & {CRIO}
-        runtime = self._controller.runtime
+        runtime = self._state.runtime
         if runtime is not None and any(self._is_worth_asking(one, now_s) for one in without):
             engines.add(runtime.name)
             self._asked_s, self._pause_s = now_s, min(2 * self._pause_s, PATIENCE_S)
@@ -159,7 +160,7 @@ class EndedContainers:
 
     def _failed(self, without: Collection[_Suspect]) -> Collection[str]:
         """The ids of those *without* a process that CRI-O gave up creating: of these it has no event."""
-        runtime = self._controller.runtime
+        runtime = self._state.runtime
         if runtime is None or runtime.name != CRIO:
             return ()
         decided = [one for one in without if one.entry.origin.is_listed and one.phase is Phase.DECIDED]
@@ -175,8 +176,8 @@ class EndedContainers:
 
     def _report(self, one: _Suspect, listed: Mapping[str, Mapping[str, bool]], now_s: float) -> Report | None:
         """What is to be reported of a container without a process; None as long as it may get one."""
-        origin, runtime = one.entry.origin, self._controller.runtime
-        if origin.reports_end_of_pod and one.pod_id in self._controller.placements.stopped_pods:
+        origin, runtime = one.entry.origin, self._state.runtime
+        if origin.reports_end_of_pod and one.pod_id in self._state.stopped_pods:
             return Report.POD_STOPPED  # containerd creates containers there, and starts none
         containers = listed.get(origin.listed_by("" if runtime is None else runtime.name))
         alive = None if containers is None else containers.get(one.container_id)
@@ -200,22 +201,22 @@ class EndedContainers:
     async def _release(self, one: _Suspect, report: Report) -> None:
         """Release it, unless something was reported of it since the look."""
         controller = self._controller
-        async with controller.transaction() as transaction:
-            lives = controller.placements.lives
+        async with controller.state.transaction() as transaction:
+            lives = controller.state.lives
             same = lives.of(one.container_id) is one.life and one.life.phase is one.phase
             step = lives.step(report, one.container_id).settled(one.phase, has_process=False)
             if not same or step.action is not Action.RELEASE:
                 return
             controller.placements.release(transaction, one.container_id, report)
             self._forget_start(one.container_id)
-        await controller.wait_written()
+        await controller.state.wait_written()
         extra = {
             "container": one.entry.decision.request.name,
             "container_id": one.container_id,
             "why": report.value,
         }
         logger.info("container has ended, and nobody had reported it", extra=extra)
-        controller.counters["nri_gone" if one.entry.origin.is_listed else "oci_gone"] += 1
+        controller.state.counters["nri_gone" if one.entry.origin.is_listed else "oci_gone"] += 1
 
 
 def _may_start(origin: Origin) -> bool:

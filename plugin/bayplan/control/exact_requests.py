@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState
 from bayplan.errors import StateError
 from bayplan.model.decision import Request
 from bayplan.model.ledger import Ledger
@@ -29,9 +29,9 @@ PAUSE_S: Final = 0.5
 class ExactRequests:
     """Follows what becomes known of pods and corrects the claims of their containers."""
 
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-        self._pods = controller.placements.kubelet_pods
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._pods = state.kubelet_pods
         self._due = asyncio.Event()
         self._pods.became_due = self._due.set
 
@@ -65,7 +65,7 @@ class ExactRequests:
                 raise
 
     async def _correct(self, due: Mapping[str, bool]) -> None:
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             basis = transaction.basis
             requests = dict(self._found(basis.machine, basis.ledger, due))
             if not requests:
@@ -75,14 +75,14 @@ class ExactRequests:
         for container_id, request in requests.items():
             fields = {"container": request.name, "container_id": container_id}
             logger.info("request corrected", extra={**fields, "memory": memory_text(request.memory)})
-        self._controller.counters["requests_corrected"] += len(requests)
-        self._controller.capacity_freed()
+        self._state.counters["requests_corrected"] += len(requests)
+        self._state.capacity_freed()
 
     def _found(
         self, machine: Machine, ledger: Ledger, due: Mapping[str, bool]
     ) -> Iterator[tuple[str, Request]]:
         """The containers of the pods *due* that request something else than the ledger has, by their ids."""
-        known = self._controller.known
+        known = self._state.known
         for container in known.containers.values():
             pod, entry = known.pods.get(container.pod_id), ledger.entries.get(container.id)
             if pod is None or entry is None or pod.uid not in due:

@@ -6,24 +6,17 @@ that fails or is cancelled before its commit leaves the ledger as it was.
 """
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from msgspec.structs import replace
 
-from bayplan.control.changes import ChangeLog
-from bayplan.control.decision_log import DecisionLog
 from bayplan.control.device_search import DeviceSearch
-from bayplan.control.known_containers import KnownContainers, without_cpus
-from bayplan.control.kubelet_pods import KubeletPods
-from bayplan.control.latency import Latency
-from bayplan.control.lives import Lives
-from bayplan.control.notified import KernelCpusets, Notifications
-from bayplan.control.recorder import Recorder
+from bayplan.control.known_containers import without_cpus
+from bayplan.control.notified import KernelCpusets
+from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import EngineThread, InThread
-from bayplan.control.transactions import Transaction
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, looks_at_devices
 from bayplan.errors import HostError
 from bayplan.model.basis import Basis
@@ -39,7 +32,6 @@ from bayplan.model.resources import Resources
 from bayplan.model.sentences import refusal
 from bayplan.model.wishes import Wishes
 from bayplan.model.workload import Adjustment, Container, Pod, Update
-from bayplan.nri import Runtime
 from bayplan.placement.adjustment import (
     MOST_UPDATES,
     Ability,
@@ -64,58 +56,60 @@ from bayplan.state import annotations_of, entries_in
 HOUR_S: Final = 3600
 
 
-class Placements:
-    """The steps, and what they keep beside the ledger.
+class Creation(NamedTuple):
+    """A container that is about to be created, and what is known of it before it is decided about."""
 
-    ``known`` are the containers as their runtimes described them, ``kubelet_pods`` the pods as kubelet
-    describes them, where an agent says so, ``notifications`` what the NRI runtime was sent, ``runtime`` that
-    runtime while it is connected, and ``stopped_pods`` the ids of pods that have stopped and are not removed
-    yet. ``lives`` are the phases of the containers. *runs_if_refused*: a container that is refused is created
-    all the same.
+    basis: Basis
+    pod: Pod
+    container: Container
+    origin: Origin
+    ability: MemoryPolicyAbility
+
+
+AdmissionStep = Callable[[Creation, Decision], Decision]
+"""What becomes of the engine's decision about a new container. A refusal goes through no further step."""
+
+GrowPools = Callable[[Transaction, Pools], Awaitable[Pools]]
+"""Has pools of huge pages grow, in the open transaction; by how much they grew."""
+
+PrepareFile = Callable[[Machine, CpuSet, Entry], Awaitable[str]]
+"""Makes the placement file of a container that is about to be created, beside whose entry these CPUs are
+shared; its directory, "" where nobody is told of his place. Raises HostError."""
+
+
+class Placements:
+    """The steps that change *state*. *admission* are those of a creation after the engine has decided.
+    *runs_if_refused*: a container that is refused is created all the same. *relocations_per_hour* says how
+    many containers go to other nodes for others in an hour at most; None for any number.
     """
 
     def __init__(
         self,
-        recorder: Recorder,
-        changes: ChangeLog,
+        state: NodeState,
         *,
         cgroup_v2: bool,
-        weighted_interleave: bool,
-        devices: DeviceSearch | None,
-        capacity_freed: Callable[[], None],
+        weighted_interleave: bool = True,
+        devices: DeviceSearch | None = None,
         cpusets: KernelCpusets,
-        decide_in_thread: InThread | None,
-        runs_if_refused: bool,
+        decide_in_thread: InThread | None = None,
+        runs_if_refused: bool = False,
+        grow_pools: GrowPools | None = None,
+        admission: Sequence[AdmissionStep] = (),
+        prepare_file: PrepareFile | None = None,
+        relocations_per_hour: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self.known = KnownContainers()
-        self.lives = Lives()
-        self.notifications = Notifications(self.lives)
-        self.runtime: Runtime | None = None
-        self.stopped_pods: set[str] = set()
-        self.counters: Counter[str] = Counter()
-        self.kubelet_pods = KubeletPods(lambda: {pod.uid for pod in self.known.pods.values()}, self.counters)
-        self.latency = Latency()
-        self.decision_log = DecisionLog(self.counters)
-        self._recorder = recorder
-        self._changes = changes
+        self._state = state
         self._cgroup_v2 = cgroup_v2
         self._weighted_interleave = weighted_interleave
         self._devices = devices
-        self._capacity_freed = capacity_freed
         self._cpusets = cpusets
         self._runs_if_refused = runs_if_refused
-        self._engine_thread = EngineThread(decide_in_thread, self.latency.decision)
-        self.relocations_per_hour: int | None = None
-        """How many containers go to other nodes for others in an hour at most; None for any number."""
+        self._engine_thread = EngineThread(decide_in_thread, state.latency.decision)
+        self._grow_pools = grow_pools or _no_growth
+        self._admission = (*admission, self._as_far_as_possible)
+        self._prepare_file = prepare_file or _no_file
+        self._relocations_per_hour = relocations_per_hour
         self._relocated_s: list[float] = []
-        self.by_live_memory: Callable[[Decision, MemoryPolicyAbility], Decision] = lambda one, _: one
-        """Completes a decision about a new container by the memory that is free at the moment."""
-        self.prepare_file: Callable[[Machine, CpuSet, Entry], Awaitable[str]] = _no_file
-        """Makes the file of a container that is about to be created; its directory."""
-        self.grow_pools: Callable[[Transaction, Pools], Awaitable[Pools]] = _no_growth
-        """Has pools of huge pages grow, in the open transaction; by how much they grew."""
-        self.admitted: Callable[[Pod, Decision], Decision] = lambda _, one: one
-        """Refuses a new container of a pod that was evicted."""
 
     async def place(
         self, transaction: Transaction, pod: Pod, container: Container, origin: Origin = NRI
@@ -134,7 +128,7 @@ class Placements:
         ability, base = self.policy_ability(origin), basis.ledger.without(container.id)
         annotated = read_annotations(machine, policy, pod, container)
         findings = await self._findings(pod, container, annotated.wishes)
-        exact = partial(self.kubelet_pods.for_creation, pod, container.name, machine.memory_bytes)
+        exact = partial(self._state.kubelet_pods.for_creation, pod, container.name, machine.memory_bytes)
         decide = partial(
             decide_creation,
             pod=pod,
@@ -148,17 +142,17 @@ class Placements:
         if not self._may_relocate(decision.moves):
             decision = await self._decided(transaction, base, decide, relocating=False)
         # Pools of huge pages may have grown for it.
-        machine, policy = transaction.basis.machine, transaction.basis.policy
-        decision = self.admitted(pod, decision)
-        self.kubelet_pods.decided(pod, container.name, decision.reasons)
+        basis = transaction.basis
+        machine, policy = basis.machine, basis.policy
+        creation = Creation(basis, pod, container, origin, ability)
+        for step in self._admission:
+            if decision.outcome is not Outcome.REFUSED:
+                decision = step(creation, decision)
+        self._state.kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
             if self._runs_if_refused:
-                self.lives.begin(container.id, Phase.REFUSED)
+                self._state.lives.begin(container.id, Phase.REFUSED)
             self.refuse(decision)
-        decision = self.by_live_memory(decision, ability)
-        decision = as_far_as_possible(machine, decision, container, origin)
-        notes = exec_notes(decision, origin) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
-        decision = replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
         moved = base.moved(decision.moves)
         shared = _left_shared(basis, moved, decision)
         decision, source = await self._with_file(machine, shared, decision)
@@ -182,11 +176,11 @@ class Placements:
         updates = await self._commit(
             transaction, after, shared, container.id, moves, most, carried=bool(annotations)
         )
-        self.lives.begin(container.id, origin.phase, had_process=origin.had_process)
-        self.known.add(pod, container)
+        self._state.lives.begin(container.id, origin.phase, had_process=origin.had_process)
+        self._state.known.add(pod, container)
         if adjustment.oom_score_adj is not None:
-            self.known.oom_score_adj[container.id] = adjustment.oom_score_adj
-        self.decision_log.decided("placed", decision)
+            self._state.known.oom_score_adj[container.id] = adjustment.oom_score_adj
+        self._state.decision_log.decided("placed", decision)
         return replace(adjustment, annotations=annotations), updates
 
     async def change(
@@ -205,7 +199,7 @@ class Placements:
         machine, policy, ledger = basis.machine, basis.policy, basis.ledger
         entry = ledger.entries[container.id]
         old, base = entry.decision, ledger.without(container.id)
-        exact = partial(self.kubelet_pods.for_change, pod, container.name, machine.memory_bytes)
+        exact = partial(self._state.kubelet_pods.for_change, pod, container.name, machine.memory_bytes)
         decide = partial(
             decide_change,
             basis.with_ledger(base),
@@ -215,12 +209,12 @@ class Placements:
             exact=exact,
         )
         decision = await self._engine_thread.run(basis.engine, machine, decide)
-        self.kubelet_pods.expect(pod)
+        self._state.kubelet_pods.expect(pod)
         most = MOST_UPDATES if entry.origin.runtime_applies else None
         if decision is None:
             # The runtime sets all that it has for the container, also what is out of date.
             updates = self._accept(transaction, ledger, None, most, answered=container.id)
-            self.notifications.update_answered(container.id, updates)
+            self._state.notifications.update_answered(container.id, updates)
             return updates
         if decision.outcome is Outcome.REFUSED:
             self.refuse(decision)
@@ -230,10 +224,10 @@ class Placements:
         # In place of what it was, so that it does not become the newest of its pod.
         after = ledger.moved(decision.moves).with_entry(changed)
         updates = await self._commit(transaction, after, shared, container.id, decision.moves, most)
-        self.known.add(pod, container)
-        self.decision_log.decided("placed again", decision)
-        self._capacity_freed()
-        own = self.notifications.update_answered(container.id, updates)
+        self._state.known.add(pod, container)
+        self._state.decision_log.decided("placed again", decision)
+        self._state.capacity_freed()
+        own = self._state.notifications.update_answered(container.id, updates)
         mems = decision.placement.mems
         if mems is None or mems == old.placement.mems:
             return updates
@@ -245,9 +239,9 @@ class Placements:
     ) -> Sequence[Update]:
         """Release what a container held, which has ended for *why*; its exclusive CPUs go back to the shared
         pool. *replied*: the updates go to the NRI runtime, which waits for them."""
-        self.known.forget(container_id)
-        self.notifications.forget(container_id)
-        self.lives.end(container_id, why)
+        self._state.known.forget(container_id)
+        self._state.notifications.forget(container_id)
+        self._state.lives.end(container_id, why)
         basis = transaction.basis
         entry = basis.ledger.entries.get(container_id)
         if entry is None:
@@ -255,11 +249,11 @@ class Placements:
         pod_id = entry.decision.request.pod_id
         if self._devices is not None and not entry.origin.reports_end_of_pod:
             self._devices.pod_gone(pod_id)
-        left = basis.ledger.after_end_of(container_id, pod_stays=pod_id not in self.stopped_pods)
+        left = basis.ledger.after_end_of(container_id, pod_stays=pod_id not in self._state.stopped_pods)
         left, _ = with_completed_claims(basis.with_ledger(left), basis.engine)
         updates = self._accept(transaction, left, None, MOST_UPDATES if replied else None)
-        self.decision_log.released(entry.decision.request.name, container_id, why)
-        self._capacity_freed()
+        self._state.decision_log.released(entry.decision.request.name, container_id, why)
+        self._state.capacity_freed()
         return updates
 
     def enter(
@@ -275,32 +269,32 @@ class Placements:
         """Enter a container that exists without a decision of ours, as it is, and is in *phase*. *origin* as
         for `place`, *replied* as for `release`."""
         basis = transaction.basis
-        chosen = self.known.without_default_cpus(container)
+        chosen = self._state.known.without_default_cpus(container)
         entry = adopt(basis, basis.engine, pod, chosen)
         if entry.decision.request.pinned_cpus is not None and _has_decided_cpus(container):
             # What it was given while it was being created has gone to others since.
             entry = adopt(basis, basis.engine, pod, without_cpus(container))
-        if self.lives.phase(container.id) is Phase.ENDED:
-            reason = found_after_its_end(self.lives.ended_by(container.id))
+        if self._state.lives.phase(container.id) is Phase.ENDED:
+            reason = found_after_its_end(self._state.lives.ended_by(container.id))
             entry = replace(entry, decision=replace(entry.decision, reasons=(reason,)))
         entry = replace(entry, notified_cpus=container.resources.cpuset_cpus, recorded_origin=origin.recorded)
         most = MOST_UPDATES if replied else None
-        self.lives.begin(container.id, phase, had_process=origin.had_process)
+        self._state.lives.begin(container.id, phase, had_process=origin.had_process)
         ledger = with_resized_pools(basis.with_ledger(basis.ledger.with_entry(entry)), basis.engine)
         updates = self._accept(transaction, ledger, container.id, most)
         if entry.decision.request.pool:
             # No reply has the CPUs of what came without NRI, also where the pool stays as it is.
             self._cpusets.sync_soon()
-        self.known.add(pod, container)
-        self.kubelet_pods.expect(pod)
-        self.decision_log.found(entry.decision)
+        self._state.known.add(pod, container)
+        self._state.kubelet_pods.expect(pod)
+        self._state.decision_log.found(entry.decision)
         return updates
 
     def take_over(self, transaction: Transaction, ledger: Ledger) -> None:
         """Promise what kubelet's managers had given away, which *ledger* has in it. No reply waits for it:
         where our shared CPUs are others than kubelet's, the kernel gets them."""
         self._accept(transaction, ledger)
-        self._capacity_freed()
+        self._state.capacity_freed()
 
     async def hold(self, transaction: Transaction, entry: Entry) -> None:
         """Record what is promised to a holder that is no container.
@@ -312,7 +306,7 @@ class Placements:
         ledger = basis.ledger.with_entry(entry)
         shared = basis.with_ledger(ledger).shared_cpus
         await self._commit(transaction, ledger, shared, entry.container_id, (), None)
-        self.decision_log.decided("promised", entry.decision)
+        self._state.decision_log.decided("promised", entry.decision)
 
     async def hold_no_longer(self, transaction: Transaction, key: str) -> None:
         """Record that a holder that is no container holds nothing any more.
@@ -324,51 +318,59 @@ class Placements:
         left, _ = with_completed_claims(basis.with_ledger(basis.ledger.without_retained(key)), basis.engine)
         shared = basis.with_ledger(left).shared_cpus
         await self._commit(transaction, left, shared, key, (), None)
-        self._capacity_freed()
+        self._state.capacity_freed()
 
     def undo(self, transaction: Transaction, container_id: str, *, forget: bool) -> None:
         """Undo what a lost reply to the NRI runtime contained: its updates are due again. *forget*: it was
         about a creation or an end, and the container holds nothing."""
-        notifications, ledger = self.notifications, transaction.basis.ledger
+        notifications, ledger = self._state.notifications, transaction.basis.ledger
         ledger = ledger.with_notified_cpus(
             {one.container_id: None for one in notifications.last_reply if one.container_id in ledger.entries}
         )
         if forget:
             notifications.forget(container_id)
             ledger = ledger.without(container_id)
-            self._capacity_freed()
+            self._state.capacity_freed()
         transaction.accept(ledger=ledger)
 
     def keep(self, report: Report, step: Step, pod: Pod, container: Container) -> None:
         """Note a *report* of a container that holds what it was promised."""
         if report in (Report.POST_CREATED, Report.STARTING, Report.STARTED):
-            self.known.add(pod, container)
-        self.lives.go_on(container.id, step.phase)
+            self._state.known.add(pod, container)
+        self._state.lives.go_on(container.id, step.phase)
 
     def ignore(self, report: Report, container_id: str, step: Step) -> None:
         """Note a *report* of a container that holds nothing and gets nothing."""
-        self.decision_log.ignored(report, self.lives.phase(container_id), container_id)
+        self._state.decision_log.ignored(report, self._state.lives.phase(container_id), container_id)
         if step.phase is Phase.ENDED:
-            self.lives.end(container_id, report)
+            self._state.lives.end(container_id, report)
 
     def amend(self, transaction: Transaction, entry: Entry) -> None:
         """Note what became known of a container that came without NRI; its promises stay the same."""
         transaction.accept(ledger=transaction.basis.ledger.with_entry(entry))
-        self.lives.go_on(entry.container_id, entry.origin.phase)
-        self.known.add_recorded({entry.container_id: entry})
+        self._state.lives.go_on(entry.container_id, entry.origin.phase)
+        self._state.known.add_recorded({entry.container_id: entry})
 
     def policy_ability(self, origin: Origin = NRI) -> MemoryPolicyAbility:
         """Which memory policies can be set for a container that comes as *origin* says."""
         able = origin.changes_spec
         if origin.runtime_applies:
-            able = self.runtime is not None and self.runtime.capabilities.memory_policy
+            runtime = self._state.runtime
+            able = runtime is not None and runtime.capabilities.memory_policy
         seen = origin.runtime_applies or origin.asks_at_start
         return MemoryPolicyAbility(able, self._weighted_interleave, seen)
 
     @property
     def runtime_sets_oom_score_adj(self) -> bool:
         """Whether the connected runtime carries out an adjustment of oom_score_adj."""
-        return self.runtime is not None and self.runtime.capabilities.oom_score_adj
+        return self._state.runtime is not None and self._state.runtime.capabilities.oom_score_adj
+
+    def _as_far_as_possible(self, creation: Creation, decision: Decision) -> Decision:
+        """*decision* without what a container that comes so cannot have, and why."""
+        origin = creation.origin
+        decision = as_far_as_possible(creation.basis.machine, decision, creation.container, origin)
+        notes = exec_notes(decision, origin) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
+        return replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
 
     async def _decided(
         self, transaction: Transaction, base: Ledger, decide: Decide, *, relocating: bool = True
@@ -389,7 +391,7 @@ class Placements:
         decision, wanted = await run(engine, basis.machine, with_growth_of)
         if not wanted:
             return decision
-        came = await self.grow_pools(transaction, wanted)
+        came = await self._grow_pools(transaction, wanted)
         basis = beside()
         return with_growth(await run(engine, basis.machine, partial(decide, basis)), wanted, came)
 
@@ -399,7 +401,7 @@ class Placements:
         if not decision.request.placement_file:
             return decision, ""
         try:
-            return decision, await self.prepare_file(machine, shared, Entry(decision))
+            return decision, await self._prepare_file(machine, shared, Entry(decision))
         except HostError as error:
             return without_file(decision, f"its placement file cannot be made: {error}"), ""
 
@@ -409,13 +411,12 @@ class Placements:
             return NOTHING_FOUND
         return await self._devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
 
-    def relocated_before(self, recorded: Iterable[tuple[int, Decision]], now_us: int) -> None:
-        """Count what was *recorded* of relocations in the last hour, by their times in microseconds since the
-        epoch: a restart is no new hour."""
-        now_s = time.monotonic()
+    async def restore(self) -> None:
+        """Count what was recorded of relocations in the last hour: a restart is no new hour."""
+        now_s, now_us = time.monotonic(), time.time_ns() // 1000
         self._relocated_s = [
             now_s - max(0, now_us - at_us) / US_PER_S
-            for at_us, decision in recorded
+            for at_us, decision in await self._state.recorder.decided(now_us - HOUR_S * US_PER_S)
             for move in decision.moves
             if move.relocates
         ]
@@ -429,16 +430,17 @@ class Placements:
         recent = [one for one in self._relocated_s if time.monotonic() - one < HOUR_S]
         self._relocated_s = recent
         settled = all(
-            self.lives.phase(key) is Phase.RUNNING and not self.notifications.is_updating(key) for key in ids
+            self._state.lives.phase(key) is Phase.RUNNING and not self._state.notifications.is_updating(key)
+            for key in ids
         )
-        most = self.relocations_per_hour
+        most = self._relocations_per_hour()
         return settled and (most is None or len(recent) + len(ids) <= most)
 
     def refuse(self, decision: Decision) -> NoReturn:
         """Record a refusal, and raise it as a PlacementError."""
-        self._recorder.record_refusal(decision)
-        self._changes.refused(decision)
-        self.decision_log.decided("refused", decision)
+        self._state.recorder.record_refusal(decision)
+        self._state.changes.refused(decision)
+        self._state.decision_log.decided("refused", decision)
         raise refusal(decision)
 
     async def _commit(
@@ -468,16 +470,16 @@ class Placements:
         try:
             await transaction.commit(ledger, decided, carried=carried)
         finally:
-            self.latency.commit.observe(time.perf_counter() - begun_s)
-        self.notifications.sent(None if most_running is None else updates, nodes_due)
+            self._state.latency.commit.observe(time.perf_counter() - begun_s)
+        self._state.notifications.sent(None if most_running is None else updates, nodes_due)
         for one in moves:
-            self.decision_log.moved(one)
+            self._state.decision_log.moved(one)
         relocated = [one for one in moves if one.relocates]
         if relocated:
             self._relocated_s += [time.monotonic()] * len(relocated)
-            self.counters["relocated"] += len(relocated)
+            self._state.counters["relocated"] += len(relocated)
             # Their pages are to follow.
-            self._capacity_freed()
+            self._state.capacity_freed()
         if shared != shared_before or relocated or ledger.cpus_of_pools != pools_before:
             self._cpusets.sync_soon()
         if any(one.cpus for one in relocated):
@@ -502,7 +504,7 @@ class Placements:
         shared = basis.with_ledger(ledger).shared_cpus
         ledger, updates, nodes_due = self._with_updates(ledger, shared, decided or answered, (), most_running)
         transaction.accept(ledger=ledger, decided=decided)
-        self.notifications.sent(None if most_running is None else updates, nodes_due)
+        self._state.notifications.sent(None if most_running is None else updates, nodes_due)
         if shared != shared_before or ledger.cpus_of_pools != pools_before:
             self._cpusets.sync_soon()
         return updates
@@ -526,14 +528,18 @@ class Placements:
             *ledger* as it is once the updates are sent; the updates for the reply, without one those of
             nodes; and the ids of the containers whose nodes are still to be sent.
         """
-        moved = nodes_updates(ledger, {move.container_id for move in moves} | self.notifications.nodes_due)
+        moved = nodes_updates(
+            ledger, {move.container_id for move in moves} | self._state.notifications.nodes_due
+        )
         due = {one.container_id for one in moved if ledger.entries[one.container_id].origin.runtime_applies}
         if most_running is None:
             return ledger, moved, due
         # The others' would not go out, and of 4000 they take ten milliseconds to make.
-        only = self.notifications.first_updated(answered) | due if most_running == 0 else None
+        only = self._state.notifications.first_updated(answered) | due if most_running == 0 else None
         cpus = cpus_updates(ledger, shared, only)
-        updates = self.notifications.for_reply(merged(moved, cpus) if moved else cpus, answered, most_running)
+        updates = self._state.notifications.for_reply(
+            merged(moved, cpus) if moved else cpus, answered, most_running
+        )
         sent = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus is not None}
         return ledger.with_notified_cpus(sent), updates, due.difference(one.container_id for one in updates)
 

@@ -18,10 +18,9 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from bayplan.control.controller import Controller
 from bayplan.control.expectations import Expectation, cgroup_of
+from bayplan.control.state import Current, NodeState, Transaction
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Current, Transaction
 from bayplan.errors import BayplanError, StateError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
@@ -86,7 +85,7 @@ class PromisedNodes:
 
     def __init__(
         self,
-        controller: Controller,
+        state: NodeState,
         hierarchy: Hierarchy,
         in_thread: InThread,
         verify_soon: Callable[[], None],
@@ -95,7 +94,7 @@ class PromisedNodes:
     ) -> None:
         self.bounds = bounds
         self.is_due = False
-        self._controller = controller
+        self._state = state
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._verify_soon = verify_soon
@@ -124,8 +123,8 @@ class PromisedNodes:
     async def use_freed_memory(self) -> None:
         """Complete short promises and named pools, and open new nodes to the containers that may use all, for
         which no pages are moved; and have the next look find who can go back."""
-        controller = self._controller
-        async with controller.transaction() as transaction:
+        state = self._state
+        async with state.transaction() as transaction:
             basis = transaction.basis
             ledger, wider = with_widened_placements(basis, basis.engine)
             ledger, _ = with_completed_claims(basis.with_ledger(ledger), basis.engine)
@@ -134,7 +133,7 @@ class PromisedNodes:
         if ledger.cpus_of_pools != basis.ledger.cpus_of_pools:
             self._verify_soon()
         if wider:
-            controller.placements.notifications.nodes_due |= {
+            state.notifications.nodes_due |= {
                 key for key in wider if ledger.entries[key].origin.runtime_applies
             }
             self._verify_soon()
@@ -143,12 +142,12 @@ class PromisedNodes:
 
     async def before_start(self, container_id: str) -> None:
         """Give a container whose nodes have no memory for the kernel one that has."""
-        controller = self._controller
-        entry = controller.ledger.entries.get(container_id)
-        expected = controller.expectations((container_id,))
+        state = self._state
+        entry = state.ledger.entries.get(container_id)
+        expected = state.expectations((container_id,))
         if entry is None or not expected:
             return
-        added = node_for_the_kernel(controller.machine, entry.decision)
+        added = node_for_the_kernel(state.machine, entry.decision)
         if added is None:
             return
         bound = False
@@ -157,7 +156,7 @@ class PromisedNodes:
         except BayplanError as error:
             extra = {"container_id": container_id, "problem": str(error)}
             logger.warning("cannot see whether the memory of a container is bound", extra=extra)
-        async with controller.transaction() as transaction:
+        async with state.transaction() as transaction:
             ledger = transaction.basis.ledger
             if not _is_placed_as(entry, ledger):
                 return
@@ -165,7 +164,7 @@ class PromisedNodes:
             wider = replace(now, decision=with_node_for_the_kernel(now.decision, added, bound=bound))
             await transaction.commit(ledger.with_entry(wider), container_id)
             if now.origin.runtime_applies:
-                controller.placements.notifications.nodes_due.add(container_id)
+                state.notifications.nodes_due.add(container_id)
         seen = {"container_id": container_id, "nodes": str(added), "bound": bound}
         logger.info("it may use a node with memory for the kernel", extra=seen)
         try:
@@ -180,20 +179,20 @@ class PromisedNodes:
     def _write_mems(self, one: Expectation, entry: Entry) -> None:
         mems = entry.decision.placement.mems
         with cgroup_of(self._hierarchy, one) as cgroup:
-            if mems is not None and _is_placed_as(entry, self._controller.ledger):
+            if mems is not None and _is_placed_as(entry, self._state.ledger):
                 cgroup.write_mems(mems)
 
     def candidates(self) -> tuple[Move, ...]:
         """A few who can go back by the ledger, with each look others, until all were asked about."""
         if self._ending is not None and not self._ending.done():
             return ()
-        known = self._controller.ledger.entries.keys()
+        known = self._state.ledger.entries.keys()
         self._staying, self._passed_over = self._staying & known, self._passed_over & known
-        self._offered = _possible(self._controller.basis, self._staying | self._passed_over)
+        self._offered = _possible(self._state.basis, self._staying | self._passed_over)
         self._all_asked = not self._offered
         if self._all_asked and self._passed_over:
             self._passed_over = set()
-            self._offered = _possible(self._controller.basis, self._staying)
+            self._offered = _possible(self._state.basis, self._staying)
         return self._offered
 
     async def look(self, live: LivePages, *, relieves: bool) -> bool:
@@ -229,8 +228,8 @@ class PromisedNodes:
         """Have the container of *move* on its own nodes, where its pages are by now, or say why that cannot
         be; whether it is."""
         self._staying.add(move.container_id)
-        entry = self._controller.ledger.entries.get(move.container_id)
-        expected = self._controller.expectations((move.container_id,))
+        entry = self._state.ledger.entries.get(move.container_id)
+        expected = self._state.expectations((move.container_id,))
         if entry is None or not expected:
             return False
         try:
@@ -240,7 +239,7 @@ class PromisedNodes:
         except BayplanError as error:
             obstacle = str(error)
         try:
-            async with self._controller.transaction() as transaction:
+            async with self._state.transaction() as transaction:
                 returned = await self._record(transaction, entry, move, moved_bytes, obstacle)
         finally:
             # Also where nothing was recorded: the kernel may have the new nodes already.
@@ -286,7 +285,7 @@ class PromisedNodes:
                 obstacle = move_huge_pages(cgroup, leave, move.after, self.bounds.most_bytes)
                 if obstacle:
                     return obstacle
-            if _is_placed_as(entry, self._controller.ledger):
+            if _is_placed_as(entry, self._state.ledger):
                 cgroup.write_mems(move.after | beside)
         return ""
 
@@ -295,7 +294,7 @@ class PromisedNodes:
     ) -> bool:
         """Record the outcome, unless the container or the freed memory changed meanwhile; whether it went
         back."""
-        controller, key, ledger = self._controller, move.container_id, transaction.basis.ledger
+        state, key, ledger = self._state, move.container_id, transaction.basis.ledger
         if not _is_placed_as(entry, ledger):
             return False
         fields = {
@@ -304,9 +303,9 @@ class PromisedNodes:
             "move": move_text(move),
             "moved_bytes": moved_bytes,
         }
-        controller.counters["pages_moved_bytes"] += moved_bytes
+        state.counters["pages_moved_bytes"] += moved_bytes
         if obstacle:
-            controller.counters["returns_failed"] += 1
+            state.counters["returns_failed"] += 1
             logger.warning("container stays on more nodes than it needs", extra={**fields, "why": obstacle})
             wide = not_moved_back(ledger, move, obstacle)
             if wide is not ledger:
@@ -324,13 +323,13 @@ class PromisedNodes:
 
     async def _widen(self, live: LivePages) -> bool:
         """Give promises more nodes where their own cannot give them; whether any got some."""
-        basis = self._controller.basis
+        basis = self._state.basis
         if basis.engine.name != _ENGINE:
             return False
         found = await self._in_thread(partial(widenings, basis, live))
         if not found:
             return False
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             # It was worked out for that ledger; with another one the next look does.
             now = transaction.basis
             same = now.ledger is basis.ledger and now.machine is basis.machine
@@ -349,9 +348,9 @@ class PromisedNodes:
 
     def _moved(self, move: Move) -> None:
         """What follows from a move that is in the ledger."""
-        placements = self._controller.placements
+        placements = self._state
         placements.decision_log.moved(move)
-        if self._controller.ledger.entries[move.container_id].origin.runtime_applies:
+        if self._state.ledger.entries[move.container_id].origin.runtime_applies:
             placements.notifications.nodes_due.add(move.container_id)
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from bayplan.control.controller import Controller
+from bayplan.control.placements import Placements
+from bayplan.control.state import NodeState
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError, HostError, UnavailableError
 from bayplan.host import shadow_mode
@@ -31,17 +32,19 @@ SWEEP_S: Final = 30.0
 
 
 class ResourceClaims:
-    """Holds claims in the ledger of *controller*, and has their CDI specs in *specs*. One at a time.
+    """Holds claims in the ledger, and has their CDI specs in *specs*. One at a time.
     *raise_limits* has a cgroup allow so much of huge pages, as `host.container.raise_hugepage_limits`."""
 
     def __init__(
         self,
-        controller: Controller,
+        state: NodeState,
+        placements: Placements,
         specs: ClaimSpecs,
         in_thread: InThread,
         raise_limits: Callable[[str, Mapping[int, int]], None] = lambda _, __: None,
     ) -> None:
-        self._controller = controller
+        self._state = state
+        self._placements = placements
         self._specs = specs
         self._raise_limits = raise_limits
         self._do = in_thread
@@ -59,14 +62,13 @@ class ResourceClaims:
         """
         shadow_mode.check_off("resource claims")
         async with self._one_at_a_time:
-            controller = self._controller
-            async with controller.transaction() as transaction:
+            async with self._state.transaction() as transaction:
                 basis = transaction.basis
                 entry = decide_claim(basis, basis.engine, claim)
                 if entry.decision.outcome is Outcome.REFUSED:
-                    controller.placements.refuse(entry.decision)
+                    self._placements.refuse(entry.decision)
                 if basis.ledger.retained.get(claim.key) != entry:
-                    await controller.placements.hold(transaction, entry)
+                    await self._placements.hold(transaction, entry)
             held = entry.resource_claim
             assert held is not None, "what is not refused is held"
             await self._do(partial(self._specs.write, claim.uid, claim.requests))
@@ -83,7 +85,7 @@ class ResourceClaims:
         shadow_mode.check_off("resource claims")
         async with self._one_at_a_time:
             key = claim_key(uid)
-            async with self._controller.transaction() as transaction:
+            async with self._state.transaction() as transaction:
                 ledger = transaction.basis.ledger
                 if users := users_of(ledger, uid):
                     names = ", ".join(sorted(one.decision.request.name for one in users))
@@ -92,28 +94,27 @@ class ResourceClaims:
                     )
                 held = key in ledger.retained
                 if held:
-                    await self._controller.placements.hold_no_longer(transaction, key)
+                    await self._placements.hold_no_longer(transaction, key)
             await self._do(partial(self._specs.remove, uid))
             return held
 
     async def before_start(self, container_id: str) -> None:
         """Have its pod's cgroup allow the huge pages that a container which is about to start has through
         claims: kubelet's limit is the sum of requests."""
-        controller = self._controller
         entry, container = (
-            controller.ledger.entries.get(container_id),
-            controller.known.containers.get(container_id),
+            self._state.ledger.entries.get(container_id),
+            self._state.known.containers.get(container_id),
         )
         if entry is None or entry.decision.request.claimed is None or container is None:
             return
-        pod = controller.known.pods.get(container.pod_id)
-        limits = {} if pod is None else pod_hugepages(controller.ledger, pod.uid)
+        pod = self._state.known.pods.get(container.pod_id)
+        limits = {} if pod is None else pod_hugepages(self._state.ledger, pod.uid)
         if pod is None or not limits or not pod.cgroup_parent:
             return
         try:
             await self._do(partial(self._raise_limits, pod_path(pod.cgroup_parent), limits))
         except BayplanError as error:
-            controller.counters["hugepage_limits_failed"] += 1
+            self._state.counters["hugepage_limits_failed"] += 1
             fields = {"container": entry.decision.request.name, "problem": str(error)}
             logger.warning(
                 "the huge pages of a resource claim cannot be used: the pod's limit stays", extra=fields
@@ -129,7 +130,7 @@ class ResourceClaims:
         """Have a spec of each claim that is held, and of no other."""
         async with self._one_at_a_time:
             try:
-                await self._do(partial(self._sweep, self._controller.ledger))
+                await self._do(partial(self._sweep, self._state.ledger))
                 problem = ""
             except HostError as error:
                 problem = str(error)

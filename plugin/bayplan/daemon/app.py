@@ -101,7 +101,7 @@ async def _serve(settings: Settings, configuration: Configuration) -> int:
             daemon.reload_on_signal(configuration, notifier),
             daemon.follow_kubelet(configuration),
             daemon.verification.follow(),
-            daemon.controller.follow_record(),
+            daemon.state.follow_record(),
             daemon.unlisted.follow(),
             daemon.placement_files.follow(),
             daemon.resource_claims.follow(),

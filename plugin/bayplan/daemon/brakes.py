@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState
 from bayplan.errors import HostError
 from bayplan.host.hierarchy import MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError
@@ -73,7 +73,7 @@ class Brakes:
 
     def __init__(
         self,
-        controller: Controller,
+        state: NodeState,
         hierarchy: Hierarchy,
         read_nodes: Callable[[], Mapping[int, NodeMemory]],
         clock_s: Callable[[], float] = time.monotonic,
@@ -83,7 +83,7 @@ class Brakes:
     ) -> None:
         self.is_possible = applies and hierarchy.unified
         """Whether anybody could be slowed down here at all."""
-        self._controller = controller
+        self._state = state
         self._hierarchy = hierarchy
         self._read_nodes = read_nodes
         self._clock_s = clock_s
@@ -194,7 +194,7 @@ class Brakes:
 
     def problems(self) -> tuple[str, ...]:
         """Who waits for memory, each a sentence."""
-        now_s, entries = self._clock_s(), self._controller.ledger.entries
+        now_s, entries = self._clock_s(), self._state.ledger.entries
         return tuple(
             slowed_down(entries[key].decision.request.name, now_s - one.since_s)
             for key, one in sorted(self._slowed.items())
@@ -208,7 +208,7 @@ class Brakes:
 
     def _used(self, key: str, cgroups: Mapping[str, str]) -> int | None:
         """What a container uses; None of one that is not there, or not to be touched."""
-        entry = self._controller.ledger.entries.get(key)
+        entry = self._state.ledger.entries.get(key)
         if key not in cgroups or entry is None or entry.decision.request.opted_out:
             return None
         try:
@@ -224,7 +224,7 @@ class Brakes:
             slowed = _Slowed(Brake(self._directory(cgroup), self._attributes), now_s)
         if slowed.is_in_vain(used, more_bytes, now_s):
             self._let_go_s[key] = now_s + LET_GO_S
-            self._controller.counters["slowed_in_vain"] += 1
+            self._state.counters["slowed_in_vain"] += 1
             self._release(key, "no more memory was freed for it")
             return
         try:
@@ -240,7 +240,7 @@ class Brakes:
             self._slowed.pop(key, None)
         elif key not in self._slowed:
             self._slowed[key] = slowed
-            self._controller.counters["slowed_down"] += 1
+            self._state.counters["slowed_down"] += 1
             uses = {"container_id": key, "used_bytes": used, "more_bytes": more_bytes}
             logger.info("slowed down", extra=uses)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState
 
 
 class CgroupLookup(NamedTuple):
@@ -15,12 +15,12 @@ class CgroupLookup(NamedTuple):
     cgroups: Mapping[str, str]
 
 
-def lookups_of(controller: Controller) -> list[CgroupLookup]:
+def lookups_of(state: NodeState) -> list[CgroupLookup]:
     """The containers that are known to run, with where the cgroup of each is looked for; in any thread."""
-    known, found = controller.known, []
+    known, found = state.known, []
     for container in list(known.containers.values()):
         pod = known.pods.get(container.pod_id)
-        entry = controller.ledger.entries.get(container.id)
+        entry = state.ledger.entries.get(container.id)
         found.append(
             CgroupLookup(
                 container.id,

@@ -34,11 +34,12 @@ from bayplan.control.controller import Controller
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.ended_containers import CRIO, EndedContainers
 from bayplan.control.exact_requests import ExactRequests
-from bayplan.control.expectations import Expectation
 from bayplan.control.irqs_away import LOOK_S, IrqsAway
+from bayplan.control.placements import Placements
 from bayplan.control.promised_nodes import Bounds
 from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
+from bayplan.control.state import Current, NodeState
 from bayplan.control.tasks import Recurring
 from bayplan.control.threads import WorkThread
 from bayplan.daemon.cgroup_lookups import lookups_of
@@ -67,6 +68,7 @@ from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
+from bayplan.model.ledger import Ledger
 from bayplan.model.sentences import ignores_silence
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
@@ -74,7 +76,6 @@ from bayplan.oci.cri import describe_containers, list_containers
 from bayplan.oci.request_handler import OciRequestSettings
 from bayplan.oci.storage import failed_creations
 from bayplan.oci.unmanaged_containers import UnlistedContainers, UnmanagedContainers
-from bayplan.sets import CpuSet
 from bayplan.views.snapshot import Observation, Snapshot
 from bayplan.views.status import View
 
@@ -116,21 +117,9 @@ class Daemon:
         self.pool_thread = WorkThread("pools")
         self.compaction_thread = WorkThread("compaction")
         self.threads = tuple(one for one in vars(self).values() if isinstance(one, WorkThread))
-        starts = parts.starts(settings.oci_socket)
-        starts.clear()
+        self.starts = parts.starts(settings.oci_socket)
+        self.starts.clear()
         self.kernel_settings = parts.kernel_settings(self.hierarchy, settings.state_directory)
-        self.cpusets = parts.cpusets(
-            self.hierarchy,
-            self._expectations,
-            self.cpuset_thread.do,
-            starts,
-            partitions=self.kernel_settings.partitions,
-            isolated=self._isolated_cpus,
-        )
-        kernel = self.hierarchy, self.cpusets, self._expectations, self.host_thread.do
-        self.verifier = parts.verifier(
-            *kernel, grounds=lambda: grounds_of(self.controller), most_files=spare_files().agreement
-        )
         self.hardware = Hardware(settings, Host.of(self.hierarchy), self.host_thread.do)
         self.recording = open_recording(settings.recording)
         self._verify_now = asyncio.Event()
@@ -150,21 +139,12 @@ class Daemon:
             loop.add_signal_handler(number, self._stop_now.set)
 
     async def start(self, recorder: Recorder) -> None:
-        """Make all that needs the store: the controller with the recorded ledger, what works on it beside the
-        runtime's requests, and the session with the runtime."""
-        await self._make_controller(recorder)
-        self._make_placement_files()
+        """Make all that needs the store: the state with what is recorded, what keeps the kernel at it, what a
+        creation goes through, the controller, and the session with the runtime."""
+        await self._make_state(recorder)
         self._make_followers()
-        # Before anybody creates a container: a reboot has emptied the directory of the specs.
-        self.resource_claims = self.parts.resource_claims(
-            self.controller,
-            ClaimSpecs(self.settings.cdi_directory),
-            self.file_thread.do,
-            partial(raise_hugepage_limits, self.hierarchy),
-        )
-        await self.resource_claims.sweep()
-        self._make_requests()
-        await self._make_pressure()
+        await self._make_relief()
+        await self._make_controller()
         self._make_verification()
         self._make_session()
         await self._limit_cpu_lists()
@@ -172,88 +152,53 @@ class Daemon:
             logger.warning(remark)
         self._log_start()
 
-    async def _make_controller(self, recorder: Recorder) -> None:
-        """The owner of the ledger, and the hardware that it decides by."""
-        deadline_s = DEVICES_SHARE * self.settings.request_deadline_ms / 1000
-        self.devices = DeviceSearch(HostDevices(), self.device_thread.do, deadline_s)
-        await self.devices.prepare()
-        machine, policy = self.hardware.machine, self.hardware.policy
-        self.controller = Controller(
-            machine,
-            policy,
-            engine_for(self.settings, self.recording),
-            recorder,
-            cgroup_v2=self.hierarchy.unified,
-            write_oom_score_adj=self.parts.oom_score_adj(
-                self.hierarchy, self.host_thread.do, self._count_unset_oom_score_adj
-            ),
-            cpusets=self.cpusets,
-            verify_soon=self._verify_now.set,
-            has_process=self._has_process,
-            weighted_interleave=has_weighted_interleave(),
-            devices=self.devices,
-            capacity_freed=self.room_due.set,
-            decide_in_thread=self.decision_thread.do,
-            runs_if_refused=self.parts.runs_if_refused,
+    async def _make_state(self, recorder: Recorder) -> None:
+        """The owner of all that is known and promised, and the hardware that it is decided by."""
+        engine = engine_for(self.settings, self.recording)
+        basis = Current(self.hardware.machine, self.hardware.policy, Ledger(), engine)
+        state = self.state = NodeState(
+            basis, recorder, has_partitions=self.hierarchy.unified, capacity_freed=self.room_due.set
         )
-        self.controller.placements.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
-        await self.controller.restore()
-        self.hardware.attach(self.controller, self._verify_now.set)
+        state.decision_log.pins.configured = tuple(self.settings.kubelet_managers)
+        await state.restore()
+        self.hardware.attach(state, self._verify_now.set)
         await self.hardware.begin(await recorder.held_memory(), recorder.record_learned)
 
-    def _make_placement_files(self) -> None:
-        """What tells containers what they were given."""
-        controller = self.controller
+    def _make_followers(self) -> None:
+        """What follows the ledger: cpusets, interrupts, placement files, what the wrapper sets."""
+        state, in_thread = self.state, self.file_thread.do
+        self.cpusets = self.parts.cpusets(
+            self.hierarchy,
+            state.expectations,
+            self.cpuset_thread.do,
+            self.starts,
+            partitions=self.kernel_settings.partitions,
+            isolated=state.isolated_cpus,
+        )
         self.placement_files = self.parts.placement_files(
             PlacementDirectory(self.settings.placement_directory),
-            self.file_thread.do,
-            lambda: controller.basis,
-            controller.placements.lives.phase,
-            lambda: controller.was_synchronized,
-            controller.counters,
+            in_thread,
+            lambda: state.basis,
+            state.lives.phase,
+            lambda: state.was_synchronized,
+            state.counters,
         )
-        controller.placements.prepare_file = self.placement_files.prepare
-        controller.changes.listeners.add(self.placement_files.note_change)
-
-    def _make_followers(self) -> None:
-        """What follows the ledger beside cpusets and placement files."""
-        controller, in_thread = self.controller, self.file_thread.do
-        self.irqs_away = IrqsAway(self.kernel_settings.irqs, in_thread, lambda: controller.basis)
-        execs = self.parts.execs(self.settings.oci_socket, in_thread, lambda: controller.basis)
+        state.changes.listeners.add(self.placement_files.note_change)
+        self.irqs_away = IrqsAway(self.kernel_settings.irqs, in_thread, lambda: state.basis)
+        execs = self.parts.execs(self.settings.oci_socket, in_thread, lambda: state.basis)
         self.followers = (Recurring(self.irqs_away.update, LOOK_S), Recurring(execs.update, LOOK_S))
         for one in self.followers:
-            controller.changes.listeners.add(one.make_due)
+            state.changes.listeners.add(one.make_due)
 
-    def _make_requests(self) -> None:
-        """What changes promises without NRI: the OCI socket, freed memory, exact requests from kubelet."""
-        self.oci_requests = self.parts.oci_requests(
-            self.controller,
-            self.hierarchy,
-            self.cpusets,
-            _oci_request_settings(self.settings),
-        )
+    async def _make_relief(self) -> None:
+        """What keeps memory, disks and process ids from running short: freed memory, relief, and eviction."""
+        state, verify_soon = self.state, self._verify_now.set
         self.promised_nodes = self.parts.promised_nodes(
-            self.controller,
-            self.hierarchy,
-            self.page_thread.do,
-            self._verify_now.set,
-            _return_bounds(self.settings),
+            state, self.hierarchy, self.page_thread.do, verify_soon, _return_bounds(self.settings)
         )
-        self.controller.placements.relocations_per_hour = self.settings.relocations_per_hour
-        self.exact_requests = ExactRequests(self.controller)
-        self.hugepage_pools = HugepagePools(
-            self.controller,
-            self.hardware,
-            HugepageFiles(self.hierarchy.root),
-            self.pool_thread.do,
-            self.compaction_thread.do,
-            self.settings.request_deadline_ms / 1000,
-        )
-
-    async def _make_pressure(self) -> None:
-        """What keeps memory, disks and process ids from running short: relief, and eviction."""
+        self.exact_requests = ExactRequests(state)
         self.pressure = PressureWatch(
-            self.controller,
+            state,
             self.hierarchy,
             self.pressure_thread.do,
             self.settings.memory_pressure,
@@ -263,11 +208,9 @@ class Daemon:
             deadline_s=self.settings.request_deadline_ms / 1000,
         )
         await self.host_thread.do(self.pressure.take_over)
-        self.controller.before_start = self._before_start
-        self.controller.placements.by_live_memory = self.pressure.completed
         disks = await self.host_thread.do(partial(find_file_systems, self.hierarchy.root))
         signals = PressureSignals(
-            self.controller,
+            state,
             self.hierarchy,
             disks,
             self.host_thread.do,
@@ -275,21 +218,77 @@ class Daemon:
             thresholds=lambda: observed_thresholds(self.settings, self.hardware.machine, disks),
             transition_ns=lambda: self.settings.eviction_transition_ns,
         )
-        usage = ContainerUsage(self.controller, self.hierarchy, self.pressure, image_fs=disks.separate)
+        usage = ContainerUsage(state, self.hierarchy, self.pressure, image_fs=disks.separate)
         in_thread = self.eviction_thread.do
         pod_end = self.parts.pod_end(self.hierarchy, in_thread)
         self.eviction = EvictionManager(
-            self.controller, self.hierarchy, in_thread, self.pressure, signals, usage, pod_end
+            state, self.hierarchy, in_thread, self.pressure, signals, usage, pod_end
         )
-        self.controller.placements.admitted = self.eviction.admitted
 
-    async def _before_start(self, container_id: str) -> None:
-        await self.resource_claims.before_start(container_id)
-        await self.promised_nodes.before_start(container_id)
-        await self.pressure.before_start(container_id)
+    async def _make_controller(self) -> None:
+        """What becomes of a container between its bytes and its reply, whichever way it comes."""
+        settings, parts = self.settings, self.parts
+        deadline_s = DEVICES_SHARE * settings.request_deadline_ms / 1000
+        self.devices = DeviceSearch(HostDevices(), self.device_thread.do, deadline_s)
+        await self.devices.prepare()
+        self.hugepage_pools = HugepagePools(
+            self.state,
+            self.hardware,
+            HugepageFiles(self.hierarchy.root),
+            self.pool_thread.do,
+            self.compaction_thread.do,
+            settings.request_deadline_ms / 1000,
+        )
+        placements = Placements(
+            self.state,
+            cgroup_v2=self.hierarchy.unified,
+            weighted_interleave=has_weighted_interleave(),
+            devices=self.devices,
+            cpusets=self.cpusets,
+            decide_in_thread=self.decision_thread.do,
+            runs_if_refused=parts.runs_if_refused,
+            grow_pools=self.hugepage_pools.grow,
+            admission=(self.eviction.admitted, self.pressure.completed),
+            prepare_file=self.placement_files.prepare,
+            relocations_per_hour=lambda: self.settings.relocations_per_hour,
+        )
+        await placements.restore()
+        self.resource_claims = parts.resource_claims(
+            self.state,
+            placements,
+            ClaimSpecs(settings.cdi_directory),
+            self.file_thread.do,
+            partial(raise_hugepage_limits, self.hierarchy),
+        )
+        # Before anybody creates a container: a reboot has emptied the directory of the specs.
+        await self.resource_claims.sweep()
+        self.controller = Controller(
+            self.state,
+            placements,
+            write_oom_score_adj=parts.oom_score_adj(
+                self.hierarchy, self.host_thread.do, self._count_unset_oom_score_adj
+            ),
+            cpusets=self.cpusets,
+            verify_soon=self._verify_now.set,
+            has_process=self._has_process,
+            devices=self.devices,
+            before_promises=self.hardware.measure_listed,
+            before_start=(
+                self.resource_claims.before_start,
+                self.promised_nodes.before_start,
+                self.pressure.before_start,
+            ),
+        )
+        self.oci_requests = parts.oci_requests(
+            self.controller, self.hierarchy, self.cpusets, _oci_request_settings(settings)
+        )
 
     def _make_verification(self) -> None:
         """What compares the record with the kernel and the container engines."""
+        kernel = self.hierarchy, self.cpusets, self.state.expectations, self.host_thread.do
+        self.verifier = self.parts.verifier(
+            *kernel, grounds=lambda: grounds_of(self.state), most_files=spare_files().agreement
+        )
         ended = EndedContainers(
             self.controller,
             Occupancy(self.hierarchy, spare_files().occupancy),
@@ -302,12 +301,12 @@ class Daemon:
             self.controller, self.hierarchy, self.host_thread.do, self._verify_now.set
         )
         self.verification = Verification(
-            self.verifier, self._verify_now, ended, unmanaged, self.controller.counters
+            self.verifier, self._verify_now, ended, unmanaged, self.state.counters
         )
         self.unlisted = UnlistedContainers(
             self.controller, self.host_thread.do, self._list_containers, self._describe_containers
         )
-        if self.controller.known.containers:
+        if self.state.known.containers:
             # No runtime will list the containers that came without NRI: look what became of them.
             self._verify_now.set()
             self.room_due.set()
@@ -325,11 +324,11 @@ class Daemon:
             identity,
             endpoint,
             timeouts=timeouts,
-            replied=self.controller.placements.latency.reply.observe,
+            replied=self.state.latency.reply.observe,
         )
 
     def _log_start(self) -> None:
-        machine, policy = self.controller.machine, self.controller.policy
+        machine, policy = self.state.machine, self.state.policy
         logger.info(
             "started",
             extra={
@@ -338,9 +337,9 @@ class Daemon:
                 "nodes": str(machine.node_ids),
                 "cpus": str(machine.online_cpus),
                 "cgroups": self.hierarchy.layout.value,
-                "engine": self.controller.engine.name,
+                "engine": self.state.engine.name,
                 "policy": policy.topology.value,
-                "recorded_containers": len(self.controller.ledger.entries),
+                "recorded_containers": len(self.state.ledger.entries),
             },
         )
 
@@ -401,13 +400,12 @@ class Daemon:
         policy = self.hardware.policy_for(settings)
         self.settings = settings
         self.hardware.take_settings(settings)
-        self.controller.take_engine(engine_for(settings, self.recording))
+        self.state.take_engine(engine_for(settings, self.recording))
         self.oci_requests.settings = _oci_request_settings(settings)
         self.promised_nodes.bounds = _return_bounds(settings)
         self.pressure.mode = settings.memory_pressure
         self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
-        self.controller.placements.relocations_per_hour = settings.relocations_per_hour
-        self.controller.placements.decision_log.pins.configured = tuple(settings.kubelet_managers)
+        self.state.decision_log.pins.configured = tuple(settings.kubelet_managers)
         await self._limit_cpu_lists()
         logs.set_level(settings.log_level)
         fields = {"engine": settings.engine, "policy": policy.topology.value}
@@ -436,11 +434,11 @@ class Daemon:
 
     def snapshot(self) -> Snapshot:
         """What the admin socket shows."""
-        return self._snapshot(kernel_oom_score_adj(self.controller, self.hierarchy.root))
+        return self._snapshot(kernel_oom_score_adj(self.state, self.hierarchy.root))
 
     def _snapshot(self, scores: Mapping[str, int]) -> Snapshot:
         return snapshot_of(
-            self.controller,
+            self.state,
             self.started_us,
             self.verifier.drift,
             (
@@ -475,8 +473,8 @@ class Daemon:
                 "only root may use the agent socket: there is no such group",
                 extra={"group": self.settings.agent_group},
             )
-        controller, pods = self.controller, self.controller.placements.kubelet_pods
-        server = AgentServer(path, group, controller.changes, lambda: controller.basis, self.observe, pods)
+        state, pods = self.state, self.state.kubelet_pods
+        server = AgentServer(path, group, state.changes, lambda: state.basis, self.observe, pods)
         answering = {verb: self._answering(questions[verb]) for verb in QUESTIONS}
         server.questions = {**answering, **claiming(self.resource_claims, self.devices.know_claimed)}
         pods.wanted = lambda pod: server.say(PodWanted(pod.uid, pod.namespace, pod.name))
@@ -501,15 +499,15 @@ class Daemon:
             "what-if": rehearsing(
                 lambda: engine_of(self.settings), self.controller.placements.policy_ability
             ),
-            "top": watching(self.hierarchy, lambda: lookups_of(self.controller), self.pressure_thread.do),
+            "top": watching(self.hierarchy, lambda: lookups_of(self.state), self.pressure_thread.do),
             "release": releasing(
-                self.controller,
+                self.state,
                 self.kernel_settings,
                 self.hierarchy,
                 self.host_thread.do,
                 self._follow_ledger,
             ),
-            "check": checking(self.controller.check_ledger),
+            "check": checking(self.state.check_ledger),
             "import-state": self._import_state,
             "export-state": self._export_state,
         }
@@ -531,13 +529,13 @@ class Daemon:
         return await exporting(self.controller, managers)(snapshot, asked)
 
     def _remarks(self) -> tuple[str, ...]:
-        remarks, runtime = remarks_here(self.settings, self.hardware.machine), self.controller.runtime
+        remarks, runtime = remarks_here(self.settings, self.hardware.machine), self.state.runtime
         if not self.settings.refuse_undecided or runtime is None or runtime.capabilities.failure_policy:
             return remarks
         return (*remarks, ignores_silence(runtime.name, runtime.nri_version))
 
     def _count_unset_oom_score_adj(self) -> None:
-        self.controller.counters["oom_score_adj_failed"] += 1
+        self.state.counters["oom_score_adj_failed"] += 1
 
     async def _has_process(self, place: Place) -> bool:
         return await self.cpuset_thread.do(partial(Occupancy(self.hierarchy).has_process, place))
@@ -552,12 +550,6 @@ class Daemon:
 
     def _cri_socket(self, runtime: str) -> Path:
         return self.settings.crio_socket if runtime == CRIO else self.settings.containerd_socket
-
-    def _isolated_cpus(self) -> Mapping[str, CpuSet]:
-        return self.controller.isolated_cpus()
-
-    def _expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
-        return self.controller.expectations(container_ids)
 
 
 def _oci_request_settings(settings: Settings) -> OciRequestSettings:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState
 from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.errors import BayplanError, HostError
@@ -41,14 +41,14 @@ class ContainerUsage:
 
     def __init__(
         self,
-        controller: Controller,
+        state: NodeState,
         hierarchy: Hierarchy,
         watch: PressureWatch,
         *,
         image_fs: bool,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._controller = controller
+        self._state = state
         self._hierarchy = hierarchy
         self._watch = watch
         self._image_fs = image_fs
@@ -61,9 +61,9 @@ class ContainerUsage:
 
     def running(self, signal: str) -> list[RunningContainer]:
         """What every container uses now of what *signal* is about."""
-        containers, ledger = list(self._controller.known.containers.values()), self._controller.ledger
+        containers, ledger = list(self._state.known.containers.values()), self._state.ledger
         # Who has just started may be the one who uses most.
-        for lookup in lookups_of(self._controller):
+        for lookup in lookups_of(self._state):
             with suppress(HostError):
                 self._watch.memory.find(*lookup)
         resource = starved(signal)
@@ -91,7 +91,7 @@ class ContainerUsage:
         cgroup of their own, or that cannot be read."""
         found = {}
         for pod_id in {one.container.pod_id for one in running}:
-            pod = self._controller.known.pods.get(pod_id)
+            pod = self._state.known.pods.get(pod_id)
             if pod is None or qos_from_cgroup_parent(pod.cgroup_parent) is None:
                 continue
             with suppress(BayplanError):
@@ -154,7 +154,7 @@ class ContainerUsage:
         if layer is None:
             return None
         places = {(DiskUse.WRITABLE_LAYER, layer)}
-        pod = self._controller.known.pods.get(container.pod_id)
+        pod = self._state.known.pods.get(container.pod_id)
         if pod is not None:
             logs = log_directory(pod.namespace, pod.name, pod.uid, container.name, self._hierarchy.root)
             places |= set() if logs is None else {(DiskUse.LOGS, logs)}

@@ -16,7 +16,8 @@ from typing import Final
 
 from bayplan.agent_protocol import EvictionOutcome
 from bayplan.config.settings import MemoryPressure
-from bayplan.control.controller import Controller
+from bayplan.control.placements import Creation
+from bayplan.control.state import NodeState
 from bayplan.control.threads import InThread
 from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.memory_pressure import PressureWatch
@@ -69,7 +70,7 @@ class EvictionManager:
 
     def __init__(
         self,
-        controller: Controller,
+        state: NodeState,
         hierarchy: Hierarchy,
         in_thread: InThread,
         watch: PressureWatch,
@@ -79,7 +80,7 @@ class EvictionManager:
     ) -> None:
         self.signals = signals
         self.pod_end = pod_end
-        self._controller = controller
+        self._state = state
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._watch = watch
@@ -126,10 +127,10 @@ class EvictionManager:
                 return evicted
         return None
 
-    def admitted(self, pod: Pod, decision: Decision) -> Decision:
+    def admitted(self, creation: Creation, decision: Decision) -> Decision:
         """*decision* about a new container, or its refusal: who was evicted does not come back as long as the
         node has that condition. kubelet starts the containers of such a pod again and again."""
-        evicted = self._evicted.get(_key(pod))
+        evicted = self._evicted.get(_key(creation.pod))
         if evicted is None or decision.outcome is Outcome.REFUSED:
             return decision
         condition, message = evicted
@@ -167,7 +168,7 @@ class EvictionManager:
         return since_ns < self.pod_end.relief_ns
 
     async def _evict_for(self, threshold: Threshold) -> EvictablePod | None:
-        controller, seen = self._controller, self.signals.seen(threshold)
+        state, seen = self._state, self.signals.seen(threshold)
         signal, lacking = threshold.signal, wanted(threshold, seen) - seen.available
         resource = starved(signal) or ""
         if resource in ON_DISK:
@@ -181,9 +182,9 @@ class EvictionManager:
         now_ns = self.signals.clock_ns()
         self._kept_until_ns = {key: until for key, until in self._kept_until_ns.items() if now_ns < until}
         passed_over = self._left_running.keys() | self._kept_until_ns.keys()
-        offered = {key: pod for key, pod in controller.known.pods.items() if key not in passed_over}
+        offered = {key: pod for key, pod in state.known.pods.items() if key not in passed_over}
         memory = await self._in_thread(partial(self._usage.of_pods, running)) if resource == MEMORY else {}
-        facts, claimed = controller.placements.kubelet_pods.get, controller.ledger.claimed_memory_bytes
+        facts, claimed = state.kubelet_pods.get, state.ledger.claimed_memory_bytes
         pods, kept = candidates(running, offered, facts, resource, memory, claimed)
         chosen = victim(pods, node_of(signal), lacking)
         if chosen is None:
@@ -196,7 +197,7 @@ class EvictionManager:
             resource,
             chosen.spec,
             by_container if resource in (MEMORY, EPHEMERAL_STORAGE) else {},
-            FeatureGates(rules=controller.policy.kubelet_rules),
+            FeatureGates(rules=state.policy.kubelet_rules),
             pod_usage_bytes=chosen.used,
             shortage=(threshold.value.of(seen.capacity), seen.available),
         )
@@ -215,14 +216,14 @@ class EvictionManager:
             self._obstacle = f"{pod.name} is not evicted for {threshold.signal}: {answer.problem}"
             self._kept_until_ns[pod.pod.id] = self.signals.clock_ns() + BUDGET_NS
             return False
-        self._controller.counters[eviction_counter(threshold.signal, pod.qos.value)] += 1
+        self._state.counters[eviction_counter(threshold.signal, pod.qos.value)] += 1
         extra = {"pod": pod.name, "signal": threshold.signal, "record": str(records[0])}
         logger.warning("pod is evicted", extra=extra)
         (condition,) = conditions([threshold])
         if self.pod_end.obstacle:
             self._left_running[pod.pod.id] = condition
             return True
-        self._controller.changes.evicted(records[0], note.annotations)
+        self._state.changes.evicted(records[0], note.annotations)
         self._evicted[_key(pod.pod)] = condition, note.message
         container_ids = [one.container.id for one in pod.containers]
         if pod.resource in ON_DISK:
@@ -230,17 +231,17 @@ class EvictionManager:
         cgroups = self._watch.memory.cgroups_of(container_ids)
         deleted = answer is not None and answer.outcome is EvictionOutcome.ACCEPTED
         if deleted:
-            self._controller.counters["evicted_by_api_server"] += 1
+            self._state.counters["evicted_by_api_server"] += 1
         left = await self.pod_end.end(cgroups, grace_s, deleted=deleted)
         self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
         if left:
-            self._controller.counters["evictions_failed"] += 1
+            self._state.counters["evictions_failed"] += 1
             logger.error("an evicted pod has not ended", extra={"pod": pod.name, "problem": left})
         return True
 
     async def _record(self, records: list[EvictionRecord]) -> None:
         try:
-            await self._controller.recorder.evicted(records)
+            await self._state.recorder.evicted(records)
         except StateError as error:
             logger.error("an eviction is not recorded", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
 

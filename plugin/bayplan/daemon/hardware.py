@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 
 from bayplan.config.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
 from bayplan.config.settings import Settings
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Transaction
 from bayplan.daemon.measurement import Host
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import BayplanError, ConfigError
@@ -62,7 +61,7 @@ class Hardware:
         self._settings = settings
         self._host = host
         self._in_thread = in_thread
-        self._controller: Controller | None = None
+        self._state: NodeState | None = None
         self._verify_soon: Callable[[], None] = lambda: None
         self._found = host.machine()
         self.machine = with_owners(self._found, settings.device_memory)
@@ -82,11 +81,9 @@ class Hardware:
         self._remembered: dict[int, int] = {}
         self._unmeasurable = ""
 
-    def attach(self, controller: Controller, verify_soon: Callable[[], None]) -> None:
-        """From now on keep *controller* up to date, and call *verify_soon* when that changed something. Once
-        the runtime has listed its containers nothing is promised before a measurement."""
-        self._controller, self._verify_soon = controller, verify_soon
-        controller.before_promises = self._measure_listed
+    def attach(self, state: NodeState, verify_soon: Callable[[], None]) -> None:
+        """From now on keep *state* up to date, and call *verify_soon* when that changed something."""
+        self._state, self._verify_soon = state, verify_soon
 
     async def begin(
         self, recorded: Mapping[int, Learned], remember: Callable[[Mapping[int, Learned]], None]
@@ -161,8 +158,8 @@ class Hardware:
         self._pools_taken += 1
         self._found = with_pools(self._found, pools)
         self.machine = with_owners(self._found, self._settings.device_memory)
-        if self._controller is not None:
-            self._update_controller(transaction, self._controller)
+        if self._state is not None:
+            self._update_state(transaction, self._state)
 
     async def measure_for_ever(
         self, first_s: float = FIRST_MEASURE_S, interval_s: float = MEASURE_INTERVAL_S
@@ -239,10 +236,11 @@ class Hardware:
     @property
     def _is_first_due(self) -> bool:
         """Whether nothing was measured since the runtime, if there is one, listed its containers."""
-        connections = 0 if self._controller is None else self._controller.counters["connections"]
+        connections = 0 if self._state is None else self._state.counters["connections"]
         return self._learns and (not self.learned or connections != self._connections)
 
-    async def _measure_listed(self) -> None:
+    async def measure_listed(self) -> None:
+        """Measure, once the runtime has listed its containers and before anything is promised."""
         try:
             async with asyncio.timeout(LISTED_MEASURE_S):
                 await self.measure_once()
@@ -254,22 +252,22 @@ class Hardware:
     def _containers(self) -> list[tuple[Pod, Container]] | None:
         """The containers; None where measurements don't count or would take them for something else, because
         the runtime has not listed them yet."""
-        controller = self._controller
-        if not self._learns or controller is None:
+        state = self._state
+        if not self._learns or state is None:
             self.learned = {}
             return None
-        known, connections = controller.known, controller.counters["connections"]
+        known, connections = state.known, state.counters["connections"]
         if connections != self._connections:
             # Containers of a runtime that connects again were measured as memory outside of containers.
             self._afresh = self._afresh or self._connections > 0
             self._connections = connections
-        if not controller.ledger.entries.keys() <= known.containers.keys():
+        if not state.ledger.entries.keys() <= known.containers.keys():
             return None
         return [(known.pods.get(one.pod_id, Pod(one.pod_id)), one) for one in known.containers.values()]
 
     @property
     def _ledger(self) -> Ledger:
-        return Ledger() if self._controller is None else self._controller.ledger
+        return Ledger() if self._state is None else self._state.ledger
 
     def _apply(self) -> None:
         """Take over what was found and what the settings say, between two transactions."""
@@ -281,22 +279,20 @@ class Hardware:
         prepared_for: "_PolicyInputs | None" = None,
         prepared: PlacementPolicy | ConfigError | None = None,
     ) -> None:
-        """Work out the policy, and give it to the controller, if there is one, between two transactions."""
-        if self._controller is None:
+        """Work out the policy, and give it to the state, if there is one, between two transactions."""
+        if self._state is None:
             self._resolve(prepared_for, prepared)
         else:
-            controller = self._controller
-            controller.schedule(
-                lambda transaction: self._update_controller(transaction, controller, prepared_for, prepared)
-            )
+            state = self._state
+            state.schedule(lambda transaction: self._update_state(transaction, state, prepared_for, prepared))
 
     def _policy_inputs(self) -> "_PolicyInputs":
         return _PolicyInputs(self._settings, self.machine, self.learned, self._ledger)
 
-    def _update_controller(
+    def _update_state(
         self,
         transaction: Transaction,
-        controller: Controller,
+        state: NodeState,
         prepared_for: "_PolicyInputs | None" = None,
         prepared: PlacementPolicy | ConfigError | None = None,
     ) -> None:
@@ -311,7 +307,7 @@ class Hardware:
                 machine=None if before.machine == self.machine else self.machine,
                 policy=None if before.policy == self.policy else self.policy,
             )
-            controller.capacity_freed()
+            state.capacity_freed()
         self._report()
 
     def _resolve(
@@ -338,8 +334,8 @@ class Hardware:
             if key in self._reported:
                 continue
             logger.warning("the machine has less than was promised", extra={"problem": problem})
-            if self._controller is not None:
-                self._controller.counters["capacity_shortfalls"] += 1
+            if self._state is not None:
+                self._state.counters["capacity_shortfalls"] += 1
         if self._reported and not current:
             logger.info("all promised capacity is available again")
         self._reported = frozenset(current)

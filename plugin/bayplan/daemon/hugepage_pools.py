@@ -15,9 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Transaction
 from bayplan.daemon.hardware import Hardware
 from bayplan.errors import BayplanError
 from bayplan.host import shadow_mode
@@ -42,7 +41,7 @@ class HugepagePools:
 
     def __init__(
         self,
-        controller: Controller,
+        state: NodeState,
         hardware: Hardware,
         files: HugepageFiles,
         in_thread: InThread,
@@ -51,7 +50,7 @@ class HugepagePools:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.problems: tuple[str, ...] = ()
-        self._controller = controller
+        self._state = state
         self._hardware = hardware
         self._files = files
         self._in_thread = in_thread
@@ -61,7 +60,6 @@ class HugepagePools:
         self._idle: dict[tuple[int, int], tuple[float, int]] = {}
         """Since when how much of a pool is idle at least, by node and page size."""
         self._connections = 0
-        controller.placements.grow_pools = self.grow
 
     async def follow(self, look_s: float = LOOK_S) -> None:
         """Look after the pools until cancelled."""
@@ -86,13 +84,13 @@ class HugepagePools:
         until_s = begun_s + GROWTH_SHARE * self._deadline_s
         await self._resize(transaction, grown(before, added), until_s)
         came = _difference(before, transaction.basis.machine, added)
-        self._controller.counters["hugepage_pools_grown"] += bool(came)
-        self._controller.counters["hugepage_pools_short"] += came != added
+        self._state.counters["hugepage_pools_grown"] += bool(came)
+        self._state.counters["hugepage_pools_short"] += came != added
         return came
 
     async def look(self) -> None:
         """Have pools shrink by what was idle for a minute, and grow to their minimum."""
-        basis, connections = self._controller.basis, self._controller.counters["connections"]
+        basis, connections = self._state.basis, self._state.counters["connections"]
         if not basis.policy.hugepage_pools or shadow_mode.is_on():
             self._idle = {}
             return
@@ -103,7 +101,7 @@ class HugepagePools:
         due, lacking = self._note_idle(idle_pools(basis, free)), below_minimum(basis)
         if not due and not lacking:
             return
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             now = transaction.basis
             known = {node.id: node.hugepages_bytes for node in now.machine.nodes}
             spare = {
@@ -123,7 +121,7 @@ class HugepagePools:
         for node, row in shrunk.items():
             for size in row:
                 self._idle.pop((node, size), None)
-        self._controller.counters["hugepage_pools_shrunk"] += bool(shrunk)
+        self._state.counters["hugepage_pools_shrunk"] += bool(shrunk)
 
     def _note_idle(self, idle: Pools) -> dict[int, dict[int, int]]:
         """What has been idle long enough, now that so much is *idle*."""

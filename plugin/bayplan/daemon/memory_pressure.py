@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from bayplan.config.settings import MemoryPressure
-from bayplan.control.controller import Controller
+from bayplan.control.placements import Creation
 from bayplan.control.promised_nodes import PromisedNodes
+from bayplan.control.state import NodeState
 from bayplan.control.threads import InThread
 from bayplan.daemon.brakes import Brakes
 from bayplan.daemon.cgroup_lookups import CgroupLookup, lookups_of
@@ -39,7 +40,6 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.placement.brakes import allowed_growth
 from bayplan.placement.losing_nodes import LEAD_S, soon_lost_bytes, widened
-from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.node_losses import enough_free_bytes, have_lost_much, have_to_reclaim
 from bayplan.placement.page_owners import (
     container_pages,
@@ -97,7 +97,7 @@ class PressureWatch:
 
     def __init__(
         self,
-        controller: Controller,
+        state: NodeState,
         hierarchy: Hierarchy,
         in_thread: InThread,
         mode: MemoryPressure,
@@ -116,7 +116,7 @@ class PressureWatch:
         self._kept_bytes: Mapping[int, int] = {}
         self._kept_seen_bytes: Mapping[int, int] = {}
         """What the latest plan leaves available."""
-        self._controller = controller
+        self._state = state
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._clock_s = clock_s
@@ -132,15 +132,15 @@ class PressureWatch:
         self._enough_bytes: Mapping[int, int] = {}
         """By node, the MemFree with which nothing has to be looked at, by what was counted."""
         self._problem = ""
-        self._risks = RiskLog(controller, relief.unmoved, clock_s)
-        self.brakes = Brakes(controller, hierarchy, self.read_nodes, clock_s, applies=relief.applies)
+        self._risks = RiskLog(state, relief.unmoved, clock_s)
+        self.brakes = Brakes(state, hierarchy, self.read_nodes, clock_s, applies=relief.applies)
         self._in_start_thread = in_start_thread or in_thread
         self._most_held_s = HELD_SHARE * deadline_s
         self._look_now, self._adjusted = asyncio.Event(), asyncio.Event()
 
     async def follow(self, pause_s: float = LOOK_S) -> None:
         """Look for ever, until cancelled."""
-        if problem := missing_abilities(self._hierarchy, self._controller.machine.nodes[0].id):
+        if problem := missing_abilities(self._hierarchy, self._state.machine.nodes[0].id):
             logger.info("nodes are watched as far as this kernel allows", extra={"problem": problem})
         with ticking(self.is_look_due, pause_s) as due:
             self._look_now = due
@@ -168,7 +168,7 @@ class PressureWatch:
         before = self.latest
         if self.mode is MemoryPressure.OFF:
             return before is not None or self._promised.is_due or bool(self.brakes)
-        look = Look(self._controller.machine, self._controller.ledger)
+        look = Look(self._state.machine, self._state.ledger)
         unfinished = self._problem or self.relief.has_unrecorded or self.brakes.is_look_due()
         if before is None or unfinished or self._is_recount_due(look, before):
             return True
@@ -180,26 +180,27 @@ class PressureWatch:
             return True  # The look says what is wrong.
         return any(one.low for one in nodes.values()) or self._is_count_due(look, nodes)
 
-    def completed(self, decision: Decision, ability: MemoryPolicyAbility) -> Decision:
+    def completed(self, creation: Creation, decision: Decision) -> Decision:
         """*decision* about a new container with what there is to say by what was seen last, and with the
         nodes on which its pages should begin to lie."""
         if not self.mode.relieves or self.latest is None:
             return decision
-        machine = self._controller.machine
+        machine = self._state.machine
         if (reason := pages_in_the_way(machine, self.latest, decision)) is not None:
             decision = replace(decision, reasons=(*decision.reasons, reason))
-        return with_starting_nodes(machine, self._room_for_starts(machine, self.latest), ability, decision)
+        room = self._room_for_starts(machine, self.latest)
+        return with_starting_nodes(machine, room, creation.ability, decision)
 
     async def before_start(self, container_id: str) -> None:
         """Have the memory there that a container was promised before it starts, as far as a runtime waits for
         it; what is not there by then it gets as it is freed."""
-        entry = self._controller.ledger.entries.get(container_id)
+        entry = self._state.ledger.entries.get(container_id)
         if not self.mode.relieves or not self.brakes.is_possible or entry is None:
             return
-        if not container_pages(self._controller.machine, entry, {}, {}, {}).promised_bytes:
+        if not container_pages(self._state.machine, entry, {}, {}, {}).promised_bytes:
             return
         begun_s = self._clock_s()
-        look = Look(self._controller.machine, self._controller.ledger)
+        look = Look(self._state.machine, self._state.ledger)
         try:
             # The thread goes on with it also if the start does not wait any longer.
             work = self._in_start_thread(partial(self._brake_new, look, container_id))
@@ -220,8 +221,8 @@ class PressureWatch:
             except TimeoutError:
                 break
         held_ms = round((self._clock_s() - begun_s) * 1000)
-        self._controller.counters["starts_held"] += 1
-        self._controller.counters["starts_held_ms"] += held_ms
+        self._state.counters["starts_held"] += 1
+        self._state.counters["starts_held_ms"] += held_ms
         extra = {"container_id": container_id, "held_ms": held_ms, "slowed_down": container_id in self.brakes}
         logger.info("a start waited for its memory", extra=extra)
 
@@ -237,7 +238,7 @@ class PressureWatch:
             if container_id not in allowed_growth(live, {}, (container_id,)):
                 return
         # By what was counted up to half a minute ago it is not; some of that may have been used meanwhile.
-        counted, _ = self._containers(look, lookups_of(self._controller))
+        counted, _ = self._containers(look, lookups_of(self._state))
         plan_before = Plan() if before is None else before.plan
         live = LivePages(time.time_ns() // 1000, nodes, counted, plan_before)
         self.brakes.adjust(live, dict(self.memory.cgroups), (container_id,))
@@ -313,19 +314,19 @@ class PressureWatch:
     async def _look(self) -> LivePages | None:
         """What is there now, None where it is as it was."""
         self.looked.set()
-        controller = self._controller
+        state = self._state
         is_off, returns = self.mode is MemoryPressure.OFF, tuple[Move, ...]()
         if is_off and not (returns := self._promised.candidates()):
             self.latest, self._problem, self._promised.is_due = None, "", False
             return None
         try:
             nodes, waits = await self._in_thread(lambda: (self.read_nodes(), self.brakes.is_look_due()))
-            look = Look(controller.machine, controller.ledger)
+            look = Look(state.machine, state.ledger)
             if low := sum(one.low for one in nodes.values()):
-                controller.counters["looks_below_low_watermark"] += low
+                state.counters["looks_below_low_watermark"] += low
             if not waits and not self._is_count_due(look, nodes):
                 return None
-            lookups, kept_bytes = lookups_of(controller), self._kept_bytes
+            lookups, kept_bytes = lookups_of(state), self._kept_bytes
             returns = returns or self._promised.candidates()
             seen = await self._in_thread(partial(self._seen, look, nodes, lookups, returns, kept_bytes))
         except BayplanError as error:
@@ -348,10 +349,10 @@ class PressureWatch:
         found = self.relief.records(all_of_them=all_of_them)
         if not found:
             return
-        self._controller.recorder.pages_moved(found)
+        self._state.recorder.pages_moved(found)
         for one in found:
-            self._controller.counters["relieved_bytes"] += one.moved_bytes
-            self._controller.counters["relief_done" if one.is_done else "relief_failed"] += 1
+            self._state.counters["relieved_bytes"] += one.moved_bytes
+            self._state.counters["relief_done" if one.is_done else "relief_failed"] += 1
             logger.info(
                 "pages moved to keep promises",
                 extra={
@@ -376,7 +377,7 @@ class PressureWatch:
         Raises:
             HostError: it cannot be read.
         """
-        machine, now_s, root = self._controller.machine, self._clock_s(), self._hierarchy.root
+        machine, now_s, root = self._state.machine, self._clock_s(), self._hierarchy.root
         if now_s - self._zones_at_s >= ZONES_S:
             self._zones, self._zones_at_s = read_zones(root), now_s
         pools = {

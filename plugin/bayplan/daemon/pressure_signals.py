@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from bayplan.config.settings import MemoryPressure
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState
 from bayplan.control.threads import InThread
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.errors import BayplanError
@@ -42,7 +42,7 @@ class PressureSignals:
 
     def __init__(
         self,
-        controller: Controller,
+        state: NodeState,
         hierarchy: Hierarchy,
         disks: FileSystems,
         in_thread: InThread,
@@ -56,7 +56,7 @@ class PressureSignals:
         self.pressure = Pressure()
         self.clock_ns = clock_ns
         self._observations: Mapping[str, Observation] = {}
-        self._controller = controller
+        self._state = state
         self._hierarchy = hierarchy
         self._disks = disks
         self._in_thread = in_thread
@@ -109,7 +109,7 @@ class PressureSignals:
         numbers of an earlier look; what is wrong with the nodes the watch says."""
         found, problem = {}, ""
         try:
-            found = self._read(self._hierarchy, self._disks, self._controller.policy.kubelet_rules)
+            found = self._read(self._hierarchy, self._disks, self._state.policy.kubelet_rules)
         except BayplanError as error:
             problem = str(error)
         try:
@@ -120,7 +120,7 @@ class PressureSignals:
     def _of_nodes(self, nodes: Mapping[int, NodeMemory]) -> dict[str, Observation]:
         """What each node can give: free, or to be reclaimed at once. Unlike kubelet's formula for the machine
         this counts what the kernel itself holds."""
-        machine = self._controller.machine
+        machine = self._state.machine
         return {
             node_signal(node): Observation(one.room_bytes, machine.node_by_id[node].memory_bytes)
             for node, one in nodes.items()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from bayplan.config.settings import MemoryPressure
-from bayplan.control.controller import Controller
+from bayplan.control.state import NodeState
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.page_placement import LivePages, PageMove, Risk
 from bayplan.sets import NodeSet
@@ -25,8 +25,8 @@ Unmoved = Callable[[LivePages, Risk, Sequence[PageMove]], Sequence[PageMoveRecor
 class RiskLog:
     """See the module. *unmoved* is `PageRelief.unmoved`."""
 
-    def __init__(self, controller: Controller, unmoved: Unmoved, clock_s: Callable[[], float]) -> None:
-        self._controller = controller
+    def __init__(self, state: NodeState, unmoved: Unmoved, clock_s: Callable[[], float]) -> None:
+        self._state = state
         self._unmoved = unmoved
         self._clock_s = clock_s
         self._at_risk_at_s: dict[NodeSet, float] = {}
@@ -44,7 +44,7 @@ class RiskLog:
             self._at_risk_at_s.clear()
 
     def _begun(self, seen: LivePages, risk: Risk, mode: MemoryPressure) -> None:
-        self._controller.counters["memory_at_risk"] += 1
+        self._state.counters["memory_at_risk"] += 1
         moves = [move for move in seen.plan.moves if move.source in risk.nodes]
         logger.warning(
             "less memory than is outstanding",
@@ -56,4 +56,4 @@ class RiskLog:
             },
         )
         if records := self._unmoved(seen, risk, moves):
-            self._controller.recorder.pages_moved(records)
+            self._state.recorder.pages_moved(records)

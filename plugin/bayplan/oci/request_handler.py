@@ -20,8 +20,8 @@ from bayplan.config.settings import Undecided
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.lives import Life
+from bayplan.control.state import Transaction
 from bayplan.control.threads import WorkThread
-from bayplan.control.transactions import Transaction
 from bayplan.errors import BayplanError, PlacementError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.unix_socket import Peer
@@ -82,6 +82,7 @@ class OciRequestHandler:
     ) -> None:
         self.settings = settings
         self._controller = controller
+        self._state = controller.state
         self._hierarchy = hierarchy
         self._cpusets = cpusets
         # Not the thread that verifies: a verification may take a second, and here a container waits.
@@ -118,7 +119,7 @@ class OciRequestHandler:
             return self._undecided(verb, body, f"no decision within {self.settings.deadline_s:g} s")
 
     async def _answer(self, verb: Verb, body: bytes, peer: Peer) -> Answer:
-        self._controller.counters[f"oci_{verb.value}"] += 1
+        self._state.counters[f"oci_{verb.value}"] += 1
         try:
             match verb:
                 case Verb.CREATE_RUNTIME:
@@ -153,7 +154,7 @@ class OciRequestHandler:
         )
         if announced is None:
             return _DONE
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             if self._is_of_nri(state.id):
                 return _DONE
             known = transaction.basis.ledger.entries.get(state.id)
@@ -197,7 +198,7 @@ class OciRequestHandler:
             mount = partial(announced_container.mount_placement, self._hierarchy, announced, origin.applied)
             await self._thread.do(mount)
         except BayplanError as error:
-            async with self._controller.transaction() as transaction:
+            async with self._state.transaction() as transaction:
                 present = transaction.basis.ledger.entries.get(entry.container_id)
                 if present is not None and is_same_start(entry, present):
                     decision = without_file(present.decision, str(error))
@@ -206,14 +207,14 @@ class OciRequestHandler:
     def _update_runtime(self, runtime: RuntimeCommand, announced: AnnouncedContainer) -> None:
         """Have the OCI runtime set the same values itself, once the container is created."""
         container_id = announced.container.id
-        decided = self._controller.ledger.entries.get(container_id)
+        decided = self._state.ledger.entries.get(container_id)
 
         def resources() -> bytes | None:
             # After a resize the spec of its creation is out of date.
-            present = self._controller.ledger.entries.get(container_id)
+            present = self._state.ledger.entries.get(container_id)
             if decided is None or present is None or not is_same_start(decided, present):
                 return None
-            return resources_for(announced.document, announced.spec, self._controller.wanted(present))
+            return resources_for(announced.document, announced.spec, self._state.wanted(present))
 
         if decided is not None and origin_of(decided).applied != Adjustment():
             amounts = partial(announced_container.amounts_shown, self._hierarchy, origin_of(decided))
@@ -238,14 +239,14 @@ class OciRequestHandler:
         announced = await self._thread.do(partial(announced_container.from_bundle, bundle, container_id))
         if announced is not None:
             await self._rewrite(announced, replace_config)
-            entry = self._controller.ledger.entries.get(container_id)
-            if entry is not None and _asks_at_start(self._controller.machine, entry.decision):
+            entry = self._state.ledger.entries.get(container_id)
+            if entry is not None and _asks_at_start(self._state.machine, entry.decision):
                 self._cpusets.starts.expect(container_id)
         return _DONE
 
     async def _add_exec_cpus(self, bundle: str, container_id: str) -> None:
         """Write into a bundle what NRI has no field for."""
-        basis = self._controller.basis
+        basis = self._state.basis
         entry = basis.ledger.entries.get(container_id)
         cpus = None if entry is None else exec_cpus_of(basis.machine, entry.decision)
         if cpus is None:
@@ -261,7 +262,7 @@ class OciRequestHandler:
         ledger's, and starts after the answer. Body: the id."""
         self._cpusets.starts.forget(container_id)
         if not self._is_of_nri(container_id):
-            async with self._controller.transaction() as transaction:
+            async with self._state.transaction() as transaction:
                 await self._controller.report(transaction, Report.RUNTIME_STARTS, container_id)
             await self._controller.sync_before_start(container_id)
         return _DONE
@@ -271,7 +272,7 @@ class OciRequestHandler:
     ) -> bytes | None:
         """Decide, and rewrite the spec accordingly, None if nothing is to be changed; *write_back* puts it
         into the bundle. If that fails, the decision is released."""
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             if self._is_of_nri(announced.container.id):
                 return None
             entry, updates = await self._decide(transaction, announced)
@@ -303,21 +304,21 @@ class OciRequestHandler:
         """Merge what was decided into an update, which may change what is asked for. Body: the id, a zero
         byte, the resources; answer: the merged resources, or nothing."""
         container_id, document = id_and_rest(body)
-        entry = self._controller.ledger.entries.get(container_id)
+        entry = self._state.ledger.entries.get(container_id)
         if entry is None or entry.origin.runtime_applies:
             return _DONE
         resources = parse_resources(document)
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             entry = transaction.basis.ledger.entries.get(container_id)
             if entry is None or entry.origin.runtime_applies:
                 return _DONE
             origin = origin_of(entry)
-            change = without_ours(entry, self._controller.wanted(entry), resources_from(resources))
+            change = without_ours(entry, self._state.wanted(entry), resources_from(resources))
             pod, container = origin.pod, origin.container
             before = transaction.basis.ledger.exclusive_cpus
             updates = await self._controller.placements.change(transaction, pod, container, change)
             leave = not transaction.basis.ledger.exclusive_cpus <= before
-            wanted = self._controller.wanted(transaction.basis.ledger.entries[container_id])
+            wanted = self._state.wanted(transaction.basis.ledger.entries[container_id])
         others = [one for one in updates if one.container_id != container_id]
         await self._update_others(others, leave=leave)
         if resources.memory is not None and resources.memory.limit:
@@ -327,7 +328,7 @@ class OciRequestHandler:
 
     async def _ended(self, container_id: str) -> Answer:
         """Release what a deleted container held; if it still has processes, once they have ended."""
-        life = self._controller.placements.lives.of(container_id)
+        life = self._state.lives.of(container_id)
         if not self._is_of_nri(container_id) and not await self._has_ended(container_id):
             # The wrapper asks before it runs the OCI runtime, which then kills the processes that are left.
             task = asyncio.get_running_loop().create_task(self._await_end(container_id, life))
@@ -337,11 +338,11 @@ class OciRequestHandler:
 
     async def _has_ended(self, container_id: str) -> bool:
         """Whether a container that is being deleted has ended; if so, it is released."""
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             step = await self._controller.report(transaction, Report.DELETED, container_id)
             if step.action is Action.RELEASE:
                 self._cpusets.starts.forget(container_id)
-        await self._controller.wait_written()
+        await self._state.wait_written()
         return step.action is not Action.KEEP
 
     async def _await_end(self, container_id: str, life: Life | None) -> None:
@@ -349,7 +350,7 @@ class OciRequestHandler:
         the last check it is left to the search for containers that have ended."""
         for pause_s in self.settings.end_pauses_s:
             await asyncio.sleep(pause_s)
-            same = self._controller.placements.lives.of(container_id) is life
+            same = self._state.lives.of(container_id) is life
             if not same or await self._has_ended(container_id):
                 return
         extra = {"container_id": container_id}
@@ -357,19 +358,19 @@ class OciRequestHandler:
 
     async def release(self, entry: Entry) -> None:
         """Release what *entry* holds, if it is still the entry of its container."""
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             if not is_same_start(entry, transaction.basis.ledger.entries.get(entry.container_id)):
                 return
             self._controller.placements.release(transaction, entry.container_id, Report.NOT_APPLIED)
             self._cpusets.starts.forget(entry.container_id)
-        await self._controller.wait_written()
+        await self._state.wait_written()
 
     async def _decide(
         self, transaction: Transaction, announced: AnnouncedContainer
     ) -> tuple[Entry, Sequence[Update]]:
         """Decide and record; the new entry, and what is due for others."""
         controller = self._controller
-        container = controller.known.without_default_cpus(announced.container)
+        container = controller.state.known.without_default_cpus(announced.container)
         _, updates = await controller.placements.place(
             transaction, announced.pod, container, announced.origin
         )
@@ -388,7 +389,7 @@ class OciRequestHandler:
         await self._controller.sync_before_start(entry.container_id)
         if oom_score_adj == origin.applied.oom_score_adj:
             return
-        async with self._controller.transaction() as transaction:
+        async with self._state.transaction() as transaction:
             present = transaction.basis.ledger.entries.get(entry.container_id)
             if present is not None and is_same_start(entry, present):
                 applied = replace(origin.applied, oom_score_adj=oom_score_adj)
@@ -401,10 +402,10 @@ class OciRequestHandler:
         origin, written = origin_of(entry), None
         applied = origin.applied
         while True:
-            present = self._controller.ledger.entries.get(entry.container_id)
+            present = self._state.ledger.entries.get(entry.container_id)
             if present is None or not is_same_start(entry, present):
                 return applied.oom_score_adj
-            wanted = self._controller.wanted(present)
+            wanted = self._state.wanted(present)
             if wanted == written:
                 return applied.oom_score_adj
             applied = announced_container.place(self._hierarchy, replace(origin, applied=wanted))
@@ -427,11 +428,11 @@ class OciRequestHandler:
             await asyncio.wait({moving}, timeout=self.settings.deadline_s / 2)
 
     def _is_of_nri(self, container_id: str) -> bool:
-        entry = self._controller.ledger.entries.get(container_id)
+        entry = self._state.ledger.entries.get(container_id)
         return entry is not None and entry.origin.runtime_applies
 
     def _undecided(self, verb: Verb, body: bytes, problem: str) -> Answer:
-        self._controller.counters["oci_undecided"] += 1
+        self._state.counters["oci_undecided"] += 1
         extra = {"verb": verb.value, "container_id": container_id_in(verb, body), "problem": problem}
         logger.error("no decision about a container", extra=extra)
         if verb in (Verb.POSTSTOP, Verb.DELETE, Verb.START) or self.settings.undecided is Undecided.CLIENT:

@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from bayplan.control.controller import Controller
 from bayplan.control.ended_containers import CRIO, ListContainers
+from bayplan.control.state import Transaction
 from bayplan.control.threads import InThread
-from bayplan.control.transactions import Transaction
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.occupancy import Occupancy, Place
@@ -64,6 +64,7 @@ class UnmanagedContainers:
         verify_soon: Callable[[], None],
     ) -> None:
         self._controller = controller
+        self._state = controller.state
         self._hierarchy = hierarchy
         self._in_thread = in_thread
         self._verify_soon = verify_soon
@@ -80,14 +81,14 @@ class UnmanagedContainers:
     async def enter_found(self) -> None:
         """Look once, and enter the containers that run without a record."""
         controller = self._controller
-        known = {key: entry.origin for key, entry in controller.ledger.entries.items()}
-        known |= dict.fromkeys(controller.placements.lives.refused, NRI)
+        known = {key: entry.origin for key, entry in controller.state.ledger.entries.items()}
+        known |= dict.fromkeys(controller.state.lives.refused, NRI)
         engines = await self._engines({one.engine for one in known.values() if not one.runtime_applies})
         if not engines:
             return
         search = _Search(engines, known)
         for announced in await self._in_thread(partial(self._found, search)):
-            async with controller.transaction() as transaction:
+            async with controller.state.transaction() as transaction:
                 taken = self._take_in(transaction, announced, search)
             if taken:
                 self._verify_soon()
@@ -95,8 +96,8 @@ class UnmanagedContainers:
     def _take_in(self, transaction: Transaction, announced: AnnouncedContainer, search: _Search) -> bool:
         """Record it, unless somebody else dealt with it since it was found; whether it was recorded."""
         controller, container = self._controller, announced.container
-        entry, before = controller.ledger.entries.get(container.id), search.known.get(container.id)
-        step = controller.placements.lives.step(Report.FOUND, container.id)
+        entry, before = controller.state.ledger.entries.get(container.id), search.known.get(container.id)
+        step = controller.state.lives.step(Report.FOUND, container.id)
         if step.action is Action.ENTER:
             controller.placements.enter(transaction, announced.pod, container, step.phase, announced.origin)
             return True
@@ -111,12 +112,12 @@ class UnmanagedContainers:
     async def _engines(self, recorded: Collection[str]) -> frozenset[str]:
         """Those whose containers are looked for: not of an engine that is not meant to ask us."""
         controller = self._controller
-        asked = any(name.startswith("oci_") for name in controller.counters)
+        asked = any(name.startswith("oci_") for name in controller.state.counters)
         if self._asked is not asked:
             # Reading their files takes some milliseconds; what is installed later is noticed when it asks.
             self._installed = await self._in_thread(partial(_engines_that_ask, self._hierarchy.root))
             self._asked = asked
-        had_nri, self._has_nri = self._has_nri, controller.runtime is not None
+        had_nri, self._has_nri = self._has_nri, controller.state.runtime is not None
         engines = self._installed.union(recorded, {CRIO} if asked or recorded else ())
         if self._has_nri or (had_nri and not asked and not recorded):
             # NRI tells of CRI-O's, if it is there; it may be about to connect.
@@ -181,13 +182,14 @@ class UnlistedContainers:
         describe_containers: DescribeContainers,
     ) -> None:
         self._controller = controller
+        self._state = controller.state
         self._in_thread = in_thread
         self._list_containers = list_containers
         self._describe_containers = describe_containers
 
     async def follow(self) -> None:
         """Look after each Synchronize, until cancelled."""
-        synchronized = self._controller.synchronized
+        synchronized = self._state.synchronized
         while True:
             await synchronized.wait()
             synchronized.clear()
@@ -201,12 +203,12 @@ class UnlistedContainers:
 
     async def enter_unlisted(self) -> None:
         """Look once, and enter the containers that nobody told of."""
-        runtime = self._controller.runtime
+        runtime = self._state.runtime
         if runtime is None:
             return
         try:
             listed = await self._in_thread(partial(self._list_containers, runtime.name))
-            lives = self._controller.placements.lives
+            lives = self._state.lives
             unknown = [key for key, alive in listed.items() if alive and lives.is_unheard_of(key)]
             if not unknown:
                 return

@@ -4,7 +4,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,15 +12,17 @@ from bayplan.config.settings import Settings
 from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
 from bayplan.control.ended_containers import EndedContainers
-from bayplan.control.expectations import Expectation
+from bayplan.control.placements import Placements
 from bayplan.control.promised_nodes import Bounds
 from bayplan.control.recorder import Recorder
+from bayplan.control.state import Current, NodeState
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host, Measurement
 from bayplan.daemon.shadow import Parts
 from bayplan.engines.interface import Engine
 from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
 from bayplan.nri.request_queue import RequestQueue, Timeouts
@@ -66,31 +68,50 @@ class DaemonRun:
         self._asked = 0
         self.hardware = Hardware(settings, Host(machine, self._measured), self.do)
         parts = Parts.of_process()
-        self.cpusets = parts.cpusets(kernel.hierarchy, self.expectations, self.do, pause_s=0)
-        self.controller = Controller(
-            self.hardware.machine,
-            self.hardware.policy,
-            engine_of(settings),
+        state = self.state = NodeState(
+            Current(self.hardware.machine, self.hardware.policy, Ledger(), engine_of(settings)),
             Recorder(self.thread, DiskStore(disk), clock),
+            capacity_freed=self._capacity_freed,
+            clock=clock,
+            became=consistent,
+        )
+        self.hardware.attach(state, self.verify_soon)
+        self.cpusets = parts.cpusets(kernel.hierarchy, state.expectations, self.do, pause_s=0)
+        self.elapsed_s = 0.0
+        """So much later it is by the clock of the files."""
+        self.files = parts.placement_files(
+            PlacementDirectory(kernel.placements),
+            self.do,
+            lambda: state.basis,
+            state.lives.phase,
+            lambda: state.was_synchronized,
+            state.counters,
+            lambda: time.time() + self.elapsed_s,
+        )
+        placements = Placements(
+            state,
             cgroup_v2=True,
+            cpusets=self.cpusets,
+            runs_if_refused=parts.runs_if_refused,
+            prepare_file=self.files.prepare,
+        )
+        self.controller = Controller(
+            state,
+            placements,
             write_oom_score_adj=_nothing,
             cpusets=self.cpusets,
             verify_soon=self.verify_soon,
             has_process=self._has_process,
-            capacity_freed=self._capacity_freed,
-            clock=clock,
-            became=consistent,
-            runs_if_refused=parts.runs_if_refused,
+            before_promises=self.hardware.measure_listed,
         )
         controller, hierarchy = self.controller, kernel.hierarchy
-        self.hardware.attach(controller, self.verify_soon)
         self.oci_requests = parts.oci_requests(
             controller, hierarchy, self.cpusets, OciRequestSettings(deadline_s=1e9, end_pauses_s=())
         )
         self.oci_requests._thread._executor = self.executor
         asyncio.get_running_loop().set_default_executor(self.executor)
         self.promised_nodes = parts.promised_nodes(
-            controller, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB)
+            state, hierarchy, self.do, self.verify_soon, Bounds(30.0, GIB)
         )
         self.ended_containers = EndedContainers(
             controller,
@@ -104,29 +125,17 @@ class DaemonRun:
         self.verifier = parts.verifier(
             hierarchy,
             self.cpusets,
-            self.expectations,
+            state.expectations,
             self.do,
-            grounds=lambda: grounds_of(controller),
+            grounds=lambda: grounds_of(state),
             most_files=1024,
         )
-        self.elapsed_s = 0.0
-        """So much later it is by the clock of the files."""
-        self.files = parts.placement_files(
-            PlacementDirectory(kernel.placements),
-            self.do,
-            lambda: controller.basis,
-            controller.placements.lives.phase,
-            lambda: controller.was_synchronized,
-            controller.counters,
-            lambda: time.time() + self.elapsed_s,
-        )
-        controller.placements.prepare_file = self.files.prepare
         self._queue = RequestQueue(parts.answering(controller), clock, Timeouts(answer_s=DEADLINE_S))
 
     async def start(self) -> None:
         """Read the disk, and accept the runtime's connection."""
         self.thread.quick = True
-        restoring = self.begin(self.controller.restore())
+        restoring = self.begin(self.controller.state.restore())
         while not restoring.done():
             while self.thread.waiting:
                 self.thread.step()
@@ -171,10 +180,6 @@ class DaemonRun:
         """Note it: after a failure the session would connect again."""
         self.synchronized = succeeded
         self.synchronization_due = not succeeded
-
-    def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
-        """The controller's."""
-        return self.controller.expectations(container_ids)
 
     def verify_soon(self) -> None:
         """Note it."""

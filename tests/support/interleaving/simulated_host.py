@@ -20,7 +20,7 @@ from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
 from bayplan.control.ended_containers import PATIENCE_S
 from bayplan.control.placement_files import GRACE_S
-from bayplan.control.transactions import RETRY_S, Current
+from bayplan.control.state import RETRY_S, Current
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, UnavailableError
 from bayplan.host.placement_files import FILE
@@ -166,7 +166,7 @@ class SimulatedHost:
             return
         self.settings = settings
         daemon.hardware.take_settings(settings)
-        daemon.controller.take_engine(self._engine_for(settings))
+        daemon.controller.state.take_engine(self._engine_for(settings))
 
     def replace_machine(self, machine: Machine) -> None:
         """Memory or CPUs come or go, and the kernel says so."""
@@ -267,7 +267,7 @@ class SimulatedHost:
 
     def check(self) -> None:
         """What holds at any moment."""
-        basis = self.daemon.controller.basis
+        basis = self.daemon.controller.state.basis
         if basis is self._checked:
             return
         before, self._checked = self._checked, basis
@@ -306,21 +306,21 @@ class SimulatedHost:
     def _check_follower(self) -> None:
         """Whoever follows the changes from outside knows what the daemon knows."""
         controller = self.daemon.controller
-        for message in self._follower.catch_up(controller.changes, controller.basis):
+        for message in self._follower.catch_up(controller.state.changes, controller.state.basis):
             raise InvariantError(message)
 
     def check_agreement(self) -> None:
         """What holds at rest."""
         self.check()
         controller = self.daemon.controller
-        ledger = controller.ledger
+        ledger = controller.state.ledger
         between = {entry.container_id: entry for entry in ledger.retained.values()}
         if self.disk.entries != {**between, **ledger.entries}:
             raise InvariantError(f"disk {_shown(self.disk.entries)}, ledger {_shown(dict(ledger.entries))}")
         alive = self.alive
         if ledger.entries.keys() != alive:
             raise InvariantError(f"ledger {sorted(ledger.entries)}, alive {sorted(alive)}")
-        for one in controller.expectations():
+        for one in controller.state.expectations():
             path = self.path(one.container.id)
             cpus, mems = self.kernel.shown(path, "cpuset.cpus", "cpuset.mems")
             wanted = (str(one.cpus or cpus), str(one.mems or mems))
@@ -331,12 +331,14 @@ class SimulatedHost:
             for other in alive - {container_id} - pool:
                 (cpus,) = self.kernel.shown(self.path(other), "cpuset.cpus")
                 both = (
-                    CpuSet.parse(cpus) & entry.decision.placement.apart_cpus & controller.machine.online_cpus
+                    CpuSet.parse(cpus)
+                    & entry.decision.placement.apart_cpus
+                    & controller.state.machine.online_cpus
                 )
                 if both:
                     raise InvariantError(f"{other} may run on CPUs {both} of {container_id}")
 
-        self._check_files(controller.basis)
+        self._check_files(controller.state.basis)
 
     def _check_files(self, basis: Current) -> None:
         """Who was given a file has one, with what the ledger says, and nobody else has."""

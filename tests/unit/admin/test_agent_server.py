@@ -72,8 +72,8 @@ async def test_everything_comes_first_and_then_each_change_with_the_next_positio
             assert isinstance(welcome, Welcome)
             assert not welcome.resumed
             entries = [entry for each in first if isinstance(each, Change) for entry in each.entries]
-            assert {entry.container_id for entry in entries} == set(one.controller.ledger.entries)
-            position = one.controller.changes.position
+            assert {entry.container_id for entry in entries} == set(one.controller.state.ledger.entries)
+            position = one.controller.state.changes.position
             assert up_to_date == UpToDate(position)
             await create(one, "b")
             with pytest.raises(PlacementError):
@@ -86,7 +86,7 @@ async def test_everything_comes_first_and_then_each_change_with_the_next_positio
 async def test_who_comes_back_gets_what_it_missed_and_no_more(tmp_path: Path) -> None:
     async with controlled(tmp_path / "state") as one, serving(one, tmp_path / "a.sock"):
         await create(one, "a")
-        epoch, position = one.controller.changes.epoch, one.controller.changes.position
+        epoch, position = one.controller.state.changes.epoch, one.controller.state.changes.position
         await create(one, "b")
         async with connected(tmp_path / "a.sock", Subscribe(epoch=epoch, position=position)) as client:
             heard = await client.hear_until(is_up_to_date)
@@ -163,7 +163,7 @@ async def test_a_pod_that_cannot_be_ends_the_connection_and_is_not_kept(
         connected(tmp_path / "a.sock", Subscribe(), line) as client,
     ):
         assert words in await last_words(client)
-        assert one.controller.placements.kubelet_pods.get("u") is None
+        assert one.controller.state.kubelet_pods.get("u") is None
 
 
 async def test_no_more_agents_than_there_may_be(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_a_reader_that_takes_nothing_costs_no_memory_and_is_dropped(tmp_pa
 async def test_a_flood_is_read_slowly_and_kept_within_bounds(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     async with controlled(tmp_path / "state") as one, serving(one, path):
-        kept = one.controller.placements.kubelet_pods
+        kept = one.controller.state.kubelet_pods
         async with connected(path) as client:
             await client.hear_until(is_up_to_date)
             for number in range(100):
@@ -225,7 +225,9 @@ async def test_a_flood_is_read_slowly_and_kept_within_bounds(tmp_path: Path) -> 
             while kept.get("u99") is None:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)
             assert kept.get("u0") is None
-            assert one.controller.counters["agent_pods_dropped"] == 100 - MAX_KEPT // (MAX_CONTAINERS + 1)
+            assert one.controller.state.counters["agent_pods_dropped"] == 100 - MAX_KEPT // (
+                MAX_CONTAINERS + 1
+            )
             await client.say(PodGone("u99"))
             while kept.get("u99") is not None:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)

@@ -67,7 +67,7 @@ async def beside_kubelet(
     """A daemon that found the containers of a node on which kubelet's managers are static."""
     decides = engine_of(replace(SETTINGS, engine=engine))
     async with controlled(directory / "state", POLICY, on=on, engine=decides) as one:
-        one.controller.placements.decision_log.pins.configured = tuple(PinningManager)
+        one.controller.state.decision_log.pins.configured = tuple(PinningManager)
         await one.controller.synchronize(*listed(had))
         yield one
 
@@ -78,7 +78,7 @@ async def take(one: Controlled, files: object = TEXTS, *, dry_run: bool = False)
 
 
 async def give(one: Controlled, settings: Settings = SETTINGS) -> dict[str, Any]:
-    question = exporting(one.controller, lambda: static_managers(settings, one.controller.machine))
+    question = exporting(one.controller, lambda: static_managers(settings, one.controller.state.machine))
     return await question(make_snapshot(), {})
 
 
@@ -86,7 +86,7 @@ def expected(one: Controlled) -> dict[str, tuple[str, str]]:
     """The CPUs and nodes that containers are to have, by pod."""
     return {
         each.container.id.removeprefix("id-"): (str(each.cpus or ""), str(each.mems or ""))
-        for each in one.controller.expectations()
+        for each in one.controller.state.expectations()
     }
 
 
@@ -95,10 +95,10 @@ async def wrong(
 ) -> str:
     """What is said of *files*; nothing was taken over."""
     async with beside_kubelet(directory, had=had, on=on) as one:
-        before = one.controller.ledger
+        before = one.controller.state.ledger
         with pytest.raises(ConfigError) as caught:
             await take(one, files)
-        assert one.controller.ledger is before
+        assert one.controller.state.ledger is before
         return str(caught.value)
 
 
@@ -109,24 +109,24 @@ async def test_what_kubelet_had_given_is_promised_and_comes_out_again_as_it_was(
     async with beside_kubelet(tmp_path, engine) as one:
         planned = await take(one, dry_run=True)
         assert planned["dryRun"]
-        shares = one.controller.ledger.entries["id-burstable"].decision
+        shares = one.controller.state.ledger.entries["id-burstable"].decision
         assert shares.request.pinned_cpus == CpuSet.parse(DEFAULT_CPUS)
         done = await take(one)
         assert [(each["name"], each["cpus"], each["mems"]) for each in done["containers"]] == [
             (f"default/{uid}/main", "2-3" if uid == A else "", HAD[uid][1]) for uid in sorted(PODS)
         ]
         assert sorted(done["sharing"]) == ["default/burstable/main"]
-        ledger = one.controller.ledger
+        ledger = one.controller.state.ledger
         assert ledger.exclusive_cpus == CpuSet([2, 3])
         assert {ledger.entries[f"id-{uid}"].decision.outcome for uid in PODS} == {Outcome.PLACED}
         assert expected(one) == HAD
-        assert not one.controller.ledger.unmanaged.keys() & {f"id-{uid}" for uid in PODS}
+        assert not one.controller.state.ledger.unmanaged.keys() & {f"id-{uid}" for uid in PODS}
         assert one.verifications
-        before = one.controller.ledger
+        before = one.controller.state.ledger
         sharing = {key for key, entry in before.entries.items() if entry.decision.shares_cpus}
         assert sharing >= {f"id-{uid}" for uid in (B, C, "burstable")}
         await take(one)  # a second time, it changes nothing
-        assert one.controller.ledger == before
+        assert one.controller.state.ledger == before
         again = await one.controller.synchronize(*listed())
         assert list(again) == []
         assert expected(one) == HAD
@@ -144,7 +144,7 @@ async def test_what_was_taken_over_stays_through_a_restart_and_goes_with_its_con
         assert expected(one) == HAD
         owner, first = running(A, *HAD[A])
         await one.controller.stop_container(owner, first)
-        assert one.controller.ledger.exclusive_cpus == CpuSet()
+        assert one.controller.state.ledger.exclusive_cpus == CpuSet()
         assert expected(one)["burstable"] == ("0-7", "")
 
 
@@ -161,12 +161,12 @@ async def test_files_of_a_kubelet_that_knows_pods_as_a_whole_are_read(tmp_path: 
 
 async def test_shadow_mode_takes_nothing_over_and_hands_nothing_back(tmp_path: Path) -> None:
     async with beside_kubelet(tmp_path) as one:
-        before = one.controller.ledger
+        before = one.controller.state.ledger
         with shadow_mode.shadow_mode():
             for question in (take(one), give(one)):
                 with pytest.raises(ShadowModeError):
                     await question
-        assert one.controller.ledger is before
+        assert one.controller.state.ledger is before
 
 
 async def test_cpus_under_strict_reservation_are_not_in_the_file(tmp_path: Path) -> None:
@@ -174,14 +174,14 @@ async def test_cpus_under_strict_reservation_are_not_in_the_file(tmp_path: Path)
 
     async with beside_kubelet(tmp_path, had={A: HAD[A]}) as one:
         await take(one, {CPU_FILE: format_checkpoint(state, "static")})
-        assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
+        assert one.controller.state.ledger.exclusive_cpus == CpuSet([2, 3])
 
 
 async def test_one_file_alone(tmp_path: Path) -> None:
     async with beside_kubelet(tmp_path) as one:
         await take(one, {CPU_FILE: TEXTS[CPU_FILE]})
-        assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
-        assert one.controller.ledger.entries[f"id-{B}"].decision.request.pinned_mems == NodeSet([0, 2])
+        assert one.controller.state.ledger.exclusive_cpus == CpuSet([2, 3])
+        assert one.controller.state.ledger.entries[f"id-{B}"].decision.request.pinned_mems == NodeSet([0, 2])
         await take(one, {MEMORY_FILE: TEXTS[MEMORY_FILE]})
         assert expected(one) == HAD
 
@@ -206,7 +206,7 @@ async def test_version_1_is_read_by_container_ids(tmp_path: Path) -> None:
 
     async with beside_kubelet(tmp_path) as one:
         await take(one, {CPU_FILE: text})
-        assert one.controller.ledger.exclusive_cpus == CpuSet([2, 3])
+        assert one.controller.state.ledger.exclusive_cpus == CpuSet([2, 3])
     found = {B: HAD[B]}
     assert "containerID '" in await wrong(tmp_path / "other", {CPU_FILE: text}, had=found)
 

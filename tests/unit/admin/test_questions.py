@@ -37,10 +37,10 @@ async def serving(
         path = directory / "admin.sock"
         server = AdminServer(
             path,
-            lambda: snapshot_of(controller, 0, ()),
+            lambda: snapshot_of(controller.state, 0, ()),
             lambda level: level or "info",
             questions={
-                **recorded_questions(controller.recorder),
+                **recorded_questions(controller.state.recorder),
                 "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
             },
         )
@@ -139,14 +139,24 @@ def test_what_if_decides_as_the_daemon_will(tmp_path: Path, capsys: Capture) -> 
         one = container("c", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
         await controller.create_container(GUARANTEED, one)
         await asyncio.sleep(0)  # it is counted after the reply
-        before = (controller.ledger, dict(controller.counters), controller.machine, controller.policy)
+        before = (
+            controller.state.ledger,
+            dict(controller.state.counters),
+            controller.state.machine,
+            controller.state.policy,
+        )
         sizes = ("--memory", "600Mi", "--cpus", "500m", "--count", "2", "--name", "n/p/c", "--json")
         assert await bayplan("what-if", *sizes) == 0
         said = json.loads(capsys.readouterr().out)
         assert [(pod["name"], pod["admitted"]) for pod in said["pods"]] == [("n/p-1", True), ("n/p-2", False)]
         assert said["pods"][0]["containers"][0]["placement"]["mems"] == "1"
-        assert (controller.ledger, dict(controller.counters), controller.machine, controller.policy) == before
-        assert controller.ledger is before[0]
+        assert (
+            controller.state.ledger,
+            dict(controller.state.counters),
+            controller.state.machine,
+            controller.state.policy,
+        ) == before
+        assert controller.state.ledger is before[0]
         assert await bayplan("explain", "n/p/c") == 1
         later = container("d", GUARANTEED, memory_bytes=600 * MIB, milli_cpus=500)
         adjustment, _ = await controller.create_container(GUARANTEED, later)

@@ -62,10 +62,12 @@ INHERITED, AS_WRITTEN = (POSSIBLE["cpu"], POSSIBLE["node"]), ("0-1\n", "0\n")
 
 
 def assert_given_back(one: Controlled) -> None:
-    ledger = one.controller.ledger
+    ledger = one.controller.state.ledger
     assert set(ledger.entries) == {FIRST, SECOND, FREE}
     assert ledger.exclusive_cpus == CpuSet()
-    assert all(expected.cpus is None and expected.mems is None for expected in one.controller.expectations())
+    assert all(
+        expected.cpus is None and expected.mems is None for expected in one.controller.state.expectations()
+    )
     assert [reason.code for reason in ledger.entries[FIRST].decision.reasons].count("released") == 1
     claim = ledger.entries[FIRST].decision.placement.claim
     assert claim is not None
@@ -77,19 +79,19 @@ async def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
 ) -> None:
     async with controlled(tmp_path / "state", PlacementPolicy()) as one:
         await place(one)
-        before = one.controller.ledger
+        before = one.controller.state.ledger
         settings = KernelSettings.recorded(hierarchy, tmp_path / "state")
         followed = list[CpuSet]()
 
         async def follow_ledger() -> None:
             # Before the cgroups: no cpuset gets a CPU of a partition.
             assert cpuset(hierarchy, CONTAINER) == AS_WRITTEN
-            followed.append(one.controller.ledger.exclusive_cpus)
+            followed.append(one.controller.state.ledger.exclusive_cpus)
 
-        release = releasing(one.controller, settings, hierarchy, here, follow_ledger)
+        release = releasing(one.controller.state, settings, hierarchy, here, follow_ledger)
         planned = await release(make_snapshot(), {"dryRun": True})
         assert [each["id"] for each in planned["containers"]] == [SECOND, FIRST]
-        assert one.controller.ledger is before
+        assert one.controller.state.ledger is before
         assert cpuset(hierarchy, CONTAINER) == AS_WRITTEN
         assert (await release(make_snapshot(), {}))["dryRun"]  # Nothing happens unless it is said.
         done = await release(make_snapshot(), {"dryRun": False})
@@ -114,8 +116,8 @@ async def test_the_running_daemon_gives_back_and_goes_on_with_new_containers(
         planned = await release(make_snapshot(), {})
         assert FIRST in [each["id"] for each in planned["containers"]]
     async with controlled(tmp_path / "state", PlacementPolicy()) as again:
-        assert again.controller.ledger.exclusive_cpus == CpuSet([1, 2])
-        assert again.controller.ledger.entries[FIRST].decision.request.opted_out
+        assert again.controller.state.ledger.exclusive_cpus == CpuSet([1, 2])
+        assert again.controller.state.ledger.entries[FIRST].decision.request.opted_out
 
 
 async def test_the_state_directory_is_enough_and_a_second_time_does_the_same(

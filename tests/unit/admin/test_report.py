@@ -46,10 +46,10 @@ async def told(directory: Path) -> dict[str, Any]:
                 continue
             assert (adjustment == Adjustment()) == (handler is not one.controller)
         moved = PageMoveRecord(NOW_US, "other", "default/b/other", 0, 1, 8 * MIB, 4 * MIB, 5, NodeSet([0]))
-        one.controller.recorder.pages_moved([moved])
+        one.controller.state.recorder.pages_moved([moved])
         for signal in ("node1.memory.available", "memory.available"):
-            await one.controller.recorder.evicted([evicted("own", signal), evicted("other", signal)])
-        question = reporting(one.controller.recorder)
+            await one.controller.state.recorder.evicted([evicted("own", signal), evicted("other", signal)])
+        question = reporting(one.controller.state.recorder)
         snapshot = make_snapshot(taken_us=NOW_US)
         with pytest.raises(ConfigError, match="sinceSeconds"):
             await question(snapshot, {"sinceSeconds": 0})

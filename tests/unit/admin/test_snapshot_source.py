@@ -19,8 +19,8 @@ ONE = container("abc", OWNER, memory_bytes=GIB // 2, milli_cpus=500)
 
 def scores(one: object, node: OciNode) -> tuple[int | None, int | None]:
     controller = one.controller  # type: ignore[attr-defined]  # given as an object by the fixture
-    shown = kernel_oom_score_adj(controller, node.root)
-    (entry,) = status_view(snapshot_of(controller, 0, (), kernel_oom_score_adj=shown))["containers"]
+    shown = kernel_oom_score_adj(controller.state, node.root)
+    (entry,) = status_view(snapshot_of(controller.state, 0, (), kernel_oom_score_adj=shown))["containers"]
     return entry["oomScoreAdj"], entry["oomScoreAdjWanted"]
 
 

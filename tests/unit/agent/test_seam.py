@@ -85,7 +85,7 @@ async def test_the_mirror_shows_what_the_daemon_shows(tmp_path: Path) -> None:
             await knows(mirror, "b", "c")
             snapshot = mirror.snapshot
             assert snapshot is not None
-            assert snapshot.ledger.entries == dict(one.controller.ledger.entries)
+            assert snapshot.ledger.entries == dict(one.controller.state.ledger.entries)
             assert [each["id"] for each in status_view(snapshot)["containers"]] == ["b", "c"]
             assert sum(len(node["containers"]) for node in nodes_view(snapshot)["nodes"]) == 2
 
@@ -127,7 +127,7 @@ async def test_what_is_known_of_pods_is_said_again_after_each_new_connection(tmp
         for number in range(2):
             async with controlled(tmp_path / str(number)) as one, serving(one, path):
                 await knows(mirror)
-                kept = one.controller.placements.kubelet_pods
+                kept = one.controller.state.kubelet_pods
                 while kept.get("v") is None:  # noqa: ASYNC110 - no event reports it
                     await asyncio.sleep(0)
                 assert kept.get("u") is None
@@ -217,7 +217,7 @@ async def test_a_pod_too_large_for_a_message_keeps_no_other_one_from_the_daemon(
         link.know(replace(facts("large"), containers=tuple(containers)))
         link.know(facts("small"))
         await knows(mirror)
-        kept = one.controller.placements.kubelet_pods
+        kept = one.controller.state.kubelet_pods
         while kept.get("small") is None:  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0)
         assert kept.get("large") is None
@@ -235,7 +235,9 @@ async def test_the_page_has_answers_of_the_daemon(tmp_path: Path) -> None:
         async with following(tmp_path / "a.sock") as (link, mirror):
             await knows(mirror, "a", "b")
             pages = Answers(link.ask)
-            (entry,) = (each for each in one.controller.ledger.entries.values() if each.container_id == "a")
+            (entry,) = (
+                each for each in one.controller.state.ledger.entries.values() if each.container_id == "a"
+            )
             name = entry.decision.request.name
             found = await pages.explain(PageRequest("/explain", query={"subject": name}))
             assert f"<h3>{name}</h3>" in found.body.decode()
@@ -250,7 +252,7 @@ async def test_the_page_has_answers_of_the_daemon(tmp_path: Path) -> None:
             assert "<h3>shop/web/main</h3>" in trial
             wrong = (await pages.what_if(PageRequest("/what-if", query={"memory": "lots"}))).body.decode()
             assert "lots" in wrong
-            assert set(one.controller.ledger.entries) == {"a", "b"}
+            assert set(one.controller.state.ledger.entries) == {"a", "b"}
             with pytest.raises(UnavailableError):
                 await link.ask("release")
     with pytest.raises(UnavailableError):

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.control.expectations import expectations
-from bayplan.control.transactions import RETRY_S
+from bayplan.control.state import RETRY_S
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import PlacementError, StateError
 from bayplan.kubelet.manager_options import ManagerOptions
@@ -58,11 +58,11 @@ async def test_a_restart_remembers(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
         await one.controller.create_container(GUARANTEED, exclusive)
     async with controlled(tmp_path) as one:
-        assert one.controller.ledger.exclusive_cpus == CpuSet([1, 2])
+        assert one.controller.state.ledger.exclusive_cpus == CpuSet([1, 2])
         spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
         listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
         assert await one.controller.synchronize([GUARANTEED], [listed]) == []
-        assert one.controller.ledger.unmanaged == {}
+        assert one.controller.state.ledger.unmanaged == {}
         assert await one.controller.synchronize([], []) == []
         assert recorded(tmp_path) == set()
 
@@ -77,7 +77,7 @@ async def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
         adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
         assert ("memory.oom.group" in adjustment.unified) is not single_process
     async with controlled(tmp_path, policy) as one:
-        ledger = one.controller.ledger
+        ledger = one.controller.state.ledger
         (wanted,) = expectations(MACHINE, CpuSet(), ledger, {BEST_EFFORT.id: BEST_EFFORT}, [plain])
         assert wanted.update.unified == ({} if single_process else {"memory.oom.group": "1"})
 
@@ -90,7 +90,7 @@ async def test_a_refusal_says_why_and_leaves_nothing_but_history(tmp_path: Path)
         assert str(caught.value).startswith(
             "TopologyAffinityError: default/g/x-name: asks for 2Gi on one node"
         )
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
     store = Store.open(tmp_path)
     assert store.entries() == []
     assert [item.decision.outcome for item in store.history()] == [Outcome.REFUSED]
@@ -101,12 +101,12 @@ async def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> N
     async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
         small = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=500)
         await one.controller.create_container(GUARANTEED, small)
-        before = one.controller.ledger
+        before = one.controller.state.ledger
         with pytest.raises(PlacementError):
             await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=2 * GIB))
-        assert one.controller.ledger is before
+        assert one.controller.state.ledger is before
         await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=GIB))
-        assert one.controller.ledger.claimed_bytes == {NodeSet([0]): {"memory": GIB}}
+        assert one.controller.state.ledger.claimed_bytes == {NodeSet([0]): {"memory": GIB}}
         grown = replace(small, resources=replace(small.resources, memory_limit_bytes=GIB))
         assert await one.controller.update_container(GUARANTEED, grown, Resources()) == []
 
@@ -138,7 +138,7 @@ async def test_a_resize_takes_cpus_along_with_memory_in_one_answer(tmp_path: Pat
         wanted = {each.container.id: each.update for each in one.expectations()}
         assert wanted["x"].cpuset_cpus == CpuSet([4, 5])
     async with controlled(tmp_path) as one:
-        placement = one.controller.ledger.entries["x"].decision.placement
+        placement = one.controller.state.ledger.entries["x"].decision.placement
         assert (placement.mems, placement.exclusive_cpus) == (NodeSet([1]), CpuSet([4, 5]))
 
 
@@ -147,12 +147,12 @@ async def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tm
         exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
         await one.controller.create_container(GUARANTEED, exclusive)
         one.controller.missed(Event.CREATE_CONTAINER, "x", "too late")
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
         await one.controller.state_changed(Event.START_CONTAINER, GUARANTEED, exclusive)
-        assert one.controller.ledger.entries["x"].decision.outcome is Outcome.ADOPTED
-        assert one.controller.ledger.unmanaged == {"x": "default/g/x-name"}
+        assert one.controller.state.ledger.entries["x"].decision.outcome is Outcome.ADOPTED
+        assert one.controller.state.ledger.unmanaged == {"x": "default/g/x-name"}
         assert recorded(tmp_path) == {"x"}
-        assert one.controller.counters["missed"] == 1
+        assert one.controller.state.counters["missed"] == 1
         assert one.verifications == 2
 
 
@@ -161,7 +161,7 @@ async def test_a_stop_that_was_too_late_still_frees(tmp_path: Path) -> None:
         exclusive = container("x", GUARANTEED, memory_bytes=GIB // 2, milli_cpus=2000)
         await one.controller.create_container(GUARANTEED, exclusive)
         one.controller.missed(Event.STOP_CONTAINER, "x", "too late")
-        assert not one.controller.ledger.exclusive_cpus
+        assert not one.controller.state.ledger.exclusive_cpus
 
 
 async def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
@@ -173,23 +173,23 @@ async def test_what_cannot_be_recorded_is_not_promised(tmp_path: Path) -> None:
         blocker.close()
         with pytest.raises(StateError):
             await by_hook(one.controller, BEST_EFFORT, container("s", BEST_EFFORT))
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
 
 
 async def test_what_started_while_nothing_could_be_recorded_is_not_forgotten(tmp_path: Path) -> None:
     clock = ManualClock()
     async with controlled(tmp_path, clock=clock) as one:
         started = {name: container(name, BEST_EFFORT) for name in ("runs", "ends", "goes")}
-        with full_disk(one.controller.recorder):
+        with full_disk(one.controller.state.recorder):
             for each in started.values():
                 await one.controller.state_changed(Event.START_CONTAINER, BEST_EFFORT, each)
-            assert set(one.controller.ledger.entries) == set(started)
+            assert set(one.controller.state.ledger.entries) == set(started)
             await one.controller.stop_container(BEST_EFFORT, started["ends"])
             await one.controller.state_changed(Event.REMOVE_CONTAINER, BEST_EFFORT, started["goes"])
             await clock.until_armed()
         clock.advance(RETRY_S)
-        await one.controller.recorder.ledger()
-        assert recorded(tmp_path) == {"runs"} == set(one.controller.ledger.entries)
+        await one.controller.state.recorder.ledger()
+        assert recorded(tmp_path) == {"runs"} == set(one.controller.state.ledger.entries)
 
 
 async def test_nothing_starts_undecided_where_the_operator_says_so(tmp_path: Path) -> None:
@@ -237,10 +237,10 @@ async def test_removal_without_a_stop_releases_and_has_the_kernel_told(tmp_path:
             await one.controller.create_container(GUARANTEED, exclusive)
         assert one.changes_of_all == 2
         await one.controller.state_changed(Event.REMOVE_CONTAINER, GUARANTEED, container("a", GUARANTEED))
-        assert set(one.controller.ledger.entries) == {"b"}
+        assert set(one.controller.state.ledger.entries) == {"b"}
         assert one.changes_of_all == 3
         await one.controller.state_changed(Event.REMOVE_POD_SANDBOX, Pod(GUARANTEED.id), None)
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
         assert one.changes_of_all == 4
 
 
@@ -250,21 +250,21 @@ async def test_a_pod_keeps_its_room_between_two_containers_until_it_ends(tmp_pat
     init, app, late = (container(name, team, memory_bytes=MIB, milli_cpus=1000) for name in ("i", "a", "l"))
 
     async with controlled(tmp_path) as one:
-        one.controller.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
+        one.controller.state.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
         await one.controller.create_container(team, init)
         await one.controller.stop_container(team, init)
-        assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"i"})
+        assert (one.controller.state.ledger.entries, recorded(tmp_path)) == ({}, {"i"})
     async with controlled(tmp_path) as one:
-        one.controller.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
-        assert list(one.controller.ledger.retained) == [team.id]
+        one.controller.state.take_engine(KubeletEngine(ManagerOptions(scope=TopologyScope.POD)))
+        assert list(one.controller.state.ledger.retained) == [team.id]
         await one.controller.synchronize([team], [])
-        assert list(one.controller.ledger.retained) == [team.id]
+        assert list(one.controller.state.ledger.retained) == [team.id]
         await one.controller.create_container(team, app)
-        assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, {"a"})
+        assert (one.controller.state.ledger.retained, recorded(tmp_path)) == ({}, {"a"})
         await one.controller.synchronize([team], [replace(app, state=ContainerState.STOPPED)])
-        assert (one.controller.ledger.entries, recorded(tmp_path)) == ({}, {"a"})
+        assert (one.controller.state.ledger.entries, recorded(tmp_path)) == ({}, {"a"})
         await one.controller.state_changed(Event.STOP_POD_SANDBOX, team, None)
-        assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, set())
+        assert (one.controller.state.ledger.retained, recorded(tmp_path)) == ({}, set())
         await one.controller.create_container(team, late)
         await one.controller.stop_container(team, late)
         assert recorded(tmp_path) == set()
@@ -273,7 +273,7 @@ async def test_a_pod_keeps_its_room_between_two_containers_until_it_ends(tmp_pat
         await one.controller.stop_container(team, init)
         assert recorded(tmp_path) == {"i"}
         await one.controller.synchronize([], [])
-        assert (one.controller.ledger.retained, recorded(tmp_path)) == ({}, set())
+        assert (one.controller.state.ledger.retained, recorded(tmp_path)) == ({}, set())
 
 
 async def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ async def test_a_wrong_annotation_is_ignored_with_a_reason_or_refused(tmp_path: 
 
     async with controlled(tmp_path) as one:
         await one.controller.create_container(wrong, container("c", wrong))
-        reasons = one.controller.ledger.entries["c"].decision.reasons
+        reasons = one.controller.state.ledger.entries["c"].decision.reasons
         assert [reason.code for reason in reasons] == ["nothing-claimed", "wrong-annotation"]
     async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
         with pytest.raises(PlacementError, match=r"bayplan.dev/memory-limit: found 'lots'"):
@@ -300,14 +300,16 @@ async def test_a_required_node_is_granted_beside_pinned_cpus_and_refused_beside_
     async with controlled(tmp_path) as one:
         adjustment, _ = await one.controller.create_container(owner, pinned(cpuset_cpus=CpuSet([1])))
         assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (None, NodeSet([1]))
-        assert "apart" in [reason.code for reason in one.controller.ledger.entries["c"].decision.reasons]
+        assert "apart" in [
+            reason.code for reason in one.controller.state.ledger.entries["c"].decision.reasons
+        ]
         await one.controller.stop_container(owner, asked)
         with pytest.raises(PlacementError, match=r"cpuset.mems 0"):
             await one.controller.create_container(owner, pinned(cpuset_mems=NodeSet([0])))
         await one.controller.create_container(owner, asked)
         with pytest.raises(PlacementError, match=r"cpuset.mems 0"):
             await one.controller.update_container(owner, asked, Resources(cpuset_mems=NodeSet([0])))
-        assert one.controller.ledger.entries["c"].decision.placement.mems == NodeSet([1])
+        assert one.controller.state.ledger.entries["c"].decision.placement.mems == NodeSet([1])
 
 
 async def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
@@ -316,7 +318,7 @@ async def test_a_refused_annotation_is_in_the_history(tmp_path: Path) -> None:
     async with controlled(tmp_path, PlacementPolicy(refuse_wrong_annotations=True)) as one:
         with pytest.raises(PlacementError) as raised:
             await one.controller.create_container(wrong, container("d", wrong))
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
     store = Store.open(tmp_path)
     (item,) = store.history(subject="d")
     store.close()
@@ -336,7 +338,7 @@ async def test_a_container_that_opted_out_is_recorded_and_left_alone(tmp_path: P
         await one.controller.state_changed(Event.START_CONTAINER, out, left)
         assert one.oom_score_adj == []
         assert one.controller.fallback_adjustment(out, left) == Adjustment()
-        decision = one.controller.ledger.entries["c"].decision
+        decision = one.controller.state.ledger.entries["c"].decision
         assert decision.request.opted_out
         assert [reason.code for reason in decision.reasons] == ["opted-out"]
     assert recorded(tmp_path) == {"c", "x"}
@@ -353,7 +355,7 @@ async def test_a_memory_policy_is_set_where_the_runtime_has_it(
         adjustment, _ = await one.controller.create_container(wishing, spread)
         wanted = MemoryPolicySetting(MemoryPolicyMode.INTERLEAVE, NodeSet([0, 1]))
         assert adjustment.memory_policy == (wanted if outcome is Outcome.PLACED else None)
-        assert one.controller.ledger.entries["c"].decision.outcome is outcome
+        assert one.controller.state.ledger.entries["c"].decision.outcome is outcome
 
 
 async def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) -> None:
@@ -361,13 +363,13 @@ async def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) 
         stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
         updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
         assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
         told = replace(stranger, resources=Resources(cpuset_cpus=CpuSet(range(8))))
         assert await one.controller.synchronize([BEST_EFFORT], [told]) == []
-        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
         await one.controller.stop_container(BEST_EFFORT, told)
-        assert one.controller.ledger.unmanaged == {}
-        assert one.controller.known.pods == {}
+        assert one.controller.state.ledger.unmanaged == {}
+        assert one.controller.state.known.pods == {}
 
 
 async def test_a_daemon_that_starts_again_still_lists_whom_nobody_decided_about(tmp_path: Path) -> None:
@@ -375,9 +377,9 @@ async def test_a_daemon_that_starts_again_still_lists_whom_nobody_decided_about(
     async with controlled(tmp_path) as one:
         await one.controller.synchronize([BEST_EFFORT], [stranger])
     async with controlled(tmp_path) as one:
-        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
         await one.controller.synchronize([BEST_EFFORT], [stranger])
-        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
 
 
 async def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
@@ -385,15 +387,15 @@ async def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> No
         stranger = container("n", BEST_EFFORT, resources=Resources())
         updates = await one.controller.update_container(BEST_EFFORT, stranger, Resources(cpu_shares=512))
         assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-        assert one.controller.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
 
 
 async def test_a_lost_connection_is_remembered_until_the_next_one(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
         one.controller.disconnected("the runtime stopped")
-        assert one.controller.runtime is None
+        assert one.controller.state.runtime is None
         plain = container("c", BEST_EFFORT, oom_score_adj=0)
         adjustment, _ = await one.controller.create_container(BEST_EFFORT, plain)
         assert adjustment.oom_score_adj is None
         await one.controller.state_changed(Event.STOP_POD_SANDBOX, BEST_EFFORT, None)
-        assert set(one.controller.ledger.entries) == {"c"}
+        assert set(one.controller.state.ledger.entries) == {"c"}

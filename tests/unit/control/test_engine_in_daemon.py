@@ -58,7 +58,7 @@ async def test_a_restart_changes_no_answer_and_a_refusal_has_kubelets_word(tmp_p
             "default/g/large-name",
         )
         assert "[memorymanager]" in raised.value.reason
-        assert set(one.ledger.entries) == {"wide"}
+        assert set(one.state.ledger.entries) == {"wide"}
         await one.stop_container(GUARANTEED, guaranteed("wide", GIB + MIB))
         adjustment, _ = await one.create_container(GUARANTEED, guaranteed("small", MIB))
         assert adjustment.cpuset_mems == NodeSet([0])
@@ -72,29 +72,29 @@ async def test_nobody_runs_on_withheld_cpus(tmp_path: Path) -> None:
         assert adjustment.cpuset_cpus == CpuSet([1, 2, 3])
         assert one.fallback_adjustment(BEST_EFFORT, shared).cpuset_cpus == CpuSet([1, 2, 3])
         await one.create_container(GUARANTEED, guaranteed("x", MIB, 1000))
-        assert [each.cpus for each in one.expectations(["s"])] == [CpuSet([2, 3])]
+        assert [each.cpus for each in one.state.expectations(["s"])] == [CpuSet([2, 3])]
         await one.create_container(GUARANTEED, guaranteed("y", MIB, 2000))
-        assert [each.cpus for each in one.expectations(["s"])] == [CpuSet([0])]
+        assert [each.cpus for each in one.state.expectations(["s"])] == [CpuSet([0])]
 
 
 async def test_pins_of_others_are_kept_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     plain = pod("plain")
 
     async with daemon(tmp_path) as one:
-        assert snapshot_of(one, 0, ()).problems == ()
+        assert snapshot_of(one.state, 0, ()).problems == ()
         pinned = Resources(memory_limit_bytes=MIB, cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0]))
         for name in ("p", "q"):
             spec = container(name, plain, resources=pinned)
             adjustment, _ = await one.create_container(plain, spec)
             assert (adjustment.cpuset_cpus, adjustment.cpuset_mems) == (None, None)
         await asyncio.sleep(0)
-        assert one.counters["pinned_by_others"] == one.counters["pinned_by_strangers"] == 2
-        notice, pinned = snapshot_of(one, 0, (), ("a notice",)).problems
+        assert one.state.counters["pinned_by_others"] == one.state.counters["pinned_by_strangers"] == 2
+        notice, pinned = snapshot_of(one.state, 0, (), ("a notice",)).problems
         assert notice == "a notice"
         assert pinned.startswith("2 containers ")
         await one.stop_container(plain, container("p", plain))
         await one.stop_container(plain, container("q", plain))
-        assert snapshot_of(one, 0, ()).problems == ()
+        assert snapshot_of(one.state, 0, ()).problems == ()
     sentence = (
         "another program pins containers (seen in a spec that already carried a cpuset); bayplan leaves"
     )
@@ -115,10 +115,10 @@ async def test_kubelets_cpu_manager_is_known_by_its_updates_and_never_fought(
         kubelets = Resources(cpuset_cpus=CpuSet([3]))
         assert await one.update_container(GUARANTEED, own, kubelets) == []
         await asyncio.sleep(0)
-        assert one.counters["pinned_by_kubelet_cpu_manager"] == 2
-        held = one.ledger.entries["own"].decision
+        assert one.state.counters["pinned_by_kubelet_cpu_manager"] == 2
+        held = one.state.ledger.entries["own"].decision
         assert (held.placement.mems, held.placement.exclusive_cpus) == (NodeSet([0]), CpuSet())
-        assert one.ledger.booked_bytes == {0: {"memory": MIB}}
+        assert one.state.ledger.booked_bytes == {0: {"memory": MIB}}
         assert (held.reasons[0].code, held.request.pinned_cpus) == ("pinned", CpuSet([3]))
         # Exclusive CPUs of ours come and go; nobody of kubelet's is moved for them.
         plain = pod("plain")
@@ -135,9 +135,9 @@ async def test_kubelets_cpu_manager_is_known_by_its_updates_and_never_fought(
             _running(late, cpus=[0, 1, 2]),
         ]
         assert await one.synchronize([GUARANTEED, BEST_EFFORT], listed) == []
-        requests = {key: entry.decision.request for key, entry in one.ledger.entries.items()}
+        requests = {key: entry.decision.request for key, entry in one.state.ledger.entries.items()}
         assert {str(request.pinned_cpus) for request in requests.values()} == {"3", "0-2"}
-        (said,) = snapshot_of(one, 0, ()).problems
+        (said,) = snapshot_of(one.state, 0, ()).problems
         assert said == _kubelet("CPU", "UpdateContainer; containers: 3")
     assert _said(caplog) == [_kubelet("CPU", "UpdateContainer")]
 
@@ -146,17 +146,17 @@ async def test_kubelets_managers_are_named_once_with_every_way_they_were_seen(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with daemon(tmp_path) as one:
-        one.placements.decision_log.pins.configured = (PinningManager.CPU,)
+        one.state.decision_log.pins.configured = (PinningManager.CPU,)
         spec = Resources(MIB, 1024, 100_000, 100_000, cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0]))
         for name in ("p", "q"):
             await one.create_container(GUARANTEED, container(name, GUARANTEED, resources=spec))
         await asyncio.sleep(0)
         spec_seen = "a spec that already carried a cpuset"
-        assert snapshot_of(one, 0, ()).problems == (
+        assert snapshot_of(one.state, 0, ()).problems == (
             _kubelet("CPU", f"kubelet's configuration and {spec_seen}; containers: 2"),
             _kubelet("Memory", f"{spec_seen}; containers: 2"),
         )
-        counters = {name: value for name, value in one.counters.items() if name.startswith("pinned")}
+        counters = {name: value for name, value in one.state.counters.items() if name.startswith("pinned")}
         assert counters == {
             "pinned_by_others": 2,
             "pinned_by_kubelet_cpu_manager": 2,

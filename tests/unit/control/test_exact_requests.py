@@ -37,21 +37,21 @@ async def create(one: Controlled, described: PodFacts, *names: str) -> None:
 
 
 def say(one: Controlled, described: PodFacts) -> None:
-    one.controller.placements.kubelet_pods.update(described)
+    one.controller.state.kubelet_pods.update(described)
 
 
 def request(one: Controlled, name: str = "a") -> Request:
-    return one.controller.ledger.entries[name].decision.request
+    return one.controller.state.ledger.entries[name].decision.request
 
 
 def claimed(one: Controlled, name: str = "a") -> int:
-    claim = one.controller.ledger.entries[name].decision.placement.claim
+    claim = one.controller.state.ledger.entries[name].decision.placement.claim
     assert claim is not None
     return claim.amounts_bytes.get(MEMORY, 0)
 
 
 def codes(one: Controlled, name: str = "a") -> list[str]:
-    return [reason.code for reason in one.controller.ledger.entries[name].decision.reasons]
+    return [reason.code for reason in one.controller.state.ledger.entries[name].decision.reasons]
 
 
 async def test_what_is_known_before_the_creation_is_used_there(tmp_path: Path) -> None:
@@ -66,28 +66,28 @@ async def test_what_is_known_before_the_creation_is_used_there(tmp_path: Path) -
 async def test_what_comes_later_corrects_the_claim_and_moves_nothing(tmp_path: Path, engine: Engine) -> None:
     async with controlled(tmp_path, engine=engine) as one:
         await create(one, TWO, "a", "b")
-        before = {key: entry.decision.placement for key, entry in one.controller.ledger.entries.items()}
-        exact = ExactRequests(one.controller)
+        before = {key: entry.decision.placement for key, entry in one.controller.state.ledger.entries.items()}
+        exact = ExactRequests(one.controller.state)
         say(one, TWO)
         await exact.correct()
         assert request(one, "a").memory.high_bytes == 51 * MIB
         assert request(one, "b").memory.high_bytes == 333 * MIB
-        for key, entry in one.controller.ledger.entries.items():
+        for key, entry in one.controller.state.ledger.entries.items():
             placement = entry.decision.placement
             assert placement.mems == before[key].mems
             assert placement.exclusive_cpus == before[key].exclusive_cpus
             if placement.claim is not None:
                 assert placement.claim.nodes == before[key].claim.nodes  # type: ignore[union-attr]  # exact always claims
                 assert claimed(one, key) == request(one, key).memory.high_bytes
-        assert one.controller.counters["requests_corrected"] == 2
+        assert one.controller.state.counters["requests_corrected"] == 2
         await exact.correct()
-        assert one.controller.counters["requests_corrected"] == 2
+        assert one.controller.state.counters["requests_corrected"] == 2
 
 
 async def test_a_correction_outlives_the_daemon_and_the_agent(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
         await create(one, ONE, "a")
-        exact = ExactRequests(one.controller)
+        exact = ExactRequests(one.controller.state)
         say(one, ONE)
         await exact.correct()
     async with controlled(tmp_path) as again:
@@ -99,7 +99,7 @@ async def test_a_correction_outlives_the_daemon_and_the_agent(tmp_path: Path) ->
 
 async def test_what_was_said_before_the_runtime_lists_its_containers_is_used_then(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
-        exact = ExactRequests(one.controller)
+        exact = ExactRequests(one.controller.state)
         say(one, ONE)
         await exact.correct()
         await one.controller.synchronize([sandbox(ONE)], [asked(ONE, "a", CAPACITY)])
@@ -117,7 +117,7 @@ async def test_a_claim_that_grows_beyond_the_room_is_promised_as_far_as_there_is
         holders = [container(f"h{n}", guaranteed, memory_bytes=800 * MIB, milli_cpus=100) for n in range(2)]
         for holder in holders:
             await begun(one.controller, guaranteed, holder)
-        exact = ExactRequests(one.controller)
+        exact = ExactRequests(one.controller.state)
         say(one, hidden)
         await exact.correct()
         assert claimed(one) == CAPACITY - 1600 * MIB
@@ -131,16 +131,16 @@ async def test_a_lie_is_counted_said_and_changes_nothing(tmp_path: Path) -> None
     lie = kubelet_pod(facts("a", 700 * MIB, GIB))
     heard: list[tuple[str, str, str]] = []
     async with controlled(tmp_path) as one:
-        one.controller.placements.kubelet_pods.not_used = lambda *found: heard.append(found)
+        one.controller.state.kubelet_pods.not_used = lambda *found: heard.append(found)
         say(one, lie)
         await create(one, ONE, "a")
         assert NOT_USED in codes(one)
-        before = one.controller.ledger
-        exact = ExactRequests(one.controller)
+        before = one.controller.state.ledger
+        exact = ExactRequests(one.controller.state)
         say(one, replace(lie, priority=1))
         await exact.correct()
-        assert one.controller.ledger is before
-        assert one.controller.counters["agent_requests_not_used"] == 2
+        assert one.controller.state.ledger is before
+        assert one.controller.state.counters["agent_requests_not_used"] == 2
         assert [found[:2] for found in heard] == [("web", "a-name")] * 2
         say(one, ONE)
         await exact.correct()
@@ -157,7 +157,7 @@ async def test_a_resize_takes_kubelets_word_whether_it_comes_before_or_after(tmp
         async with controlled(tmp_path / str(first)) as one:
             say(one, ONE)
             await create(one, ONE, "a")
-            exact = ExactRequests(one.controller)
+            exact = ExactRequests(one.controller.state)
             if first:
                 say(one, resizing)
                 await exact.correct()
@@ -168,25 +168,25 @@ async def test_a_resize_takes_kubelets_word_whether_it_comes_before_or_after(tmp
                 say(one, resizing)
                 await exact.correct()
             assert claimed(one) == 207 * MIB
-            assert one.controller.counters["agent_requests_not_used"] == 0
+            assert one.controller.state.counters["agent_requests_not_used"] == 0
 
 
 async def test_an_update_of_something_else_is_no_occasion_to_use_the_agents_word(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
         await create(one, ONE, "a")
-        before = one.controller.ledger
+        before = one.controller.state.ledger
         say(one, ONE)
         await one.controller.update_container(sandbox(ONE), asked(ONE, "a", CAPACITY), Resources())
-        assert one.controller.ledger is before
+        assert one.controller.state.ledger is before
 
 
 async def test_a_full_disk_leaves_the_promise_and_the_correction_comes_later(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
         await create(one, ONE, "a")
         before = claimed(one)
-        exact = ExactRequests(one.controller)
+        exact = ExactRequests(one.controller.state)
         say(one, ONE)
-        with full_disk(one.controller.recorder), pytest.raises(StateError):
+        with full_disk(one.controller.state.recorder), pytest.raises(StateError):
             await exact.correct()
         assert claimed(one) == before
         await exact.correct()
@@ -197,12 +197,12 @@ async def test_what_is_said_while_a_correction_is_recorded_is_not_forgotten(tmp_
     later = kubelet_pod(facts("a", 155 * MIB, GIB), resized=True)
     async with controlled(tmp_path) as one:
         await create(one, ONE, "a")
-        exact = ExactRequests(one.controller)
+        exact = ExactRequests(one.controller.state)
         say(one, ONE)
         disk = threading.Event()
-        one.controller.recorder._thread.submit(disk.wait)
+        one.controller.state.recorder._thread.submit(disk.wait)
         correcting = asyncio.create_task(exact.correct())
-        while not one.controller._transactions._lock.locked():  # noqa: ASYNC110 - nothing tells of it
+        while not one.controller.state._lock.locked():  # noqa: ASYNC110 - nothing tells of it
             await asyncio.sleep(0)
         say(one, later)
         disk.set()
@@ -213,7 +213,7 @@ async def test_what_is_said_while_a_correction_is_recorded_is_not_forgotten(tmp_
 async def test_the_agent_is_asked_about_each_pod_that_starts_or_changes(tmp_path: Path) -> None:
     wanted: list[Pod] = []
     async with controlled(tmp_path) as one:
-        one.controller.placements.kubelet_pods.wanted = wanted.append
+        one.controller.state.kubelet_pods.wanted = wanted.append
         await one.controller.state_changed(Event.RUN_POD_SANDBOX, sandbox(ONE), None)
         assert wanted == [sandbox(ONE)]
         await create(one, ONE, "a")
@@ -225,7 +225,7 @@ async def test_the_agent_is_asked_about_each_pod_that_starts_or_changes(tmp_path
 async def test_corrections_come_by_themselves(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
         await create(one, ONE, "a")
-        exact = ExactRequests(one.controller)
+        exact = ExactRequests(one.controller.state)
         following = asyncio.create_task(exact.follow(pause_s=0))
         say(one, ONE)
         while claimed(one) != 101 * MIB:  # noqa: ASYNC110 - no event reports it

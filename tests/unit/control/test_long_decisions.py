@@ -62,7 +62,7 @@ async def test_timers_run_while_it_is_decided(tmp_path: Path, thread: WorkThread
         engine.goes_on.clear()
         asyncio.get_running_loop().call_later(0, engine.goes_on.set)
         await one.controller.update_container(GUARANTEED, small, Resources(memory_limit_bytes=2 * GIB))
-        claim = one.controller.ledger.entries["x"].decision.placement.claim
+        claim = one.controller.state.ledger.entries["x"].decision.placement.claim
         assert claim is not None
         assert claim.amounts_bytes == {"memory": 2 * GIB}
 
@@ -80,7 +80,7 @@ async def test_a_decision_that_was_given_up_leaves_nothing(tmp_path: Path, threa
         engine.goes_on.set()
         adjustment, _ = await following
         assert str(adjustment.cpuset_mems) == "0"
-        assert one.controller.ledger.entries.keys() == {"y"}
+        assert one.controller.state.ledger.entries.keys() == {"y"}
 
 
 def test_another_engine_answers_the_same() -> None:

@@ -45,7 +45,7 @@ async def test_a_move_is_told_in_the_reply_and_recorded_with_the_decision(tmp_pa
         assert adjustment.cpuset_mems == NodeSet([0])
         assert list(updates) == [WIDER]
         assert recorded(tmp_path) == {"flexible": "0-1", "late": "0"}
-        assert one.controller.counters["moves"] == 1
+        assert one.controller.state.counters["moves"] == 1
     async with controlled(tmp_path) as one:
         # Its pages come first, so that the reply has nothing of it.
         assert list(await one.controller.stop_container(LATE_POD, LATE)) == []
@@ -58,10 +58,10 @@ async def test_a_move_that_is_not_on_the_disk_does_not_count(tmp_path: Path) -> 
     """The container that it is for carries its own decision, and nobody that of the others."""
     async with controlled(tmp_path) as one:
         await begun(one.controller, FLEXIBLE_POD, FLEXIBLE)
-        with full_disk(one.controller.recorder), pytest.raises(StateError):
+        with full_disk(one.controller.state.recorder), pytest.raises(StateError):
             await one.controller.create_container(LATE_POD, LATE)
-        assert set(one.controller.ledger.entries) == {"flexible"}
-        assert one.controller.ledger.entries["flexible"].decision.placement.mems == NodeSet([0])
+        assert set(one.controller.state.ledger.entries) == {"flexible"}
+        assert one.controller.state.ledger.entries["flexible"].decision.placement.mems == NodeSet([0])
 
 
 async def test_who_moves_while_it_is_created_gets_its_nodes_as_soon_as_it_exists(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_a_move_that_never_arrived_is_told_again(tmp_path: Path) -> None:
         assert list(await one.controller.synchronize(pods, [seen(FLEXIBLE, "0-1"), late])) == []
         # Other nodes are somebody else's: the promise follows them.
         await one.controller.synchronize(pods, [seen(FLEXIBLE, "1"), late])
-        placement = one.controller.ledger.entries["flexible"].decision.placement
+        placement = one.controller.state.ledger.entries["flexible"].decision.placement
         assert placement.claim is not None
         assert (placement.mems, placement.claim.nodes) == (None, NodeSet([1]))
 
@@ -105,7 +105,7 @@ async def test_after_a_missed_creation_there_may_be_room_for_those_who_moved(tmp
         assert not one.room_due.is_set()
         one.controller.missed(Event.CREATE_CONTAINER, "late", "too late")
         assert one.verifications == 1
-        assert set(one.controller.ledger.entries) == {"flexible"}
+        assert set(one.controller.state.ledger.entries) == {"flexible"}
         assert one.room_due.is_set()
 
 
@@ -118,7 +118,7 @@ async def test_a_resize_that_needs_room_of_others_is_told_to_them(tmp_path: Path
             LATE_POD, small, Resources(memory_limit_bytes=900 * MIB)
         )
         assert list(updates) == [WIDER]
-        decision = one.controller.ledger.entries["late"].decision
+        decision = one.controller.state.ledger.entries["late"].decision
         assert (decision.outcome, str(decision.placement.mems)) == (Outcome.PLACED, "0")
 
 
@@ -130,10 +130,10 @@ async def test_what_could_not_be_promised_is_promised_and_recorded_when_somebody
     async with controlled(tmp_path) as one:
         for each in made:
             await one.controller.create_container(owner, each)
-        assert one.controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
+        assert one.controller.state.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
         assert await one.controller.stop_container(owner, made[0]) == []
     async with controlled(tmp_path) as one:
-        decision = one.controller.ledger.entries["c"].decision
+        decision = one.controller.state.ledger.entries["c"].decision
         assert decision.outcome is Outcome.PLACED
         claim = decision.placement.claim
         assert claim is not None
@@ -149,7 +149,7 @@ async def test_who_may_use_all_nodes_after_a_resize_is_told_all_nodes(tmp_path: 
         await one.controller.create_container(owner, a)
         await one.controller.create_container(owner, b)
         updates = await one.controller.update_container(owner, b, Resources(memory_limit_bytes=1900 * MIB))
-        decision = one.controller.ledger.entries["b"].decision
+        decision = one.controller.state.ledger.entries["b"].decision
         assert decision.outcome is Outcome.DEGRADED
         assert decision.placement.claim is not None
         assert list(updates) == [Update("b", cpuset_mems=decision.placement.claim.nodes)]

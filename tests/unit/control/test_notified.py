@@ -79,7 +79,7 @@ async def test_the_answer_to_an_update_has_what_the_container_lacks(tmp_path: Pa
             await one.controller.state_changed(Event.POST_UPDATE_CONTAINER, OTHERS, each)
             assert len(updates) <= 1 + MOST_UPDATES
             assert each.id in ids(updates)
-        recorded = await one.controller.recorder.decided(0)
+        recorded = await one.controller.state.recorder.decided(0)
     listed_ids = Counter(decision.request.container_id for _, decision in recorded)
     assert (listed_ids[SHARING[-1].id], listed_ids[SHARING[-2].id]) == (2, 1)
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.control.placement_files import GRACE_S, UNLISTED_S, PlacementFiles
-from bayplan.control.transactions import Current
+from bayplan.control.state import Current
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import HostError
 from bayplan.host.placement_files import FILE, PlacementDirectory

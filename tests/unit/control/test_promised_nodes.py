@@ -73,11 +73,11 @@ class Around:
         """The nodes of all containers by the ledger."""
         return {
             key: str(entry.decision.placement.mems)
-            for key, entry in self.one.controller.ledger.entries.items()
+            for key, entry in self.one.controller.state.ledger.entries.items()
         }
 
     def codes(self) -> list[str]:
-        decision = self.one.controller.ledger.entries["flexible"].decision
+        decision = self.one.controller.state.ledger.entries["flexible"].decision
         return [reason.code for reason in decision.reasons]
 
     def move(
@@ -112,7 +112,7 @@ async def around(
         controller = one.controller
 
         async def in_thread(work: Callable[[], Result]) -> Result:
-            assert not controller._transactions._lock.locked()  # Nobody may have to wait for pages.
+            assert not controller.state._lock.locked()  # Nobody may have to wait for pages.
             result = work()
             while made.meanwhile:
                 await made.meanwhile.pop(0)()
@@ -128,10 +128,10 @@ async def around(
         def move(*arguments: Any) -> PagesMoved:
             return made.move(*arguments)
 
-        promised = PromisedNodes(controller, hierarchy, in_thread, verify_soon, bounds, clock_s)
+        promised = PromisedNodes(controller.state, hierarchy, in_thread, verify_soon, bounds, clock_s)
         relief = PageRelief(hierarchy, GIB, move=move, clock_s=clock_s)
         watch = PressureWatch(
-            controller, hierarchy, here, MemoryPressure.OFF, relief, promised, clock_s=clock_s
+            controller.state, hierarchy, here, MemoryPressure.OFF, relief, promised, clock_s=clock_s
         )
         made = Around(one, promised, watch, live)
         yield made
@@ -155,8 +155,8 @@ async def test_pages_then_kernel_then_record_then_runtime(tmp_path: Path) -> Non
         assert it.moves == [(1, 0)]
         assert it.live.held[PATH] == {0: 500 * MIB, 1: 0}
         assert (it.mems, it.recorded) == ("0", {"flexible": "0"})
-        assert controller.ledger.entries["flexible"].decision.placement.original_nodes is None
-        assert controller.counters["pages_moved_bytes"] == 200 * MIB
+        assert controller.state.ledger.entries["flexible"].decision.placement.original_nodes is None
+        assert controller.state.counters["pages_moved_bytes"] == 200 * MIB
         # The runtime hears of it with the next reply, once.
         other = pod("other", QosClass.BEST_EFFORT)
         _, updates = await controller.create_container(other, container("other", other))
@@ -176,12 +176,12 @@ async def test_whose_pages_do_not_fit_stays_says_why_and_tries_again(tmp_path: P
         it.room_bytes = 50 * MIB
         await it.use_freed_memory()
         assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
-        decision = controller.ledger.entries["flexible"].decision
+        decision = controller.state.ledger.entries["flexible"].decision
         assert decision.reasons[-1].code == "stays-wide"
         assert "150Mi on node 1" in decision.reasons[-1].text
         assert "no room" in decision.reasons[-1].text
         assert decision.outcome is Outcome.PLACED
-        assert controller.counters["returns_failed"] == 1
+        assert controller.state.counters["returns_failed"] == 1
     async with around(tmp_path) as it:
         # After a restart it is still wide, and still says why.
         controller = it.one.controller
@@ -204,7 +204,7 @@ async def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
             cgroups_path="/kubepods/podflexible/second",
         )
         await controller.create_container(FLEXIBLE_POD, second)
-        entry = controller.ledger.entries["second"]
+        entry = controller.state.ledger.entries["second"]
         placement, claim = entry.decision.placement, entry.decision.placement.claim
         assert claim is not None
         wide = replace(
@@ -214,7 +214,7 @@ async def test_the_others_go_back_if_one_cannot(tmp_path: Path) -> None:
             original_nodes=NodeSet([1]),
         )
         there = replace(entry, decision=replace(entry.decision, placement=wide))
-        it.one.accept(ledger=controller.ledger.with_entry(there))
+        it.one.accept(ledger=controller.state.ledger.with_entry(there))
         it.live.hold("/kubepods/podflexible/second", {})
         it.room_bytes = 0
         await it.use_freed_memory()
@@ -230,7 +230,7 @@ async def test_nobody_waits_for_those_whose_nodes_are_full(tmp_path: Path) -> No
             path = f"/kubepods/podflexible/{name}"
             one = container(name, FLEXIBLE_POD, memory_bytes=20 * MIB, milli_cpus=500)
             await controller.create_container(FLEXIBLE_POD, replace(one, cgroups_path=path))
-            entry = controller.ledger.entries[name]
+            entry = controller.state.ledger.entries[name]
             claim = entry.decision.placement.claim
             assert claim is not None
             wide = replace(
@@ -240,7 +240,7 @@ async def test_nobody_waits_for_those_whose_nodes_are_full(tmp_path: Path) -> No
                 original_nodes=NodeSet([1 if name == "z" else 0]),
             )
             there = replace(entry, decision=replace(entry.decision, placement=wide))
-            it.one.accept(ledger=controller.ledger.with_entry(there))
+            it.one.accept(ledger=controller.state.ledger.with_entry(there))
             it.live.hold(path, {})
         it.live.outside_bytes[0] = 720 * MIB
         it.live.write()
@@ -266,7 +266,7 @@ async def test_room_that_is_taken_meanwhile_stays_taken(tmp_path: Path) -> None:
         # The kernel was told; verification tells it otherwise again.
         assert it.recorded == {"flexible": "0-1", "late": "0"}
         assert it.one.verifications > before
-        assert controller.placements.notifications.nodes_due == set()
+        assert controller.state.notifications.nodes_due == set()
 
 
 async def test_a_container_that_stops_or_changes_meanwhile_is_left_alone(tmp_path: Path) -> None:
@@ -298,12 +298,12 @@ async def test_the_kernel_that_refuses_keeps_it_wide(tmp_path: Path) -> None:
         await it.use_freed_memory()
         assert it.recorded == {"flexible": "0-1"}
         assert it.codes()[-1] == "stays-wide"
-        assert "cpuset.mems: " in controller.ledger.entries["flexible"].decision.reasons[-1].text
+        assert "cpuset.mems: " in controller.state.ledger.entries["flexible"].decision.reasons[-1].text
         # A container without a cgroup is about to be released: nothing is said of it.
         (it.node.directory(PATH) / "cpuset.mems").rmdir()
         it.node.end(42)
         await it.use_freed_memory()
-        assert controller.counters["returns_failed"] == 1
+        assert controller.state.counters["returns_failed"] == 1
 
 
 async def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ async def test_what_could_not_be_recorded_is_not_so(tmp_path: Path) -> None:
         assert (it.mems, it.recorded) == ("0", {"flexible": "0-1"})
         # Verification lets the kernel have what is recorded.
         assert it.one.verifications > before
-        assert controller.placements.notifications.nodes_due == set()
+        assert controller.state.notifications.nodes_due == set()
 
 
 async def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_path: Path) -> None:
@@ -332,11 +332,11 @@ async def test_containers_without_nri_go_back_too_and_no_reply_tells_of_it(tmp_p
         origin = Hook.of(FLEXIBLE_POD, FLEXIBLE)
         origin = replace(origin, cgroups={"cpuset": PATH, "memory": PATH})
         await announced(controller, FLEXIBLE_POD, FLEXIBLE, origin)
-        controller.known.add_recorded(controller.ledger.entries)
+        controller.state.known.add_recorded(controller.state.ledger.entries)
         await controller.create_container(LATE_POD, LATE)
         await controller.stop_container(LATE_POD, LATE)
         await it.use_freed_memory()
-        assert (it.mems, it.recorded, controller.placements.notifications.nodes_due) == (
+        assert (it.mems, it.recorded, controller.state.notifications.nodes_due) == (
             "0",
             {"flexible": "0"},
             set(),
@@ -370,12 +370,12 @@ async def test_short_promises_are_made_up_for_where_no_reply_did(tmp_path: Path)
         controller = it.one.controller
         for each in made:
             await controller.create_container(owner, each)
-        assert controller.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
+        assert controller.state.ledger.entries["c"].decision.outcome is Outcome.DEGRADED
         # More memory came.
         it.one.accept(machine(3, cpus_per_node=4, memory_bytes=2 * GIB))
         await it.use_freed_memory()
     async with controlled(tmp_path / "state") as one:
-        decision = one.controller.ledger.entries["c"].decision
+        decision = one.controller.state.ledger.entries["c"].decision
         assert (decision.outcome, decision.reasons[-1].code) == (Outcome.PLACED, "promised-later")
 
 
@@ -426,7 +426,7 @@ async def test_no_step_begins_after_the_deadline(tmp_path: Path) -> None:
         it.watch.relief._move = slowly
         await it.use_freed_memory()
         assert (it.live.held[PATH][1], it.mems, it.codes()[-1]) == (140 * MIB, "0-1", "stays-wide")
-        assert it.one.controller.counters["pages_moved_bytes"] == 60 * MIB
+        assert it.one.controller.state.counters["pages_moved_bytes"] == 60 * MIB
 
 
 async def test_counters_that_lag_behind_are_waited_for(tmp_path: Path) -> None:
@@ -479,7 +479,7 @@ async def test_who_is_on_movable_nodes_gets_one_for_the_kernel_before_it_starts(
         await it.one.controller.state_changed(Event.POST_CREATE_CONTAINER, owner, FLEXIBLE)
         await it.promised.before_start("flexible")
         assert (it.mems, it.recorded) == ("0-1", {"flexible": "0-1"})
-        decision = it.one.controller.ledger.entries["flexible"].decision
+        decision = it.one.controller.state.ledger.entries["flexible"].decision
         assert decision.placement.claim is not None
         assert str(decision.placement.claim.nodes) == promised
         assert (decision.outcome is Outcome.DEGRADED) == (promised == "0-1")
@@ -488,4 +488,4 @@ async def test_who_is_on_movable_nodes_gets_one_for_the_kernel_before_it_starts(
         _, updates = await it.one.controller.create_container(other, container("other", other))
         assert list(updates) == [Update("flexible", cpuset_mems=NodeSet([0, 1]))]
         await it.promised.before_start("flexible")
-        assert it.one.controller.ledger.entries["flexible"].decision == decision
+        assert it.one.controller.state.ledger.entries["flexible"].decision == decision

@@ -39,7 +39,7 @@ def sized(name: str) -> Container:
 
 
 def placement(controller: Controller, name: str) -> Placement:
-    return controller.ledger.entries[name].decision.placement
+    return controller.state.ledger.entries[name].decision.placement
 
 
 @asynccontextmanager
@@ -62,7 +62,7 @@ async def in_order(controller: Controller, *, started: bool = True, stay: bool =
 
 
 async def all_gone(controller: Controller) -> None:
-    for name in list(controller.ledger.entries):
+    for name in list(controller.state.ledger.entries):
         await controller.stop_container(PODS[name], sized(name))
 
 
@@ -84,9 +84,9 @@ async def test_cpus_and_nodes_change_in_one_step_and_in_the_reply(tmp_path: Path
         assert (str(moved.claim.nodes), str(moved.mems), str(moved.leaving)) == ("1", "0-1", "0")
         assert moved.exclusive_cpus <= CpuSet([4, 5, 6, 7])
         assert list(updates) == [Update("b", moved.exclusive_cpus, NodeSet([0, 1]))]
-        assert controller.counters["relocated"] == 1
+        assert controller.state.counters["relocated"] == 1
         assert one.room_due.is_set()
-        codes = [reason.code for reason in controller.ledger.entries["b"].decision.reasons]
+        codes = [reason.code for reason in controller.state.ledger.entries["b"].decision.reasons]
         assert codes == ["best-set", "relocated"]
         # The kernel's cpusets are compared at once.
         assert one.changes_of_all
@@ -101,14 +101,14 @@ async def test_who_was_moved_is_not_moved_again(tmp_path: Path) -> None:
         await one.controller.stop_container(PODS["c"], sized("c"))
         again = replace(sized("new"), id="again", resources=sized("new").resources)
         await one.controller.create_container(PODS["new"], again)
-        decision = one.controller.ledger.entries["again"].decision
+        decision = one.controller.state.ledger.entries["again"].decision
         assert decision.moves == ()
 
 
 async def test_a_reply_that_the_daemon_did_not_live_to_give_is_made_up_for(tmp_path: Path) -> None:
     """The record has the move, and the runtime what was before it."""
     async with in_pieces(tmp_path) as one:
-        shared = str(one.controller.basis.shared_cpus)
+        shared = str(one.controller.state.basis.shared_cpus)
         await one.controller.create_container(PODS["new"], sized("new"))
         cpus = placement(one.controller, "b").exclusive_cpus
     async with controlled(tmp_path, MOVING) as one:
@@ -121,16 +121,16 @@ async def test_a_reply_that_the_daemon_did_not_live_to_give_is_made_up_for(tmp_p
         by_id = {update.container_id: update for update in updates}
         assert by_id["b"] == Update("b", cpus, NodeSet([0, 1]))
         assert placement(one.controller, "b").exclusive_cpus == cpus
-        assert one.controller.ledger.entries["b"].decision.request.pinned_mems is None
+        assert one.controller.state.ledger.entries["b"].decision.request.pinned_mems is None
 
 
 async def test_a_move_that_is_not_on_the_disk_does_not_count(tmp_path: Path) -> None:
     async with in_pieces(tmp_path) as one:
         before = placement(one.controller, "b")
-        with full_disk(one.controller.recorder), pytest.raises(StateError):
+        with full_disk(one.controller.state.recorder), pytest.raises(StateError):
             await one.controller.create_container(PODS["new"], sized("new"))
         assert placement(one.controller, "b") == before
-        assert one.controller.counters["relocated"] == 0
+        assert one.controller.state.counters["relocated"] == 0
 
 
 async def test_without_the_record_it_is_where_its_cpusets_are(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ async def test_without_the_record_it_is_where_its_cpusets_are(tmp_path: Path) ->
         given["new"], _ = await begun(one.controller, PODS["new"], sized("new"))
         cpus = placement(one.controller, "b").exclusive_cpus
         own = str(placement(one.controller, "new").exclusive_cpus)
-        shared = str(one.controller.basis.shared_cpus)
+        shared = str(one.controller.state.basis.shared_cpus)
     async with controlled(tmp_path / "empty", MOVING) as one:
         seen = []
         for name, has, mems in (
@@ -166,7 +166,7 @@ async def test_it_is_only_said_where_it_may_not_be_done(tmp_path: Path, why: str
     async with in_pieces(tmp_path, policy) as one:
         controller = one.controller
         if why == "limit":
-            controller.placements.relocations_per_hour = 0
+            one.relocations_per_hour = 0
         elif why == "starting":
             await all_gone(controller)
             await in_order(controller, started=False)
@@ -175,11 +175,11 @@ async def test_it_is_only_said_where_it_may_not_be_done(tmp_path: Path, why: str
         elif why == "stays":
             await all_gone(controller)
             await in_order(controller, stay=True)
-        before = controller.ledger
+        before = controller.state.ledger
         with pytest.raises(PlacementError):
             await controller.create_container(PODS["new"], sized("new"))
-        assert controller.ledger is before
-        assert controller.counters["relocated"] == 0
+        assert controller.state.ledger is before
+        assert controller.state.counters["relocated"] == 0
 
 
 async def test_the_others_leave_its_new_cpus_before_it_is_told_of_them(tmp_path: Path) -> None:
@@ -197,9 +197,9 @@ async def test_the_others_leave_its_new_cpus_before_it_is_told_of_them(tmp_path:
 
 async def test_so_many_in_an_hour(tmp_path: Path) -> None:
     async with in_pieces(tmp_path) as one:
-        one.controller.placements.relocations_per_hour = 1
+        one.relocations_per_hour = 1
         await begun(one.controller, PODS["new"], sized("new"))
-        assert one.controller.counters["relocated"] == 1
+        assert one.controller.state.counters["relocated"] == 1
         await all_gone(one.controller)
         await in_order(one.controller)
         with pytest.raises(PlacementError):
@@ -209,14 +209,14 @@ async def test_so_many_in_an_hour(tmp_path: Path) -> None:
 async def test_an_hour_does_not_end_with_the_daemon(tmp_path: Path) -> None:
     async with in_pieces(tmp_path) as one:
         await begun(one.controller, PODS["new"], sized("new"))
-        assert one.controller.counters["relocated"] == 1
+        assert one.controller.state.counters["relocated"] == 1
         await all_gone(one.controller)
     async with controlled(tmp_path, MOVING) as one:
-        one.controller.placements.relocations_per_hour = 1
+        one.relocations_per_hour = 1
         await in_order(one.controller)
         with pytest.raises(PlacementError):
             await one.controller.create_container(PODS["new"], sized("new"))
-        one.controller.placements.relocations_per_hour = 2
+        one.relocations_per_hour = 2
         await one.controller.create_container(PODS["new"], sized("new"))
 
 
@@ -226,7 +226,7 @@ async def test_nobody_moves_with_more_than_may_be_moved_and_the_refusal_says_wha
     async with in_pieces(tmp_path, replace(MOVING, return_most_bytes=399 * MIB)) as one:
         with pytest.raises(PlacementError):
             await one.controller.create_container(PODS["new"], sized("new"))
-        ((_, refused),) = await one.controller.recorder.history(1, "new")
+        ((_, refused),) = await one.controller.state.recorder.history(1, "new")
         assert refused.plan is not None
         assert [move.container_id for move in refused.plan.relocations] == ["b"]
         one.accept(policy=replace(MOVING, return_most_bytes=400 * MIB))
@@ -239,13 +239,16 @@ async def test_its_pages_follow_and_then_it_has_its_new_nodes_alone(tmp_path: Pa
     (directory / "cpuset.mems").write_text("0-1\n")
     async with in_pieces(tmp_path / "state") as one:
         controller = one.controller
-        promised = PromisedNodes(controller, node.hierarchy, here, one.verify_soon, Bounds(30.0, GIB))
+        promised = PromisedNodes(controller.state, node.hierarchy, here, one.verify_soon, Bounds(30.0, GIB))
         await begun(controller, PODS["new"], sized("new"))
         (move,) = promised.candidates()
         assert (move.container_id, str(move.before), str(move.after)) == ("b", "0-1", "1")
         # Pages that cannot be moved stay, and so does the container.
         assert not await promised.end(move, 100 * MIB, "200Mi on node 0 could not be moved")
-        assert (str(placement(controller, "b").mems), controller.counters["returns_failed"]) == ("0-1", 1)
+        assert (str(placement(controller, "b").mems), controller.state.counters["returns_failed"]) == (
+            "0-1",
+            1,
+        )
         assert promised.candidates() == ()
         await promised.use_freed_memory()
         assert await promised.end(move, 200 * MIB)
@@ -264,10 +267,10 @@ async def test_a_runtime_that_has_the_nodes_of_before_both_steps_gets_the_new_on
         async with in_pieces(tmp_path / mems) as one:
             controller = one.controller
             await begun(controller, PODS["new"], sized("new"))
-            shared = str(controller.basis.shared_cpus)
+            shared = str(controller.state.basis.shared_cpus)
             moved = placement(controller, "b")
             own = str(placement(controller, "new").exclusive_cpus)
-            basis = controller.basis
+            basis = controller.state.basis
             left = basis.ledger.moved(basis.engine.moves_back(basis))
             one.accept(ledger=left)
             await controller.state_changed(Event.POST_START_CONTAINER, PODS["a"], sized("a"))
@@ -280,4 +283,4 @@ async def test_a_runtime_that_has_the_nodes_of_before_both_steps_gets_the_new_on
             ]
             updates = await controller.synchronize([pod for pod, _ in seen], [found for _, found in seen])
             assert {one.container_id: one.cpuset_mems for one in updates}.get("b") == NodeSet([1])
-            assert controller.ledger.entries["b"].decision.request.pinned_mems is None
+            assert controller.state.ledger.entries["b"].decision.request.pinned_mems is None

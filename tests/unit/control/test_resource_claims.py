@@ -43,11 +43,13 @@ def told(specs: Path) -> list[str]:
 async def test_a_claim_is_recorded_and_told_and_released(tmp_path: Path) -> None:
     specs = tmp_path / "cdi"
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
         held = await claims.prepare(WIDE)
         assert told(specs) == [f"{UID}/near", f"{UID}/far"]
         assert await claims.prepare(WIDE) == held
-        assert (await node.controller.recorder.ledger()).retained == node.controller.ledger.retained
+        assert (
+            await node.controller.state.recorder.ledger()
+        ).retained == node.controller.state.ledger.retained
         # Every client of CDI reads it, ours too; it is no device.
         assert CdiSpecs(str(tmp_path)).device_nodes
         (path,) = specs.iterdir()
@@ -56,14 +58,16 @@ async def test_a_claim_is_recorded_and_told_and_released(tmp_path: Path) -> None
         assert not await claims.release(UID)
         assert not await claims.release("never-heard-of")
         assert told(specs) == []
-        assert node.controller.ledger.retained == {}
+        assert node.controller.state.ledger.retained == {}
     async with controlled(tmp_path / "state") as node:
-        assert node.controller.ledger.retained == {}
+        assert node.controller.state.ledger.retained == {}
 
 
 async def test_containers_of_the_pod_get_what_is_held(tmp_path: Path) -> None:
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here)
+        claims = ResourceClaims(
+            node.controller.state, node.controller.placements, ClaimSpecs(tmp_path / "cdi"), here
+        )
         one = having(container("c", POD), WIDE)
         with pytest.raises(PlacementError) as refused:
             await node.controller.create_container(POD, one)
@@ -95,8 +99,14 @@ async def test_the_pods_limit_of_huge_pages_lets_its_containers_use_them(tmp_pat
     pages = claim(device(0, hugepages_2Mi=64), device(1, hugepages_2Mi=32, request="far"))
     on = machine(2, hugepages_bytes={2 * MIB: 128 * MIB})
     async with controlled(tmp_path / "state", on=on) as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here, raise_limits)
-        node.controller.before_start = claims.before_start
+        claims = ResourceClaims(
+            node.controller.state,
+            node.controller.placements,
+            ClaimSpecs(tmp_path / "cdi"),
+            here,
+            raise_limits,
+        )
+        node.before_start.append(claims.before_start)
         await claims.prepare(pages)
         one = having(container("c", POD), pages, requests=("near",))
         adjustment, _ = await begun(node.controller, POD, one)
@@ -104,24 +114,26 @@ async def test_the_pods_limit_of_huge_pages_lets_its_containers_use_them(tmp_pat
         for _ in range(2):
             await node.controller.state_changed(Event.START_CONTAINER, POD, one)
         assert raised == [(POD.cgroup_parent, {2 * MIB: 96 * MIB})] * 2
-        assert node.controller.counters["hugepage_limits_failed"] == 1
+        assert node.controller.state.counters["hugepage_limits_failed"] == 1
 
 
 async def test_a_runtime_that_lists_what_runs_ends_no_claim(tmp_path: Path) -> None:
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here)
+        claims = ResourceClaims(
+            node.controller.state, node.controller.placements, ClaimSpecs(tmp_path / "cdi"), here
+        )
         await claims.prepare(WIDE)
         await node.controller.synchronize([POD], [])
         await node.controller.synchronize([], [])
-        assert list(node.controller.ledger.resource_claims) == [WIDE.key]
+        assert list(node.controller.state.ledger.resource_claims) == [WIDE.key]
         await node.controller.state_changed(Event.REMOVE_POD_SANDBOX, POD, container("", POD))
-        assert list(node.controller.ledger.resource_claims) == [WIDE.key]
+        assert list(node.controller.state.ledger.resource_claims) == [WIDE.key]
 
 
 async def test_specs_that_a_reboot_took_are_made_again_and_those_of_nobody_go(tmp_path: Path) -> None:
     specs = tmp_path / "cdi"
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
         await claims.prepare(WIDE)
         before = told(specs)
     for path in specs.iterdir():
@@ -130,7 +142,7 @@ async def test_specs_that_a_reboot_took_are_made_again_and_those_of_nobody_go(tm
     ClaimSpecs(specs).write("of-nobody", ["x"])
     (specs / "vendor.json").write_text("{}")
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
         await claims.sweep()
         (specs / "vendor.json").unlink()
         assert told(specs) == before
@@ -143,21 +155,21 @@ async def test_specs_that_a_reboot_took_are_made_again_and_those_of_nobody_go(tm
 async def test_what_is_not_recorded_is_not_promised(tmp_path: Path) -> None:
     specs = tmp_path / "cdi"
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
-        with full_disk(node.controller.recorder), pytest.raises(StateError):
+        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
+        with full_disk(node.controller.state.recorder), pytest.raises(StateError):
             await claims.prepare(WIDE)
-        assert (node.controller.ledger.retained, told(specs)) == ({}, [])
+        assert (node.controller.state.ledger.retained, told(specs)) == ({}, [])
         await claims.prepare(WIDE)
-        with full_disk(node.controller.recorder), pytest.raises(StateError):
+        with full_disk(node.controller.state.recorder), pytest.raises(StateError):
             await claims.release(UID)
-        assert list(node.controller.ledger.resource_claims) == [WIDE.key]
+        assert list(node.controller.state.ledger.resource_claims) == [WIDE.key]
 
 
 async def test_a_directory_that_cannot_be_written_is_said_and_tried_again(tmp_path: Path) -> None:
     specs = tmp_path / "cdi"
     specs.write_text("a file")
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
         with pytest.raises(HostError) as error:
             await claims.prepare(WIDE)
         assert str(specs) in str(error.value)
@@ -170,7 +182,9 @@ async def test_a_directory_that_cannot_be_written_is_said_and_tried_again(tmp_pa
 
 async def test_shadow_mode_holds_nothing(tmp_path: Path) -> None:
     async with controlled(tmp_path / "state") as node:
-        claims = ShadowResourceClaims(node.controller, ClaimSpecs(tmp_path / "cdi"), here)
+        claims = ShadowResourceClaims(
+            node.controller.state, node.controller.placements, ClaimSpecs(tmp_path / "cdi"), here
+        )
         with shadow_mode():
             with pytest.raises(ShadowModeError):
                 await claims.prepare(WIDE)
@@ -181,7 +195,9 @@ async def test_shadow_mode_holds_nothing(tmp_path: Path) -> None:
 async def prepares(state: Path, specs: Path) -> None:
     """A daemon that holds the claim."""
     async with controlled(state) as node:
-        await ResourceClaims(node.controller, ClaimSpecs(specs), here).prepare(WIDE)
+        await ResourceClaims(
+            node.controller.state, node.controller.placements, ClaimSpecs(specs), here
+        ).prepare(WIDE)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -202,9 +218,9 @@ def test_whoever_is_killed_leaves_what_the_next_one_finishes(tmp_path: Path, ver
 async def finishes(state: Path, specs: Path, verb: str) -> None:
     """The next daemon has all that was recorded, and says so."""
     async with controlled(state) as node:
-        claims = ResourceClaims(node.controller, ClaimSpecs(specs), here)
+        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
         await claims.sweep()
-        held = dict(node.controller.ledger.resource_claims)
+        held = dict(node.controller.state.ledger.resource_claims)
         # Both were recorded before they died, and the specs say the same now.
         assert list(held) == ([WIDE.key] if verb == "prepare" else [])
         assert told(specs) == ([f"{UID}/near", f"{UID}/far"] if verb == "prepare" else [])

@@ -59,12 +59,12 @@ async def test_a_synchronize_without_it_keeps_what_came_otherwise_and_drops_what
         await announced(one.controller, GUARANTEED, EXCLUSIVE, Hook.of(GUARANTEED, EXCLUSIVE))
         await one.controller.create_container(BEST_EFFORT, SHARED)
         assert await one.controller.synchronize([], []) == []
-        assert set(one.controller.ledger.entries) == {"x"}
-        assert set(one.controller.known.containers) == {"x"}
-        assert one.controller.known.oom_score_adj == {"x": -997}
+        assert set(one.controller.state.ledger.entries) == {"x"}
+        assert set(one.controller.state.known.containers) == {"x"}
+        assert one.controller.state.known.oom_score_adj == {"x": -997}
         stopped = replace(EXCLUSIVE, state=ContainerState.STOPPED)
         assert await one.controller.synchronize([GUARANTEED], [stopped]) == []
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
 
 
 async def test_what_came_otherwise_is_known_again_after_a_restart(tmp_path: Path) -> None:
@@ -72,22 +72,22 @@ async def test_what_came_otherwise_is_known_again_after_a_restart(tmp_path: Path
         origin = Wrapper.of(GUARANTEED, EXCLUSIVE, bundle="/run/b")
         await announced(one.controller, GUARANTEED, EXCLUSIVE, origin)
     async with controlled(tmp_path) as one:
-        entry = one.controller.ledger.entries["x"]
+        entry = one.controller.state.ledger.entries["x"]
         assert (type(entry.origin), entry.origin.bundle) == (Wrapper, "/run/b")
         assert entry.origin.applied.cpuset_cpus == entry.notified_cpus == CpuSet([1, 2])
-        assert one.controller.known.containers["x"].resources == EXCLUSIVE.resources
+        assert one.controller.state.known.containers["x"].resources == EXCLUSIVE.resources
 
 
 async def test_a_missed_event_waits_for_the_turn_of_another_writer(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
         await one.controller.create_container(GUARANTEED, EXCLUSIVE)
-        async with one.controller.transaction():
+        async with one.controller.state.transaction():
             one.controller.missed(Event.CREATE_CONTAINER, "x", "late")
-            assert "x" in one.controller.ledger.entries
-        assert one.controller.ledger.entries == {}
+            assert "x" in one.controller.state.ledger.entries
+        assert one.controller.state.ledger.entries == {}
         await one.controller.create_container(GUARANTEED, EXCLUSIVE)
         one.controller.missed(Event.CREATE_CONTAINER, "x", "late")
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
     store = Store.open(tmp_path)
     assert store.entries() == []
     store.close()
@@ -98,9 +98,9 @@ async def test_a_late_miss_does_not_undo_what_was_decided_on_another_way_since(t
         origin = Hook.of(GUARANTEED, EXCLUSIVE)
         await announced(one.controller, GUARANTEED, EXCLUSIVE, origin)
         one.controller.missed(Event.CREATE_CONTAINER, "x", "late")
-        assert set(one.controller.ledger.entries) == {"x"}
+        assert set(one.controller.state.ledger.entries) == {"x"}
         one.controller.missed(Event.STOP_CONTAINER, "x", "late")
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
 
 
 @pytest.mark.parametrize(("config", "said"), [("", 0), (" \n", 0), ("logLevel: debug\n", 1)])

@@ -33,11 +33,11 @@ def of_whole(name: str, memory_bytes: int = 8 * GIB, milli: int = 4000) -> Conta
 
 
 def claimed_bytes(controller: Controller) -> int:
-    return sum(row.get("memory", 0) for row in controller.ledger.claimed_bytes.values())
+    return sum(row.get("memory", 0) for row in controller.state.ledger.claimed_bytes.values())
 
 
 def cpus(controller: Controller, container_id: str) -> str:
-    return str(controller.ledger.entries[container_id].decision.placement.exclusive_cpus)
+    return str(controller.state.ledger.entries[container_id].decision.placement.exclusive_cpus)
 
 
 async def test_five_containers_have_what_the_pod_asks_for_once(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ async def test_five_containers_have_what_the_pod_asks_for_once(tmp_path: Path) -
         answers = [(await begun(one.controller, WHOLE, of_whole(name)))[0] for name in "abcde"]
         assert {(str(each.cpuset_cpus), str(each.cpuset_mems)) for each in answers} == {("1-4", "0")}
         assert claimed_bytes(one.controller) == 8 * GIB
-        assert one.controller.ledger.exclusive_cpus == CpuSet(range(1, 5))
+        assert one.controller.state.ledger.exclusive_cpus == CpuSet(range(1, 5))
         neighbour = container("n", OTHER, memory_bytes=4 * GIB, milli_cpus=2000)
         adjustment, _ = await begun(one.controller, OTHER, neighbour)
         assert str(adjustment.cpuset_cpus) == "5-6"
@@ -80,7 +80,10 @@ async def test_the_pod_keeps_it_until_its_last_container_or_the_pod_is_gone(tmp_
             assert claimed_bytes(one.controller) == 8 * GIB
     async with controlled(tmp_path, on=HARDWARE) as one:
         await one.controller.synchronize([WHOLE], [])
-        assert (claimed_bytes(one.controller), str(one.controller.ledger.exclusive_cpus)) == (8 * GIB, "1-4")
+        assert (claimed_bytes(one.controller), str(one.controller.state.ledger.exclusive_cpus)) == (
+            8 * GIB,
+            "1-4",
+        )
         neighbour = container("n", OTHER, memory_bytes=GIB, milli_cpus=3000)
         adjustment, _ = await begun(one.controller, OTHER, neighbour)
         assert str(adjustment.cpuset_cpus) == "5-7"
@@ -103,7 +106,7 @@ async def test_a_resize_of_the_pod_is_one_of_its_promise(tmp_path: Path) -> None
             grown = container(name, WHOLE, resources=spec(10 * GIB, 6000))
             await one.controller.update_container(WHOLE, grown, spec(4 * GIB, 2000))
         assert claimed_bytes(one.controller) == 4 * GIB
-        assert (len(one.controller.ledger.exclusive_cpus), cpus(one.controller, "a")) == (
+        assert (len(one.controller.state.ledger.exclusive_cpus), cpus(one.controller, "a")) == (
             2,
             cpus(one.controller, "b"),
         )
@@ -134,23 +137,23 @@ async def test_a_lost_database_is_made_again_from_any_of_them(tmp_path: Path) ->
         directory.mkdir(exist_ok=True)
         async with controlled(directory, on=HARDWARE) as one:
             assert await one.controller.synchronize([WHOLE], there) == []
-            assert (claimed_bytes(one.controller), str(one.controller.ledger.exclusive_cpus)) == (
+            assert (claimed_bytes(one.controller), str(one.controller.state.ledger.exclusive_cpus)) == (
                 8 * GIB,
                 "1-4",
             )
             assert {cpus(one.controller, each.id) for each in there} == {"1-4"}
-            assert {each.decision.placement.mems for each in one.controller.ledger.entries.values()} == {
-                NodeSet([0])
-            }
+            assert {
+                each.decision.placement.mems for each in one.controller.state.ledger.entries.values()
+            } == {NodeSet([0])}
 
 
 async def test_a_restart_of_the_daemon_forgets_nothing(tmp_path: Path) -> None:
     async with controlled(tmp_path, on=HARDWARE) as one:
         for name in "abc":
             await begun(one.controller, WHOLE, of_whole(name))
-        before = one.controller.ledger
+        before = one.controller.state.ledger
     async with controlled(tmp_path, on=HARDWARE) as one:
-        after = one.controller.ledger
+        after = one.controller.state.ledger
         assert dict(after.entries) == dict(before.entries)
         assert (after.claimed_bytes, after.exclusive_cpus) == (before.claimed_bytes, before.exclusive_cpus)
 
@@ -161,7 +164,7 @@ async def test_kubelets_managers_leave_such_a_pod_alone_as_soon_as_it_is_known(t
     async with controlled(tmp_path, policy, on=HARDWARE, engine=engine) as one:
         answers = [(await begun(one.controller, WHOLE, of_whole(name)))[0] for name in "abcde"]
         assert [str(each.cpuset_cpus) for each in answers[1:]] == ["0,5-15"] * 4
-        assert sum(row["memory"] for row in one.controller.ledger.booked_bytes.values()) == 8 * GIB
+        assert sum(row["memory"] for row in one.controller.state.ledger.booked_bytes.values()) == 8 * GIB
 
 
 def ordinary(name: str, owner: Pod) -> Container:

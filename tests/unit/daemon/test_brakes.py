@@ -48,7 +48,7 @@ async def test_a_start_waits_and_the_owner_gets_the_rest_as_it_is_freed(tmp_path
         await it.pass_by(1.5)
         # It was bounded, and is counted.
         assert 0.4 <= await starting <= 1.0
-        counters = it.one.controller.counters
+        counters = it.one.controller.state.counters
         assert counters["starts_held"] == counters["slowed_down"] == 1
         assert 400 <= counters["starts_held_ms"] <= 1000
         await it.pass_by(30)
@@ -61,7 +61,7 @@ async def test_who_has_room_starts_at_once_and_is_not_slowed_down(tmp_path: Path
     async with crowded(tmp_path, filled=1) as it:
         assert await it.start("owner", 540 * MIB, 400 * MIB) == 0
         await it.pass_by(5)
-        assert it.one.controller.counters["slowed_down"] == 0
+        assert it.one.controller.state.counters["slowed_down"] == 0
 
 
 async def test_nobody_is_slowed_down_any_more_once_it_is_switched_off(tmp_path: Path) -> None:
@@ -91,7 +91,9 @@ async def killed_and_started(it: Racing) -> MarksInMemory:
 
 
 def brakes(it: Racing, marks: MarksInMemory) -> Brakes:
-    return Brakes(it.one.controller, it.live.node.hierarchy, it.watch.read_nodes, lambda: it.now_s, marks)
+    return Brakes(
+        it.one.controller.state, it.live.node.hierarchy, it.watch.read_nodes, lambda: it.now_s, marks
+    )
 
 
 async def test_nor_by_a_daemon_that_was_killed_and_slows_down_nobody_any_more(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ async def test_who_waits_when_the_daemon_is_killed_goes_on_waiting_until_its_mem
 async def test_who_is_not_known_after_the_daemon_was_killed_does_not_wait_for_long(tmp_path: Path) -> None:
     async with crowded(tmp_path) as it:
         marks = await killed_and_started(it)
-        it.one.controller.known.containers.pop("owner")
+        it.one.controller.state.known.containers.pop("owner")
         it.watch.take_over()
         await it.pass_by(STALLED_S / 2)
         assert high(it, "owner") != "max"
@@ -142,8 +144,8 @@ async def test_nor_who_is_given_back(tmp_path: Path) -> None:
     async with crowded(tmp_path) as it:
         await started(it)
         controller = it.one.controller
-        entry = controller.ledger.entries["owner"]
-        it.one.accept(ledger=controller.ledger.with_entry(given_back(entry)))
+        entry = controller.state.ledger.entries["owner"]
+        it.one.accept(ledger=controller.state.ledger.with_entry(given_back(entry)))
         await it.pass_by(1)
         assert high(it, "owner") == "max"
 
@@ -169,17 +171,17 @@ async def test_who_waits_in_vain_is_named_and_let_go(tmp_path: Path) -> None:
         await it.pass_by(10)
         assert any("owner" in one and "slowed down" in one for one in it.watch.problems())
         await it.pass_by(STALLED_S)
-        assert it.one.controller.counters["slowed_in_vain"] == 1
+        assert it.one.controller.state.counters["slowed_in_vain"] == 1
         assert high(it, "owner") == "max"
-        assert it.one.controller.counters["slowed_down"] == 1
+        assert it.one.controller.state.counters["slowed_down"] == 1
         await it.pass_by(LET_GO_S / 2)
-        assert it.one.controller.counters["slowed_down"] == 1
+        assert it.one.controller.state.counters["slowed_down"] == 1
 
 
 async def test_on_cgroup_v1_a_start_does_not_wait(tmp_path: Path) -> None:
     async with crowded(tmp_path, Layout.LEGACY) as it:
         assert await it.start("owner", 0, 0) == 0
-        assert it.one.controller.counters["slowed_down"] == 0
+        assert it.one.controller.state.counters["slowed_down"] == 0
 
 
 async def test_who_takes_what_others_need_is_slowed_down_too(tmp_path: Path) -> None:

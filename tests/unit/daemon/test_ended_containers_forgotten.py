@@ -74,7 +74,12 @@ def parts(it: Racing) -> tuple[list[object], Cpusets, Verifier, EndedContainers]
     controller, hierarchy = it.one.controller, it.live.node.hierarchy
     cpusets = it.one.on(hierarchy)
     verifier = Verifier(
-        hierarchy, cpusets, it.one.expectations, here, grounds=lambda: (controller.ledger,), most_files=50
+        hierarchy,
+        cpusets,
+        it.one.expectations,
+        here,
+        grounds=lambda: (controller.state.ledger,),
+        most_files=50,
     )
     starts = Starts(None)
     occupancy = Occupancy(hierarchy, 50)
@@ -105,7 +110,7 @@ async def test_nothing_keeps_the_ids_of_ended_containers(tmp_path: Path, contain
                 await gone(it, name)
             for name in names[TROUBLED:]:
                 await short_lived(it, name)
-        counters = it.one.controller.counters
+        counters = it.one.controller.state.counters
         assert counters["slowed_in_vain"] > 0
         assert verifier.failed > 0
         assert kept(roots, {"web"})
@@ -137,7 +142,7 @@ async def gone(it: Racing, name: str) -> None:
     toucher = it.touchers.pop(name)
     del it.live.held[toucher.path]
     rmtree(it.live.node.directory(toucher.path))
-    known = it.one.controller.known
+    known = it.one.controller.state.known
     one = known.containers[name]
     owner = known.pods[one.pod_id]
     await it.one.controller.state_changed(Event.STOP_POD_SANDBOX, owner, None)

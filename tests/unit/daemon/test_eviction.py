@@ -89,7 +89,7 @@ class Around:
     def __post_init__(self) -> None:
         hierarchy = self.live.node.hierarchy
         signals = PressureSignals(
-            self.one.controller,
+            self.one.controller.state,
             hierarchy,
             FileSystems(str(self.live.node.root)),
             here,
@@ -100,10 +100,10 @@ class Around:
             read=self.signals,
         )
         usage = ContainerUsage(
-            self.one.controller, hierarchy, self.watch, image_fs=False, clock_s=lambda: self.now_s
+            self.one.controller.state, hierarchy, self.watch, image_fs=False, clock_s=lambda: self.now_s
         )
         self.manager = EvictionManager(
-            self.one.controller,
+            self.one.controller.state,
             hierarchy,
             here,
             self.watch,
@@ -204,10 +204,16 @@ async def around(tmp_path: Path, mode: MemoryPressure = EVICT) -> AsyncIterator[
         relief = Parts.of_process().relief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
         promised = one.promised_nodes(live.node.hierarchy, lambda: made.now_s)
         watch = PressureWatch(
-            one.controller, live.node.hierarchy, here, mode, relief, promised, clock_s=lambda: made.now_s
+            one.controller.state,
+            live.node.hierarchy,
+            here,
+            mode,
+            relief,
+            promised,
+            clock_s=lambda: made.now_s,
         )
         made = Around(one, live, watch)
-        one.controller.placements.admitted = made.manager.admitted
+        one.admission.append(made.manager.admitted)
         made.machine(0)
         yield made
 
@@ -255,15 +261,15 @@ async def test_who_is_largest_there_goes_once_and_all_is_recorded(tmp_path: Path
         assert it.ended == [([SMALL[1].cgroups_path], 1.0)]
         assert await it.look(10) == []
         controller = it.one.controller
-        assert controller.counters["evicted:node0.memory.available:BestEffort"] == 1
-        (record,) = await controller.recorder.evictions(10, "small")
+        assert controller.state.counters["evicted:node0.memory.available:BestEffort"] == 1
+        (record,) = await controller.state.recorder.evictions(10, "small")
         assert (record.threshold, record.available) == (200 * MIB, 124 * MIB)
         assert (record.used, record.request, record.priority) == (1000 * MIB, 0, 0)
         for told in ("200Mi", "124Mi", "small-name", "1000Mi"):
             assert told in record.message
         for verb, expected in (("history", "evicted"), ("explain", "evictions")):
-            question = recorded_questions(controller.recorder)[verb]
-            said = await question(snapshot_of(controller, 0, ()), {"subject": "small"})
+            question = recorded_questions(controller.state.recorder)[verb]
+            said = await question(snapshot_of(controller.state, 0, ()), {"subject": "small"})
             assert expected in str(said)
 
 
@@ -278,7 +284,7 @@ async def test_what_an_ended_container_left_in_memory_counts_for_its_pod(tmp_pat
         # The files of a container that has ended are charged to the pod.
         it.pod_holds(owner, {0: 700 * MIB})
         assert await it.look(6) == ["small"]
-        (record,) = await it.one.controller.recorder.evictions(10, "small")
+        (record,) = await it.one.controller.state.recorder.evictions(10, "small")
         assert record.used == 700 * MIB
 
 
@@ -315,7 +321,7 @@ async def test_nobody_within_its_promise_goes(tmp_path: Path) -> None:
         assert met == "eviction threshold met: node0.memory.available is 24Mi, the hard threshold 200Mi"
         assert why.startswith("nobody may be evicted for node0.memory.available (")
         # kubelet's word makes one of them known; a request that the spec disproves does not.
-        kubelet = it.one.controller.placements.kubelet_pods
+        kubelet = it.one.controller.state.kubelet_pods
         kubelet.update(burst_facts(1))
         assert await it.look(6) == []
 
@@ -383,7 +389,7 @@ async def test_shadow_mode_records_each_once_and_ends_nobody(tmp_path: Path) -> 
             await it.create(owner, replace(one, cgroups_path=path), {0: 800 * MIB})
             assert await it.look(20) == ["bound"]
             assert it.ended == []
-            (record,) = await it.one.controller.recorder.evictions(10, None)
+            (record,) = await it.one.controller.state.recorder.evictions(10, None)
             assert "shadow mode" in record.obstacle
             assert f"it was not ended: {record.obstacle}" in str(record)
 
@@ -401,7 +407,7 @@ async def test_who_does_not_end_is_said(tmp_path: Path) -> None:
         it.left = "process 7 does not end"
         await it.create(*LARGE, {0: 900 * MIB})
         assert await it.look(6) == ["large"]
-        assert it.one.controller.counters["evictions_failed"] == 1
+        assert it.one.controller.state.counters["evictions_failed"] == 1
 
 
 def answer(outcome: EvictionOutcome, problem: str = "") -> EvictionAnswer:
@@ -417,14 +423,14 @@ async def test_the_api_server_deletes_the_pod_and_kubelet_ends_it(tmp_path: Path
         it.answers = [ACCEPTED]
         await it.create(*LARGE, {0: 900 * MIB})
         controller = it.one.controller
-        position = controller.changes.position
+        position = controller.state.changes.position
         assert await it.look(6) == ["large"]
         owner, one = LARGE
         assert it.asked == [EvictPod(owner.uid, owner.namespace, owner.name, 1)]
         assert (it.waited, it.ended) == ([1 + KUBELET_S], [])
-        assert controller.counters["evicted_by_api_server"] == 1
+        assert controller.state.counters["evicted_by_api_server"] == 1
         # For the event on the pod.
-        (told,) = controller.changes.since(position) or ()
+        (told,) = controller.state.changes.since(position) or ()
         assert isinstance(told, Evicted)
         assert told.record.container_id == one.id
         assert told.annotations["starved_resource"] == "memory"
@@ -448,7 +454,7 @@ async def test_a_hard_threshold_does_not_wait_for_an_api_server_that_refuses(
         await it.create(*LARGE, {0: 900 * MIB})
         assert await it.look(6) == ["large"]
         assert it.ended == [([LARGE[1].cgroups_path], 1.0)]
-        assert it.one.controller.counters["evicted_by_api_server"] == 0
+        assert it.one.controller.state.counters["evicted_by_api_server"] == 0
         # Once, whatever the API server says.
         assert len(it.asked) == 1
 
@@ -465,9 +471,9 @@ async def test_for_a_soft_threshold_a_disruption_budget_is_heeded_and_the_next_o
         (_, why) = [one for one in it.manager.problems() if "node0" in one]
         assert "large" in why
         assert NOT_NOW.problem in why
-        records = await it.one.controller.recorder.evictions(10, "large")
+        records = await it.one.controller.state.recorder.evictions(10, "large")
         assert [one.obstacle for one in records] == [NOT_NOW.problem, ""]
-        assert it.one.controller.counters["evicted:node0.memory.available:BestEffort"] == 0
+        assert it.one.controller.state.counters["evicted:node0.memory.available:BestEffort"] == 0
         # It may still run.
         owner, one = LARGE
         await it.one.controller.create_container(owner, replace(one, id="large-2"))
@@ -519,7 +525,7 @@ async def test_who_has_most_processes_goes_where_they_run_out(tmp_path: Path) ->
             (it.live.node.directory(one.cgroups_path) / "pids.current").write_text(f"{threads}\n")
         assert await it.look() == ["forks"]
         assert it.manager.signals.conditions() == (NodeCondition.PID_PRESSURE,)
-        (record,) = await it.one.controller.recorder.evictions(10, None)
+        (record,) = await it.one.controller.state.recorder.evictions(10, None)
         assert (record.threshold, record.available, record.used) == (500, 100, 700)
         assert "resource: pids." in record.message
         assert str(record).endswith("was using 700 and requests 0")
@@ -583,7 +589,7 @@ async def test_who_wrote_most_goes_where_the_disk_is_full(tmp_path: Path) -> Non
         await writes(it, "modest", 301, MIB)
         assert await it.look() == ["writes"]
         assert it.manager.signals.conditions() == (NodeCondition.DISK_PRESSURE,)
-        (record,) = await it.one.controller.recorder.evictions(10, None)
+        (record,) = await it.one.controller.state.recorder.evictions(10, None)
         assert record.message.partition("resource: ")[2].startswith("ephemeral-storage. ")
         assert "Container writes-name was using " in record.message
         assert 3 * MIB <= record.used < 4 * MIB

@@ -96,18 +96,18 @@ class Bench:
         owner = pod(name, QosClass.GUARANTEED)
         one = container(name, owner, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
         await self.controller.create_container(owner, one)
-        return self.controller.ledger.entries[name].decision.placement.mems
+        return self.controller.state.ledger.entries[name].decision.placement.mems
 
     async def reread(self) -> None:
         await self.hardware.reread(frozenset({"memory"}))
 
     def reserved(self, node: int) -> int:
-        return self.controller.policy.reserved_bytes.get(node, {}).get(MEMORY, 0)
+        return self.controller.state.policy.reserved_bytes.get(node, {}).get(MEMORY, 0)
 
 
 async def begin(one: Bench) -> None:
     """What the daemon does at its start."""
-    recorder = one.controller.recorder
+    recorder = one.controller.state.recorder
     await one.hardware.begin(await recorder.held_memory(), recorder.record_learned)
 
 
@@ -123,7 +123,8 @@ async def bench(directory: Path, settings: Settings = PLAIN):
     hardware = Hardware(settings, Host(host.read, host.measure), here)
     async with controlled(directory, hardware.policy, on=hardware.machine) as made:
         one = Bench(host, hardware, made)
-        hardware.attach(made.controller, one.verify_soon)
+        hardware.attach(made.state, one.verify_soon)
+        made.before_promises.append(hardware.measure_listed)
         yield one
 
 
@@ -153,7 +154,7 @@ class TestHotPlug:
             (problem,) = one.hardware.problems()
             assert problem.startswith("node 0 has 2Gi ")
             assert "default/first/first-name" in problem
-            assert one.controller.counters["capacity_shortfalls"] == 1
+            assert one.controller.state.counters["capacity_shortfalls"] == 1
             assert [record.message for record in caplog.records].count(
                 "the machine has less than was promised"
             ) == 1
@@ -191,7 +192,7 @@ class TestHotPlug:
         async with bench(tmp_path, reserving) as one:
             one.host.lose_node(1)
             await one.reread()
-            assert one.controller.machine.node_ids == NodeSet([0])
+            assert one.controller.state.machine.node_ids == NodeSet([0])
             (problem,) = one.hardware.problems()
             assert "the settings do not fit the machine any more" in problem
             assert "node 1" in problem
@@ -201,7 +202,7 @@ class TestHotPlug:
         async with bench(tmp_path) as one:
             one.host.problem = HostError("/sys/x", "is garbled")
             await one.reread()
-            assert one.controller.machine == MACHINE
+            assert one.controller.state.machine == MACHINE
             assert caplog.records[-1].problem == "/sys/x: is garbled"
 
     async def test_a_storm_of_events_is_few_readings_and_none_is_lost(self, tmp_path: Path) -> None:
@@ -227,17 +228,17 @@ class TestHotPlug:
                 one.verified.clear()
                 go_on.set()
                 await one.verified.wait()
-            assert one.controller.machine.node_by_id[1].memory_bytes == 8 * GIB
+            assert one.controller.state.machine.node_by_id[1].memory_bytes == 8 * GIB
             assert one.host.readings == before + 2
             task.cancel()
 
     async def test_a_decision_in_progress_keeps_its_machine(self, tmp_path: Path) -> None:
         async with bench(tmp_path) as one:
             one.host.resize(0, 8 * GIB)
-            async with one.controller.transaction():
+            async with one.controller.state.transaction():
                 await one.reread()
-                assert one.controller.machine == MACHINE
-            assert one.controller.machine.node_by_id[0].memory_bytes == 8 * GIB
+                assert one.controller.state.machine == MACHINE
+            assert one.controller.state.machine.node_by_id[0].memory_bytes == 8 * GIB
 
 
 class TestDeviceMemory:
@@ -245,9 +246,9 @@ class TestDeviceMemory:
 
     async def test_the_operator_knows_best_who_owns_a_node(self, tmp_path: Path) -> None:
         async with bench(tmp_path, self.OWNED) as one:
-            assert one.controller.machine.ordinary_nodes == NodeSet([0])
+            assert one.controller.state.machine.ordinary_nodes == NodeSet([0])
             one.hardware.take_settings(PLAIN)
-            assert one.controller.machine.ordinary_nodes == NodeSet([0, 1])
+            assert one.controller.state.machine.ordinary_nodes == NodeSet([0, 1])
 
 
 class TestMeasuredReservation:
@@ -312,7 +313,7 @@ class TestMeasuredReservation:
 
             one.hardware._in_thread = meanwhile
             await one.hardware.measure_once()
-            assert one.controller.ledger.entries["quick"].decision.placement.mems == NodeSet([0])
+            assert one.controller.state.ledger.entries["quick"].decision.placement.mems == NodeSet([0])
             assert one.reserved(0) == 2 * GIB
 
     async def test_explicit_reservations_win_for_their_node(self, tmp_path: Path) -> None:
@@ -347,7 +348,7 @@ class TestMeasuredReservation:
         async with bench(tmp_path) as one:
             await one.place("first", GIB)
         async with bench(tmp_path) as again:
-            assert "first" in again.controller.ledger.entries
+            assert "first" in again.controller.state.ledger.entries
             await again.hardware.measure_once()
             assert (again.host.measured, again.hardware.learned) == ([[]], {})
             owner = pod("first")
@@ -362,7 +363,7 @@ class TestMeasuredReservation:
         async with bench(tmp_path) as one:
             one.host.held_bytes[0] = 3 * GIB
             await one.hardware.measure_once()
-            one.controller.counters["connections"] += 1
+            one.controller.state.counters["connections"] += 1
             one.host.held_bytes[0] = 100 * MIB
             await one.hardware.measure_once()
             assert one.reserved(0) == 100 * MIB + SMALLEST_BAND_BYTES
@@ -373,7 +374,7 @@ class TestMeasuredReservation:
             for round_ in range(3 * LOWER_BEFORE_FALL):
                 one.host.held_bytes[0] = (100 + round_ % 7) * MIB
                 await one.hardware.measure_once()
-                policies.add(id(one.controller.policy))
+                policies.add(id(one.controller.state.policy))
             assert len(policies) == 1
 
     async def test_a_failure_is_logged_once(self, tmp_path: Path, caplog) -> None:
@@ -394,7 +395,7 @@ class TestMeasuredReservation:
             await one.hardware.measure_once()
             assert one.hardware._reasons == {HUGEPAGES}
             await one.reread()
-            assert one.controller.machine.nodes[0].hugepages_bytes == {2 * MIB: 64 * MIB}
+            assert one.controller.state.machine.nodes[0].hugepages_bytes == {2 * MIB: 64 * MIB}
 
     async def test_memory_that_a_balloon_took_is_noticed(self, tmp_path: Path) -> None:
         async with bench(tmp_path) as one:
@@ -405,7 +406,7 @@ class TestMeasuredReservation:
             assert one.hardware._reasons == {MEMORY_SIZE}
             one.host.resize(0, 3 * GIB)
             await one.reread()
-            assert one.controller.machine.node_by_id[0].memory_bytes == 3 * GIB
+            assert one.controller.state.machine.node_by_id[0].memory_bytes == 3 * GIB
 
     async def test_what_was_learned_counts_after_a_restart_until_it_is_measured(self, tmp_path: Path) -> None:
         """Nothing that was short is made up for with memory that is held."""
@@ -420,7 +421,7 @@ class TestMeasuredReservation:
                 await one.controller.create_container(owner, each)
             kept = one.reserved(0), one.reserved(1)
             assert kept == (GIB + SMALLEST_BAND_BYTES, GIB + SMALLEST_BAND_BYTES)
-            before = one.controller.ledger
+            before = one.controller.state.ledger
             assert shorts(before) == {"short"}
         async with bench(tmp_path) as again:
             again.host.held_bytes = {0: GIB, 1: GIB}
@@ -432,7 +433,7 @@ class TestMeasuredReservation:
             await again.controller.synchronize([owner], [wide, short])
             assert again.host.measured == [["wide", "short"]]
             assert room.is_set()
-            assert shorts(again.controller.ledger) == {"short"}
+            assert shorts(again.controller.state.ledger) == {"short"}
             assert again.hardware.learned[0].reserved_bytes == kept[0]
 
     async def test_where_nothing_is_recorded_it_measures_before_anything_is_placed(
@@ -445,7 +446,7 @@ class TestMeasuredReservation:
             # Some of it was a container's, which nobody had listed yet.
             one.host.held_bytes[0] = GIB
             one.controller.connected(runtime("0.12.0"))
-            async with one.controller.transaction():
+            async with one.controller.state.transaction():
                 synchronizing = asyncio.create_task(one.controller.synchronize([], []))
                 placing = asyncio.create_task(one.place("next", 100 * MIB))
                 await asyncio.sleep(0)
@@ -491,7 +492,7 @@ async def test_settings_the_machine_cannot_meet_are_refused_before_anything_chan
     async with bench(tmp_path) as one:
         with pytest.raises(ConfigError):
             one.hardware.policy_for(replace(PLAIN, reserved_memory={5: {MEMORY: GIB}}))
-        assert one.controller.policy == one.hardware.policy
+        assert one.controller.state.policy == one.hardware.policy
 
 
 def test_the_measurement_itself_on_cgroups_and_nodes_below_a_root(tmp_path: Path) -> None:
@@ -523,6 +524,6 @@ async def test_an_update_of_a_running_container_survives_the_loss_of_its_node(tm
         running = container("second", owner, memory_bytes=3 * GIB, milli_cpus=500)
         smaller = replace(running.resources, memory_limit_bytes=500 * MIB)
         await one.controller.update_container(owner, running, smaller)
-        decision = one.controller.ledger.entries["second"].decision
+        decision = one.controller.state.ledger.entries["second"].decision
         assert decision.outcome is not Outcome.REFUSED
         assert decision.placement.mems == NodeSet([0])

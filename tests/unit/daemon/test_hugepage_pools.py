@@ -57,14 +57,18 @@ class Node:
         self, kernel: HugepageKernel, hardware: Hardware, made: Controlled, settings: Settings
     ) -> None:
         self.kernel, self.hardware, self.controller, self.now_s = kernel, hardware, made.controller, 0.0
-        hardware.attach(made.controller, made.verify_soon)
+        hardware.attach(made.controller.state, made.verify_soon)
         files = HugepageFiles(kernel.root, kernel.write)
-        self.pools = HugepagePools(made.controller, hardware, files, here, here, 1.0, lambda: self.now_s)
+        self.pools = HugepagePools(
+            made.controller.state, hardware, files, here, here, 1.0, lambda: self.now_s
+        )
+        self.made = made
+        made.grow_pools = self.pools.grow
 
     async def place(self, name: str, pages: int, memory: int = 64 * MIB) -> Decision:
         owner = pod(name, QosClass.GUARANTEED)
         await self.controller.create_container(owner, with_pages(name, pages, memory))
-        return self.controller.ledger.entries[name].decision
+        return self.controller.state.ledger.entries[name].decision
 
     async def end(self, name: str) -> None:
         owner = pod(name, QosClass.GUARANTEED)
@@ -77,7 +81,7 @@ class Node:
 
     def check(self) -> None:
         """Decisions see the kernel's pools, and all that is promised fits beside them."""
-        basis = self.controller.basis
+        basis = self.controller.state.basis
         for node in basis.machine.nodes:
             assert node.hugepages_bytes[SIZE] == self.kernel.pages(node.id, SIZE) * SIZE
         fits(basis)
@@ -123,7 +127,7 @@ async def test_a_pool_grows_for_a_container_by_what_it_lacks(tmp_path: Path) -> 
         assert one.kernel.pages(0, SIZE) + one.kernel.pages(1, SIZE) == 100
         await one.place("second", 50)
         assert one.kernel.pages(0, SIZE) == 150
-        assert one.controller.counters["hugepage_pools_grown"] == 2
+        assert one.controller.state.counters["hugepage_pools_grown"] == 2
         one.check()
 
 
@@ -157,7 +161,7 @@ async def test_a_kernel_that_gives_fewer_pages_leads_to_a_refusal_that_names_the
         assert f"{PAGES} on node 0" in str(refused.value)
         assert one.kernel.pages(0, SIZE) == 150
         one.check()
-        assert one.controller.counters["hugepage_pools_short"] == 1
+        assert one.controller.state.counters["hugepage_pools_short"] == 1
         # It has those that came, and whoever asks for them next does.
         await one.place("smaller", 150)
         assert one.kernel.pages(1, SIZE) == 0
@@ -237,7 +241,7 @@ async def test_a_kernel_that_refuses_is_a_problem_that_status_names(tmp_path: Pa
 async def test_a_promise_that_the_disk_does_not_take_leaves_an_idle_pool(tmp_path: Path) -> None:
     async with node(tmp_path, kernel(tmp_path)) as one:
         owner = pod("first", QosClass.GUARANTEED)
-        with full_disk(one.controller.recorder), pytest.raises(Exception, match="full"):
+        with full_disk(one.controller.state.recorder), pytest.raises(Exception, match="full"):
             await by_hook(one.controller, owner, with_pages("first", 100, 64 * MIB))
         assert one.kernel.pages(0, SIZE) == 100
         one.check()
@@ -258,7 +262,8 @@ async def test_a_cancelled_creation_waits_for_the_kernel_and_begins_no_new_porti
 
     async with node(tmp_path, kernel(tmp_path)) as one:
         files = HugepageFiles(one.kernel.root, one.kernel.write)
-        HugepagePools(one.controller, one.hardware, files, slowly, here, 1.0)  # type: ignore[arg-type]  # of any result
+        pools = HugepagePools(one.controller.state, one.hardware, files, slowly, here, 1.0)  # type: ignore[arg-type]  # of any result
+        one.made.grow_pools = pools.grow
         creating = asyncio.create_task(one.place("first", 800))
         await begun.wait()
         other = asyncio.create_task(one.place("other", 0, 3 * GIB))
@@ -292,7 +297,7 @@ async def test_a_daemon_that_is_killed_in_any_step_finds_the_pools_as_they_are(
     there.killed_at = None
     async with node(tmp_path, there) as one:
         one.check()
-        assert set(one.controller.ledger.entries) == {"memory"}
+        assert set(one.controller.state.ledger.entries) == {"memory"}
         await one.place("first", 900)
         one.check()
         await one.end("first")
@@ -336,7 +341,7 @@ async def test_all_memory_can_be_had_beside_the_pages(tmp_path: Path) -> None:
         await one.place("second", 0, 3 * GIB)
         with pytest.raises(PlacementError):
             await one.place("third", 0, 4 * GIB + SIZE)
-        free = one.controller.basis.allocatable.bytes_by_node[0]
+        free = one.controller.state.basis.allocatable.bytes_by_node[0]
         assert (free[MEMORY], free[PAGES]) == (3 * GIB, GIB)
 
 

@@ -92,7 +92,7 @@ class Around:
         return steps
 
     def events(self) -> int:
-        return self.one.controller.counters["memory_at_risk"]
+        return self.one.controller.state.counters["memory_at_risk"]
 
 
 @asynccontextmanager
@@ -111,7 +111,13 @@ async def around(
         relief = Parts.of_process().relief(live.node.hierarchy, GIB, move=moved, clock_s=lambda: made.now_s)
         promised = one.promised_nodes(live.node.hierarchy, lambda: made.now_s)
         watch = PressureWatch(
-            one.controller, live.node.hierarchy, here, mode, relief, promised, clock_s=lambda: made.now_s
+            one.controller.state,
+            live.node.hierarchy,
+            here,
+            mode,
+            relief,
+            promised,
+            clock_s=lambda: made.now_s,
         )
         made = Around(one, watch, live)
         await one.controller.create_container(CONFINED_POD, DB)
@@ -262,7 +268,7 @@ async def test_a_look_is_due_until_what_was_moved_is_recorded(tmp_path: Path) ->
         it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
         while await it.watch.look():
             continue
-        recorder = it.one.controller.recorder
+        recorder = it.one.controller.state.recorder
         assert not await recorder.page_moves(10, "batch")
         assert it.watch.is_look_due()
         it.now_s += 2
@@ -287,7 +293,7 @@ async def test_a_look_is_due_while_nodes_cannot_be_read_or_the_kernel_has_little
         for _ in range(2):
             await it.watch.look()
             assert it.watch.is_look_due()
-        assert it.one.controller.counters["looks_below_low_watermark"] == 2
+        assert it.one.controller.state.counters["looks_below_low_watermark"] == 2
 
 
 async def test_a_container_that_does_not_run_yet_is_owed_all_of_its_promise(tmp_path: Path) -> None:
@@ -332,9 +338,9 @@ async def test_shadow_mode_records_what_would_be_moved_and_moves_nothing(tmp_pat
                 assert await it.watch.look() == 0
                 it.now_s += AT_RISK_S
             assert it.live.held[BATCH_PATH] == {0: 700 * MIB, 1: 100 * MIB}
-            (record,) = await it.one.controller.recorder.page_moves(10, "batch")
+            (record,) = await it.one.controller.state.recorder.page_moves(10, "batch")
             assert (record.wanted_bytes, record.moved_bytes) == (308 * MIB, 0)
-            assert (it.events(), it.one.controller.counters["relief_failed"]) == (1, 0)
+            assert (it.events(), it.one.controller.state.counters["relief_failed"]) == (1, 0)
 
 
 async def test_pages_are_moved_until_the_promise_can_be_kept_and_no_further(tmp_path: Path) -> None:
@@ -344,13 +350,13 @@ async def test_pages_are_moved_until_the_promise_can_be_kept_and_no_further(tmp_
         assert await it.until_calm() == 2
         assert it.live.held[BATCH_PATH] == {0: 392 * MIB, 1: 408 * MIB}
         assert it.live.free(0) == 532 * MIB
-        counters = it.one.controller.counters
+        counters = it.one.controller.state.counters
         assert (counters["relieved_bytes"], counters["relief_done"]) == (308 * MIB, 1)
-        (record,) = await it.one.controller.recorder.page_moves(10, "batch")
+        (record,) = await it.one.controller.state.recorder.page_moves(10, "batch")
         assert (record.source, record.target) == (0, 1)
         assert (record.wanted_bytes, record.moved_bytes) == (308 * MIB, 308 * MIB)
         assert "308Mi moved from node 0 to node 1 in 1000 ms, as memory on node 0" in str(record)
-        assert await it.one.controller.recorder.page_moves(10, "db") == []
+        assert await it.one.controller.state.recorder.page_moves(10, "db") == []
         # What it grows by meanwhile goes the same way, once it is more than a few pages.
         it.live.hold(BATCH_PATH, {0: 400 * MIB, 1: 408 * MIB})
         assert await it.until_calm() == 0
@@ -373,7 +379,7 @@ async def test_who_grows_fast_is_moved_before_it_takes_what_is_promised(
             it.now_s += 1
             await it.watch.look()
         assert min(left_bytes) >= 0
-        assert it.one.controller.counters["relieved_bytes"] > 0
+        assert it.one.controller.state.counters["relieved_bytes"] > 0
         # Once it grows no more, nothing is moved for it, neither away nor back.
         held = it.live.held[BATCH_PATH]
         assert await it.until_calm() == 0
@@ -406,10 +412,10 @@ async def test_pages_that_cannot_be_moved_are_learned_and_tried_again_later(tmp_
         it.pinned = {0: 600 * MIB}
         assert await it.until_calm() == 1
         assert it.live.held[BATCH_PATH][0] == 600 * MIB
-        (record,) = await it.one.controller.recorder.page_moves(10, "batch")
+        (record,) = await it.one.controller.state.recorder.page_moves(10, "batch")
         assert record.obstacle == "no more of its pages there can be moved"
         assert (record.wanted_bytes, record.moved_bytes) == (308 * MIB, 100 * MIB)
-        assert it.one.controller.counters["relief_failed"] == 1
+        assert it.one.controller.state.counters["relief_failed"] == 1
         # Counted as gone: it is no secret that the promise cannot be kept.
         assert it.watch.latest is not None
         assert it.watch.latest.plan.moves == ()
@@ -427,7 +433,7 @@ async def test_pages_that_their_owner_gave_back_meanwhile_are_not_taken_for_unmo
         it.meanwhile.append(lambda: it.live.hold(BATCH_PATH, {0: 50 * MIB, 1: 100 * MIB}))
         assert await it.until_calm() == 1
         assert it.live.held[BATCH_PATH] == {0: 0, 1: 150 * MIB}
-        (record,) = await it.one.controller.recorder.page_moves(10, "batch")
+        (record,) = await it.one.controller.state.recorder.page_moves(10, "batch")
         assert (record.moved_bytes, record.obstacle) == (50 * MIB, "")
         it.now_s += 600  # It is no loss that has to be stopped.
         it.live.hold(BATCH_PATH, {0: 700 * MIB, 1: 100 * MIB})
@@ -464,7 +470,7 @@ async def test_a_container_that_ends_while_it_is_moved(tmp_path: Path) -> None:
         it.meanwhile.append(end)
         assert await it.until_calm() == 0
         assert it.watch.problems() == ()
-        assert await it.one.controller.recorder.page_moves(10, "batch") == []
+        assert await it.one.controller.state.recorder.page_moves(10, "batch") == []
 
 
 async def test_told_to_stop_it_moves_nothing_more(tmp_path: Path) -> None:
@@ -476,7 +482,7 @@ async def test_told_to_stop_it_moves_nothing_more(tmp_path: Path) -> None:
         assert await it.watch.look() == 0
         assert it.live.held[BATCH_PATH][0] == 600 * MIB
         # What was done until then is recorded.
-        (record,) = await it.one.controller.recorder.page_moves(10, "batch")
+        (record,) = await it.one.controller.state.recorder.page_moves(10, "batch")
         assert record.moved_bytes == 100 * MIB
 
 
@@ -588,7 +594,7 @@ async def test_services_of_the_machine_are_moved_like_others_and_shown_as_held_o
         assert it.watch.latest.outside.keys() == {"/system.slice", "/user.slice"}
         # BestEffort went first.
         assert it.live.held[BATCH_PATH][0] == 0
-        (record,) = await it.one.controller.recorder.page_moves(10, "/system.slice")
+        (record,) = await it.one.controller.state.recorder.page_moves(10, "/system.slice")
         assert record.name == "/system.slice"
 
 
@@ -601,7 +607,7 @@ async def test_a_kernel_without_memory_by_node_is_named(tmp_path: Path) -> None:
 
 async def test_a_decision_that_relies_on_pages_which_have_to_be_moved_says_so(tmp_path: Path) -> None:
     async with around(tmp_path, RELIEVE) as it:
-        it.one.controller.placements.by_live_memory = it.watch.completed
+        it.one.admission.append(it.watch.completed)
         it.live.hold(BATCH_PATH, {0: 200 * MIB, 1: 500 * MIB})
         await it.watch.look()
         owner = pod("late-pod", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "1"})
@@ -609,7 +615,7 @@ async def test_a_decision_that_relies_on_pages_which_have_to_be_moved_says_so(tm
         await it.one.controller.create_container(owner, late)
         (reason,) = (
             one
-            for one in it.one.controller.ledger.entries["late"].decision.reasons
+            for one in it.one.controller.state.ledger.entries["late"].decision.reasons
             if one.code == PAGES_TO_MOVE
         )
         assert reason.text == (
@@ -617,7 +623,7 @@ async def test_a_decision_that_relies_on_pages_which_have_to_be_moved_says_so(tm
         )
         # Who may use every node, or finds what it was promised, relies on nothing.
         for key in ("db", "batch"):
-            reasons = it.one.controller.ledger.entries[key].decision.reasons
+            reasons = it.one.controller.state.ledger.entries[key].decision.reasons
             assert PAGES_TO_MOVE not in [one.code for one in reasons]
 
 
@@ -628,9 +634,8 @@ async def test_who_may_lie_anywhere_starts_where_nothing_is_promised(
     """As far as the bytes for the runtime: it passes memory policies on from NRI 0.12 on."""
 
     async with around(tmp_path, RELIEVE) as it:
-        placements = it.one.controller.placements
-        placements.by_live_memory = it.watch.completed
-        placements.runtime = runtime(nri)
+        it.one.admission.append(it.watch.completed)
+        it.one.state.runtime = runtime(nri)
         it.live.outside_bytes[0] = 300 * MIB
         it.live.write()
         await it.watch.look()
@@ -641,5 +646,5 @@ async def test_who_may_lie_anywhere_starts_where_nothing_is_promised(
         assert sent.linux.HasField("memory_policy") == bool(nodes)
         if nodes:
             assert sent.linux.memory_policy.mode == pb.MPOL_PREFERRED_MANY
-        codes = [one.code for one in it.one.controller.ledger.entries["late"].decision.reasons]
+        codes = [one.code for one in it.one.controller.state.ledger.entries["late"].decision.reasons]
         assert (STARTS_ELSEWHERE in codes) == bool(nodes)

@@ -57,11 +57,11 @@ class Around:
 
     @property
     def nodes(self) -> str:
-        return str(self.one.controller.ledger.entries["db"].decision.placement.mems)
+        return str(self.one.controller.state.ledger.entries["db"].decision.placement.mems)
 
     @property
     def codes(self) -> list[str]:
-        return [one.code for one in self.one.controller.ledger.entries["db"].decision.reasons]
+        return [one.code for one in self.one.controller.state.ledger.entries["db"].decision.reasons]
 
 
 @asynccontextmanager
@@ -85,7 +85,7 @@ async def around(
         promised = one.promised_nodes(hierarchy, lambda: now_s[0])
         relief = PageRelief(hierarchy, GIB, move=moved, clock_s=lambda: now_s[0])
         watch = PressureWatch(
-            one.controller, hierarchy, here, mode, relief, promised, clock_s=lambda: now_s[0]
+            one.controller.state, hierarchy, here, mode, relief, promised, clock_s=lambda: now_s[0]
         )
         await one.controller.create_container(owner, db)
         live.hold(db.cgroups_path, {0: 100 * MIB})
@@ -101,12 +101,12 @@ async def test_a_promise_gets_another_node_while_its_own_is_taken_and_goes_back(
         assert (it.nodes, it.codes[-2:]) == ("0-1", ["moved-over", "memory-taken"])
         assert it.watch.problems() == ()
         controller = it.one.controller
-        assert controller.counters["moves"] == 1
+        assert controller.state.counters["moves"] == 1
         # It is in the history, with the numbers, and the runtime gets it with the next reply.
-        (_, decision), *_ = await controller.recorder.history(10, "db")
+        (_, decision), *_ = await controller.state.recorder.history(10, "db")
         assert decision.reasons[-1].code == "memory-taken"
         assert "500Mi" in decision.reasons[-1].text
-        assert "db" in controller.placements.notifications.nodes_due
+        assert "db" in controller.state.notifications.nodes_due
         # By the ledger there is room on node 0: but not in fact.
         it.live.hold(database()[1].cgroups_path, {0: 100 * MIB, 1: 200 * MIB})
         await it.look(8)
@@ -157,10 +157,10 @@ async def test_who_may_not_be_moved_stays(
 
 async def test_only_the_exact_engine_proves_room(tmp_path: Path) -> None:
     async with around(tmp_path, engine=KubeletEngine()) as it:
-        before = it.one.controller.ledger
+        before = it.one.controller.state.ledger
         it.taken(900 * MIB)
         await it.look()
-        assert it.one.controller.ledger is before
+        assert it.one.controller.state.ledger is before
 
 
 async def test_where_no_other_node_has_the_memory_nobody_is_moved(tmp_path: Path) -> None:

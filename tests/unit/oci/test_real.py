@@ -60,7 +60,7 @@ async def test_a_created_container_is_placed_by_the_kernel_and_released_with_its
         assert await one.ask("createRuntime", state(ID, bundle, pid)) == ("ok", "")
         entry = one.entries[ID]
         assert dict(entry.origin.cgroups) == {CPUSET: path, MEMORY: path}
-        assert allowed_cpus(pid) == one.around.controller.wanted(entry).cpuset_cpus
+        assert allowed_cpus(pid) == one.around.controller.state.wanted(entry).cpuset_cpus
         assert read_oom_score_adj(identify(pid)) == 1000
         limit = "memory.max" if hierarchy.unified else "memory.limit_in_bytes"
         text = Path(f"{hierarchy.mounts[MEMORY]}{path}/{limit}").read_text()  # noqa: ASYNC240 - a file in memory

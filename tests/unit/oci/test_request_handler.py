@@ -92,7 +92,7 @@ async def test_what_is_written_late_is_what_the_ledger_says_then(
         announced = one.node.begin(ID, placed, 4242)
         async with one.transaction:
             answer = asyncio.create_task(one.ask("createRuntime", announced))
-            while not one.around.controller._transactions._lock._waiters:  # noqa: ASYNC110 - no event reports it
+            while not one.around.controller.state._lock._waiters:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)
             # It is about to be decided, and the thread that writes has something else to do then.
             busy = asyncio.ensure_future(one.handler._thread.do(gate.wait))
@@ -234,7 +234,7 @@ async def test_what_cannot_be_applied_is_released_and_answered_as_configured(
         assert status == answer
         assert ("cpuset.mems" in text) is (answer != "ok")
         assert one.entries == {}
-        assert one.around.controller.counters["oci_undecided"] == 1
+        assert one.around.controller.state.counters["oci_undecided"] == 1
 
 
 def _pid(pid: int | None) -> Callable[[OciNode], bytes]:
@@ -360,7 +360,7 @@ async def test_a_container_that_starts_again_is_decided_again(tmp_path: Path) ->
         one.node.end(4242)
         assert (await one.ask("createRuntime", one.node.begin(ID, EXCLUSIVE, 5000)))[0] == "ok"
         assert one.entries[ID].origin.container.pid == 5000
-        assert one.around.controller.ledger.exclusive_cpus == CpuSet([1, 2])
+        assert one.around.controller.state.ledger.exclusive_cpus == CpuSet([1, 2])
 
 
 async def test_a_deletion_that_fails_releases_nothing(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ async def test_a_client_that_is_gone_leaves_ledger_and_kernel_in_agreement(tmp_p
             _, writer = await asyncio.open_unix_connection(str(one.path))
             writer.write(b"bayplan-oci/1 createRuntime %d\n%s" % (len(body), body))
             await writer.drain()
-            while not one.around.controller.counters["oci_createRuntime"]:  # noqa: ASYNC110 - no event reports it
+            while not one.around.controller.state.counters["oci_createRuntime"]:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0)
             writer.transport.abort()
         await one.handler.close()

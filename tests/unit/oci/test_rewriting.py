@@ -183,7 +183,7 @@ async def test_a_repeated_creation_decides_again(tmp_path: Path) -> None:
             bundle = one.node.write_spec(ID, document)
             assert await one.ask("create", create_body(bundle)) == ("ok", "")
             assert json.loads((bundle / "config.json").read_text()) == expected_of(document)
-        assert one.around.controller.ledger.exclusive_cpus == CpuSet([1, 2])
+        assert one.around.controller.state.ledger.exclusive_cpus == CpuSet([1, 2])
 
 
 async def test_what_was_decided_is_merged_into_updates(tmp_path: Path) -> None:

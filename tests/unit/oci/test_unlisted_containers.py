@@ -56,9 +56,9 @@ async def test_those_in_neither_list_nor_creation_are_entered(tmp_path: Path) ->
         runtime = Runtime(known, ended, lost, gone)
         looking = runtime.looking(one)
         await looking.enter_unlisted()
-        assert set(controller.ledger.entries) == {"known", "lost"}
-        assert controller.ledger.entries["lost"].decision.outcome is Outcome.ADOPTED
-        assert {one.container_id for one in (await controller.recorder.ledger()).entries.values()} == {
+        assert set(controller.state.ledger.entries) == {"known", "lost"}
+        assert controller.state.ledger.entries["lost"].decision.outcome is Outcome.ADOPTED
+        assert {one.container_id for one in (await controller.state.recorder.ledger()).entries.values()} == {
             "known",
             "lost",
         }
@@ -79,7 +79,7 @@ async def test_one_that_ends_between_is_not_entered(tmp_path: Path) -> None:
 
         runtime.describe = ending  # type: ignore[method-assign]  # what happens meanwhile
         await runtime.looking(one).enter_unlisted()
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
 
 
 async def test_a_runtime_that_does_not_answer_is_asked_after_the_next_synchronize(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ async def test_a_runtime_that_does_not_answer_is_asked_after_the_next_synchroniz
         looking = runtime.looking(one)
         follower = asyncio.create_task(looking.follow())
         await looking.enter_unlisted()
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
         runtime.answers = True
         await one.controller.synchronize([], [])
         async with asyncio.timeout(10):
-            while not one.controller.ledger.entries:  # noqa: ASYNC110 - no event reports it
+            while not one.controller.state.ledger.entries:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0.01)
         follower.cancel()

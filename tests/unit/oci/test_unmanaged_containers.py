@@ -42,23 +42,23 @@ async def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(t
         owner = pod("g")
         exclusive = container("x", owner, memory_bytes=MIB, milli_cpus=1000)
         await one.controller.create_container(owner, exclusive)
-        held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
+        held = one.controller.state.ledger.entries["x"].decision.placement.exclusive_cpus
         started(node)
         look = unmanaged(one, node).enter_found
         await look()
-        assert set(one.controller.ledger.entries) == {"x"}  # no hook and no wrapper ever asked
-        one.controller.counters["oci_createRuntime"] += 1
+        assert set(one.controller.state.ledger.entries) == {"x"}  # no hook and no wrapper ever asked
+        one.controller.state.counters["oci_createRuntime"] += 1
         await look()
-        entry = one.controller.ledger.entries[ID]
+        entry = one.controller.state.ledger.entries[ID]
         assert entry.decision.outcome is Outcome.ADOPTED
-        assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
+        assert one.controller.state.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
         assert (entry.origin.container.pid, entry.origin.cgroups["memory"]) == (42, PATH)
-        assert one.controller.ledger.unmanaged == {ID: "default/web/main"}
+        assert one.controller.state.ledger.unmanaged == {ID: "default/web/main"}
         assert one.verifications == 1
         await look()
         assert one.verifications == 1
     async with controlled(tmp_path / "state", nri=None) as one:
-        assert set(one.controller.ledger.entries) == {"x", ID}
+        assert set(one.controller.state.ledger.entries) == {"x", ID}
 
 
 def gone(node: OciNode) -> None:
@@ -105,35 +105,35 @@ async def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[OciNo
     node = OciNode(tmp_path / "root")
     made(node)
     async with controlled(tmp_path / "state", nri=None) as one:
-        one.controller.counters["oci_create"] += 1
+        one.controller.state.counters["oci_create"] += 1
         looking = unmanaged(one, node)
         await looking.enter_found()
         await looking.enter_found()
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
 
 
 async def test_one_that_was_passed_over_is_looked_at_again_with_its_next_process(tmp_path: Path) -> None:
     node = OciNode(tmp_path / "root")
     gone(node)
     async with controlled(tmp_path / "state", nri=None) as one:
-        one.controller.counters["oci_create"] += 1
+        one.controller.state.counters["oci_create"] += 1
         looking = unmanaged(one, node)
         await looking.enter_found()
         started(node, pid=43)
         await looking.enter_found()
-        assert set(one.controller.ledger.entries) == {ID}
+        assert set(one.controller.state.ledger.entries) == {ID}
 
 
 async def test_where_nri_lists_containers_nothing_is_looked_for(tmp_path: Path) -> None:
     node = OciNode(tmp_path / "root")
     started(node)
     async with controlled(tmp_path / "state") as one:
-        one.controller.counters["oci_create"] += 1
+        one.controller.state.counters["oci_create"] += 1
         await unmanaged(one, node).enter_found()
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
         one.controller.disconnected("for good")
         await unmanaged(one, node).enter_found()
-        assert set(one.controller.ledger.entries) == {ID}
+        assert set(one.controller.state.ledger.entries) == {ID}
         one.controller.connected(runtime("0.12.0"))
 
 
@@ -156,6 +156,6 @@ async def test_where_crio_is_set_up_to_ask_they_are_looked_for_before_it_does_bu
         await looking.enter_found()
         one.controller.disconnected("for good")
         await looking.enter_found()
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
         await looking.enter_found()
-        assert set(one.controller.ledger.entries) == {ID}
+        assert set(one.controller.state.ledger.entries) == {ID}

@@ -90,31 +90,31 @@ async def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
     async with controlled(tmp_path / "state", nri=nri) as one:
         owner = pod("g")
         await one.controller.create_container(owner, container("x", owner, memory_bytes=MIB, milli_cpus=1000))
-        held = one.controller.ledger.entries["x"].decision.placement.exclusive_cpus
+        held = one.controller.state.ledger.entries["x"].decision.placement.exclusive_cpus
         in_pod = {"io.kubernetes.cri-o.SandboxID": "9f" * 32} if POD in cgroups_path else {}
         node.create(cgroups_path, child=child, **in_pod)
         node.created()
         looking = unmanaged(one, node)
         await looking.enter_found()
         await looking.enter_found()
-        entry = one.controller.ledger.entries[ID]
+        entry = one.controller.state.ledger.entries[ID]
         assert entry.decision.outcome is Outcome.ADOPTED
-        assert one.controller.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
+        assert one.controller.state.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
         origin = entry.origin
         assert (type(origin), origin.engine, origin.bundle) == (Hook, PODMAN, str(node.bundle(ID)))
         path = container_path(cgroups_path) + ("/container" if child else "")
         assert (origin.container.pid, origin.cgroups["memory"]) == (42, path)
-        assert set(one.controller.ledger.unmanaged) == {ID}
+        assert set(one.controller.state.ledger.unmanaged) == {ID}
         await asyncio.sleep(0)
-        assert one.controller.counters["found_containers"] == one.verifications == 1
+        assert one.controller.state.counters["found_containers"] == one.verifications == 1
 
         node.end(42)
         forget = Starts(None).forget
         occupancy, failed = Occupancy(node.hierarchy), partial(failed_creations, node.root)
         ended = EndedContainers(one.controller, occupancy, here, lambda _: {}, failed, forget)
         await ended.release_ended()
-        assert set(one.controller.ledger.entries) == {"x"}
-        assert one.controller.ledger.unmanaged == {}
+        assert set(one.controller.state.ledger.entries) == {"x"}
+        assert one.controller.state.ledger.unmanaged == {}
 
 
 def in_another_storage(node: PodmanNode) -> None:
@@ -143,7 +143,7 @@ async def test_the_storage_is_where_podman_has_it(
     node.created()
     async with controlled(tmp_path / "state", nri=None) as one:
         await unmanaged(one, node).enter_found()
-        assert set(one.controller.ledger.entries) == {ID}
+        assert set(one.controller.state.ledger.entries) == {ID}
 
 
 def stopped(node: PodmanNode) -> None:
@@ -209,7 +209,7 @@ async def test_what_is_none_is_passed_over(tmp_path: Path, made: Callable[[Podma
         looking = unmanaged(one, node)
         await looking.enter_found()
         await looking.enter_found()
-        assert one.controller.ledger.entries == {}
+        assert one.controller.state.ledger.entries == {}
 
 
 async def test_one_that_is_being_created_is_its_hooks_and_half_a_pidfile_is_read_again(
@@ -224,10 +224,10 @@ async def test_one_that_is_being_created_is_its_hooks_and_half_a_pidfile_is_read
                 node.created()
                 node.pidfile(ID).write_text(written)
             await looking.enter_found()
-            assert one.controller.ledger.entries == {}
+            assert one.controller.state.ledger.entries == {}
         node.created(4242)
         await looking.enter_found()
-        assert set(one.controller.ledger.entries) == {ID}
+        assert set(one.controller.state.ledger.entries) == {ID}
 
 
 async def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too(tmp_path: Path) -> None:
@@ -244,14 +244,14 @@ async def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too
 
         await UnmanagedContainers(controller, node.hierarchy, slowly, one.around.verify_soon).enter_found()
         assert one.entries[ID].decision.outcome is Outcome.PLACED
-        assert controller.ledger.unmanaged == {}
+        assert controller.state.ledger.unmanaged == {}
 
         await controller.stop_container(Pod(ID), container(ID, Pod(ID)))
         await UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon).enter_found()
         assert one.entries[ID].decision.outcome is Outcome.ADOPTED
         await one.ask("createRuntime", told)
         assert one.entries[ID].decision.outcome is Outcome.PLACED
-        assert controller.ledger.unmanaged == {}
+        assert controller.state.ledger.unmanaged == {}
 
 
 async def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: Path) -> None:
@@ -306,4 +306,4 @@ async def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_
             compare(node.hierarchy, one.around.expectations()),
         )
         assert node.oom_score_adj(42) == -997
-        assert controller.ledger.unmanaged == {}
+        assert controller.state.ledger.unmanaged == {}

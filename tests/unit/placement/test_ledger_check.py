@@ -51,7 +51,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
     async def build() -> Ledger:
         async with controlled(tmp_path_factory.mktemp("state")) as one:
             await filled(one.controller)
-            return one.controller.ledger
+            return one.controller.state.ledger
 
     return asyncio.run(build())
 
@@ -156,23 +156,23 @@ async def test_the_daemon_puts_it_right_when_the_runtime_lists_what_runs(name: s
     async with controlled(tmp_path) as one:
         controller = one.controller
         await filled(controller)
-        good = controller.ledger
+        good = controller.state.ledger
         damage(controller, DAMAGES[name](good))
-        assert [(fault.code, fault.is_ours) for fault in await controller.check_ledger()] == [
+        assert [(fault.code, fault.is_ours) for fault in await controller.state.check_ledger()] == [
             (WRONG_TOTAL, True)
         ]
-        assert controller.ledger == good
-        assert controller.counters["ledger_faults"] == 1
-        assert await controller.check_ledger() == ()
+        assert controller.state.ledger == good
+        assert controller.state.counters["ledger_faults"] == 1
+        assert await controller.state.check_ledger() == ()
         damage(controller, DAMAGES[name](good))
-        known = controller.known
+        known = controller.state.known
         await controller.synchronize([*known.pods.values()], [*known.containers.values()])
-        assert contradictions(controller.ledger) == ()
+        assert contradictions(controller.state.ledger) == ()
 
 
 def damage(controller: Controller, ledger: Ledger) -> None:
     """Have the controller hold *ledger*, which nobody decided."""
-    transactions = controller._transactions
+    transactions = controller.state
     transactions._basis = transactions._basis.with_ledger(ledger)
 
 
@@ -181,13 +181,15 @@ async def test_what_is_recorded_is_what_is_held(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
         controller = one.controller
         await filled(controller)
-        foreign = renamed(first(controller.ledger), "foreign", "elsewhere")
-        await controller.recorder.submit(Step.of([foreign], ["two"])).finished()
-        faults = await controller.check_ledger()
+        foreign = renamed(first(controller.state.ledger), "foreign", "elsewhere")
+        await controller.state.recorder.submit(Step.of([foreign], ["two"])).finished()
+        faults = await controller.state.check_ledger()
         assert {fault.code for fault in faults} == {NOT_RECORDED}
         assert len(faults) == 2
-        assert await controller.check_ledger() == ()
-        assert (await controller.recorder.ledger()).entries.keys() == controller.ledger.entries.keys()
+        assert await controller.state.check_ledger() == ()
+        assert (
+            await controller.state.recorder.ledger()
+        ).entries.keys() == controller.state.ledger.entries.keys()
 
 
 def test_it_is_cheap_enough_to_be_left_on(good: Ledger) -> None:

@@ -114,7 +114,9 @@ async def agent(api: FakeApiServer, search: DeviceSearch, directory: Path) -> As
     devices = ClaimedDevices(asked, link, NODE, quick)
     watch = ApiPodWatch(asked, NODE, link, AwaitedPods(), backoff=quick, objects=devices)
     async with controlled(directory / "state") as one, AsyncExitStack() as parts:
-        claims = ResourceClaims(one.controller, ClaimSpecs(directory / "cdi"), here)
+        claims = ResourceClaims(
+            one.controller.state, one.controller.placements, ClaimSpecs(directory / "cdi"), here
+        )
         await parts.enter_async_context(
             serving(one, directory / "agent.sock", claims=claims, know=search.know_claimed)
         )

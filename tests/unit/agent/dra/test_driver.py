@@ -83,7 +83,9 @@ class Node:
     async def daemon(self) -> AsyncIterator[Controlled]:
         """A daemon that has restored what is recorded."""
         async with controlled(self.directory / "state") as one:
-            claims = ResourceClaims(one.controller, ClaimSpecs(self.specs), here)
+            claims = ResourceClaims(
+                one.controller.state, one.controller.placements, ClaimSpecs(self.specs), here
+            )
             await claims.sweep()
             async with serving(one, self.directory / "agent.sock", claims=claims):
                 yield one
@@ -139,7 +141,7 @@ async def test_a_claim_from_the_scheduler_to_the_container_and_back(node: Node) 
             (["far"], NODE, "numa-1"),
         ]
         assert [each.share_id for each in answer.devices] == ["share-0", "share-1"]
-        held = one.controller.ledger.resource_claims[f"claim:{UID}"]
+        held = one.controller.state.ledger.resource_claims[f"claim:{UID}"]
         assert held.claim.pod_uids == ("web",)
         adjustment, _ = await begun(one.controller, POD, node.create("both", answer))
         assert (str(adjustment.cpuset_mems), adjustment.cpuset_cpus) == ("0-1", held.cpus_of())
@@ -153,7 +155,7 @@ async def test_a_claim_from_the_scheduler_to_the_container_and_back(node: Node) 
         for key in ("both", "far"):
             await one.controller.stop_container(POD, container(key, POD))
         assert await kubelet.unprepare(CLAIM) == {UID: ""}
-        assert one.controller.ledger.retained == {}
+        assert one.controller.state.ledger.retained == {}
         assert list(node.specs.iterdir()) == []
         never = pb.Claim(namespace="x", uid="never", name="y")
         assert await kubelet.unprepare(CLAIM, never) == {UID: "", "never": ""}
@@ -203,7 +205,7 @@ async def test_what_cannot_be_prepared_says_why_and_holds_nothing(
         assert word in answer.error
         assert "Traceback" not in answer.error
         assert list(answer.devices) == []
-        assert one.controller.ledger.retained == {}
+        assert one.controller.state.ledger.retained == {}
         # The next one is prepared all the same.
         node.api.objects[PATH] = resource_claim(*WIDE)
         await prepared(kubelet)
@@ -215,7 +217,7 @@ async def test_an_administrators_claim_holds_nothing(node: Node) -> None:
     async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
         await until(lambda: mirror.connected)
         answer = await prepared(kubelet)
-        (held,) = one.controller.ledger.resource_claims.values()
+        (held,) = one.controller.state.ledger.resource_claims.values()
         assert (held.by_node(), held.cpus_of()) == ({}, CpuSet())
         adjustment, _ = await begun(one.controller, POD, node.create("monitor", answer))
         assert adjustment.cpuset_mems is None
@@ -267,7 +269,7 @@ async def test_the_claims_status_says_why_it_is_not_prepared(node: Node) -> None
         node.api.forbidden.clear()
         await prepared(kubelet)
         assert said() == [("numa-0", "True")]
-        assert one.controller.ledger.resource_claims
+        assert one.controller.state.ledger.resource_claims
 
 
 async def test_whoever_is_started_again_in_whatever_order_has_the_same_claims(node: Node) -> None:
@@ -276,7 +278,7 @@ async def test_whoever_is_started_again_in_whatever_order_has_the_same_claims(no
         async with node.agent() as mirror, registered(node.registry) as kubelet:
             await until(lambda: mirror.connected)
             answer = await prepared(kubelet)
-            held = one.controller.ledger.resource_claims
+            held = one.controller.state.ledger.resource_claims
             # The daemon is away: kubelet is told so, and asks again.
             await daemons.aclose()
             assert "baypland" in (await kubelet.prepare(CLAIM))[UID].error
@@ -285,7 +287,7 @@ async def test_whoever_is_started_again_in_whatever_order_has_the_same_claims(no
                 path.unlink()  # A reboot.
             async with node.daemon() as again:
                 await until(lambda: mirror.connected)
-                assert again.controller.ledger.resource_claims == held
+                assert again.controller.state.ledger.resource_claims == held
                 assert await prepared(kubelet) == answer
         assert found_sockets(node.registry) == []
         # And another agent.
@@ -306,7 +308,7 @@ async def test_many_pods_are_prepared_at_once(node: Node) -> None:
         await until(lambda: mirror.connected)
         answers = await asyncio.gather(*(kubelet.prepare(claim) for claim in claims))
         assert [each.error for answer in answers for each in answer.values()] == [""] * 12
-        assert len(one.controller.ledger.resource_claims) == 12
+        assert len(one.controller.state.ledger.resource_claims) == 12
 
 
 async def test_a_claim_that_nobody_needs_any_more_is_released_unless_containers_run_on_it(node: Node) -> None:
@@ -318,9 +320,9 @@ async def test_a_claim_that_nobody_needs_any_more_is_released_unless_containers_
         asked = len(node.api.requests)
         del node.api.objects[PATH]
         await until(lambda: len(node.api.requests) > asked + 3)
-        assert one.controller.ledger.resource_claims
+        assert one.controller.state.ledger.resource_claims
         await one.controller.stop_container(POD, container("c", POD))
-        await until(lambda: not one.controller.ledger.resource_claims)
+        await until(lambda: not one.controller.state.ledger.resource_claims)
 
 
 async def test_health_says_which_nodes_are_short_or_gone(node: Node) -> None:
@@ -386,9 +388,9 @@ async def test_claims_come_and_go() -> None:
             )
             passed_s = time.monotonic() - begun_s
             assert sum(held) > count // 2
-            assert one.controller.ledger.retained == {}
-            assert one.controller.ledger.exclusive_cpus == CpuSet()
-            assert await one.controller.check_ledger() == ()
+            assert one.controller.state.ledger.retained == {}
+            assert one.controller.state.ledger.exclusive_cpus == CpuSet()
+            assert await one.controller.state.check_ledger() == ()
             assert list(node.specs.iterdir()) == []
         # Of the slices: claims alone change nothing that is published, but for what is left after a refusal.
         writes = sum(method == "PATCH" and path.startswith(SLICES) for method, path in api.requests)

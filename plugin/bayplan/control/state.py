@@ -1,15 +1,19 @@
-"""The one owner of what decisions depend on: machine, policy, engine and ledger; and of the ledger's record.
+"""The one owner of the node's state: what decisions depend on (machine, policy, engine and ledger), the
+ledger's record, and what is kept beside it of the containers that run.
 
-Everybody may read them. They are changed by a `Transaction` alone, and only one is open at a time: the others
-wait. A promise is on the disk before it counts, or in the container itself (`Transaction.commit`). What has
-happened already, such as the end of a container, counts at once, and is recorded as soon as the disk takes it
-(`Transaction.accept`).
+Everybody may read it. What decisions depend on is changed by a `Transaction` alone, and only one is open at a
+time: the others wait. A promise is on the disk before it counts, or in the container itself
+(`Transaction.commit`). What has happened already, such as the end of a container, counts at once, and is
+recorded as soon as the disk takes it (`Transaction.accept`). What is kept beside the ledger is changed by
+`placements` and the controller.
 Invariant: the disk has what the ledger has, except about the containers in ``_unrecorded``, and each write
 includes those. Whatever becomes current is noted in ``changes``, in order.
 """
 
 import asyncio
 import logging
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Final
@@ -17,6 +21,13 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.control.changes import ChangeLog
+from bayplan.control.decision_log import DecisionLog
+from bayplan.control.expectations import Expectation, expectations
+from bayplan.control.known_containers import KnownContainers
+from bayplan.control.kubelet_pods import KubeletPods
+from bayplan.control.latency import Latency
+from bayplan.control.lives import REMEMBERED, Lives
+from bayplan.control.notified import Notifications
 from bayplan.control.recorder import Recorder
 from bayplan.control.threads import Job
 from bayplan.engines.interface import Engine
@@ -26,11 +37,17 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.ledger_changes import changed_ids
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.nri import Clock, Timer
+from bayplan.model.workload import Adjustment
+from bayplan.nri import Clock, Runtime, Timer
+from bayplan.placement.adjustment import isolated_cpus, wanted_for
 from bayplan.placement.ledger_check import Fault, check, mended, unlike_record
+from bayplan.sets import CpuSet
 from bayplan.state import Step
 
 logger = logging.getLogger(__name__)
+
+_CREATION_US: Final = 10_000_000
+"""So long a creation may be under way: an emulated `runc create` takes seconds, six at a time."""
 
 RETRY_S: Final = 3.0
 """After a write that failed: a disk that is full is asked again as often."""
@@ -54,10 +71,10 @@ class _Write(Struct):
 
 
 class Transaction:
-    """The right to change the basis. Made by `Transactions`; of no use once it was closed."""
+    """The right to change the basis. Made by `NodeState`; of no use once it was closed."""
 
-    def __init__(self, owner: "Transactions") -> None:
-        self._owner: Transactions | None = owner
+    def __init__(self, owner: "NodeState") -> None:
+        self._owner: NodeState | None = owner
 
     @property
     def basis(self) -> Current:
@@ -127,25 +144,50 @@ class Transaction:
         self._owner = None
 
     @property
-    def _open(self) -> "Transactions":
+    def _open(self) -> "NodeState":
         assert self._owner is not None, _HAS_ENDED
         return self._owner
 
 
-class Transactions:
-    """Opens transactions, one at a time. *clock* is the loop's own unless a test moves the time itself;
-    *became* is called with each basis that becomes current, before anybody else knows of it."""
+class NodeState:
+    """See the module. *clock* is the loop's own unless a test moves the time itself; *became* is called with
+    each basis that becomes current, before anybody else knows of it. *has_partitions*: the host has them.
+
+    ``known`` are the containers as their runtimes described them, ``lives`` their phases, ``kubelet_pods``
+    the pods as kubelet describes them, where an agent says so. ``notifications`` is what the NRI runtime was
+    sent, ``runtime`` that runtime while it is connected, and ``stopped_pods`` are the ids of pods that have
+    stopped and are not removed yet. ``capacity_freed`` is to be called when there may be room for containers
+    that lack some, or that were moved. ``synchronized`` is set each time that a runtime has listed what runs.
+    """
 
     def __init__(
         self,
         basis: Current,
         recorder: Recorder,
+        *,
+        has_partitions: bool = True,
+        capacity_freed: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         became: Callable[[Current], None] | None = None,
     ) -> None:
+        self.recorder = recorder
+        self.capacity_freed = capacity_freed
         self.changes = ChangeLog()
+        """Everything that became different lately, in order, refusals too."""
+        self.counters: Counter[str] = Counter()
+        self.known = KnownContainers()
+        self.lives = Lives()
+        self.notifications = Notifications(self.lives)
+        self.runtime: Runtime | None = None
+        self.stopped_pods: set[str] = set()
+        self.kubelet_pods = KubeletPods(lambda: {pod.uid for pod in self.known.pods.values()}, self.counters)
+        self.latency = Latency()
+        self.decision_log = DecisionLog(self.counters)
+        self.synchronized = asyncio.Event()
+        self.was_synchronized = False
+        """Whether a runtime has listed what runs since the start."""
+        self._has_partitions = has_partitions
         self._basis = basis
-        self._recorder = recorder
         self._clock = clock
         self._became = became
         self._lock = asyncio.Lock()
@@ -162,6 +204,26 @@ class Transactions:
     def basis(self) -> Current:
         """What decisions depend on now. An open transaction may be about to change it."""
         return self._basis
+
+    @property
+    def machine(self) -> Machine:
+        """The machine by which it is decided."""
+        return self._basis.machine
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        """The policy by which it is decided."""
+        return self._basis.policy
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that decides."""
+        return self._basis.engine
+
+    @property
+    def ledger(self) -> Ledger:
+        """What is promised."""
+        return self._basis.ledger
 
     @property
     def unrecorded(self) -> Collection[str]:
@@ -197,7 +259,7 @@ class Transactions:
         while True:
             await asyncio.sleep(RETRY_S)
             try:
-                made_again = await self._recorder.ensure_in_place()
+                made_again = await self.recorder.ensure_in_place()
             except StateError as error:
                 if problem != str(error):
                     problem = str(error)
@@ -208,11 +270,73 @@ class Transactions:
                 self.schedule(lambda transaction: transaction.accept(replace_all=True))
 
     async def restore(self) -> None:
-        """Take over the ledger that is recorded, in the form of the engine."""
-        recorded = await self._recorder.ledger()
+        """Take over what is recorded, the ledger in the form of the engine, before the first contact with a
+        runtime."""
+        recorded = await self.recorder.ledger()
         async with self.transaction() as transaction:
             self._become(self._basis.with_ledger(recorded), changed_ids(self._basis.ledger, recorded))
             transaction.accept(engine=self._basis.engine)
+        async with self.transaction() as transaction:
+            self.check(transaction)
+        names = await self.recorder.names(REMEMBERED)
+        just_now = await self.recorder.decided(time.time_ns() // 1000 - _CREATION_US)
+        self.lives.restore(
+            self.ledger.entries,
+            [container_id for _, container_id in names],
+            {decision.request.container_id for _, decision in just_now},
+        )
+        self.known.add_recorded(self.ledger.entries)
+
+    def take_engine(self, engine: Engine) -> None:
+        """Decide by *engine* from the next transaction on; what was promised stays promised."""
+        self.schedule(lambda transaction: transaction.accept(engine=engine))
+
+    async def check_ledger(self) -> tuple[Fault, ...]:
+        """What does not hold of the ledger and its record, after it was put right where it could be."""
+        async with self.transaction() as transaction:
+            await self.wait_written()
+            faults = self.check(transaction, await self.recorder.ledger())
+        await self.wait_written()
+        return faults
+
+    def check(self, transaction: Transaction, recorded: Ledger | None = None) -> tuple[Fault, ...]:
+        """`Transaction.check`, counted."""
+        faults = transaction.check(recorded)
+        for fault in faults:
+            if fault.is_ours:
+                self.counters["ledger_faults"] += 1
+        return faults
+
+    def wanted(self, entry: Entry) -> Adjustment:
+        """What is to be set now for a container that came without NRI; nothing of what others pinned."""
+        return wanted_for(entry, self._basis.shared_cpus)
+
+    def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
+        """What the kernel should have now of those containers, of all if none are named. Any thread."""
+        basis, known = self._basis, self.known
+        containers = (
+            list(known.containers.values())
+            if container_ids is None
+            else [known.containers[key] for key in container_ids if key in known.containers]
+        )
+        return expectations(
+            basis.machine,
+            basis.policy.withheld_cpus,
+            basis.ledger,
+            known.pods,
+            containers,
+            self.lives.starting,
+            partitions=self._has_partitions,
+        )
+
+    def isolated_cpus(self) -> dict[str, CpuSet]:
+        """The CPUs that are to be partitions, by container. Any thread."""
+        machine, ledger = self._basis.machine, self._basis.ledger
+        return {
+            key: cpus
+            for key in (ledger.followed_ids if self._has_partitions else ())
+            if (cpus := isolated_cpus(ledger.entries[key].decision) & machine.online_cpus)
+        }
 
     def _run_postponed(self) -> None:
         while self._postponed:
@@ -232,7 +356,7 @@ class Transactions:
         number, write = self._begin(ledger, ids, decided)
         try:
             await write.finished()
-            self._recorder.check_commit(write)
+            self.recorder.check_commit(write)
         except BaseException as error:
             if isinstance(error, StateError) and carried and self._leaves_others(ledger, ids, decided):
                 self._become(self._basis.with_ledger(ledger), ids)
@@ -299,7 +423,7 @@ class Transactions:
 
     def _finish(self, number: int, write: Job[bool]) -> None:
         try:
-            self._recorder.check_commit(write)
+            self.recorder.check_commit(write)
         except StateError as error:
             self._not_recorded(error)
         else:
@@ -345,14 +469,14 @@ class Transactions:
         if replace_all:
             self._replacing_since = self._number
         kept = frozenset(ledger.entries) | retained.keys() if self._replacing_since is not None else None
-        return self._number, self._recorder.submit(Step.of(listed, gone, unlisted, kept, decisions))
+        return self._number, self.recorder.submit(Step.of(listed, gone, unlisted, kept, decisions))
 
     def _recorded(self, number: int) -> None:
         if self._replacing_since is not None and number >= self._replacing_since:
             self._replacing_since = None
         self._unrecorded = {key: one for key, one in self._unrecorded.items() if one.number != number}
-        if self._times_emptied != self._recorder.times_emptied:
-            self._times_emptied = self._recorder.times_emptied
+        if self._times_emptied != self.recorder.times_emptied:
+            self._times_emptied = self.recorder.times_emptied
             self._write_all()
 
     def _retry_later(self) -> None:

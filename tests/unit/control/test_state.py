@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.control.transactions import RETRY_S
+from bayplan.control.state import RETRY_S
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import QosClass
@@ -47,7 +47,7 @@ class Stall:
 
     def __init__(self, one: Controlled) -> None:
         self._gate = threading.Event()
-        one.controller.recorder._thread.submit(self._gate.wait)
+        one.controller.state.recorder._thread.submit(self._gate.wait)
 
     def end(self) -> None:
         self._gate.set()
@@ -61,13 +61,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def agree(one: Controlled) -> None:
     """The disk says what the ledger says, and no more."""
-    recorded = await one.controller.recorder.ledger()
-    assert dict(recorded.entries) == dict(one.controller.ledger.entries)
-    assert not one.controller._transactions.unrecorded
+    recorded = await one.controller.state.recorder.ledger()
+    assert dict(recorded.entries) == dict(one.controller.state.ledger.entries)
+    assert not one.controller.state.unrecorded
 
 
 CHANGES: dict[str, Callable[[Controlled], None]] = {
-    "engine": lambda one: one.controller.take_engine(KubeletEngine()),
+    "engine": lambda one: one.controller.state.take_engine(KubeletEngine()),
     "machine": lambda one: one.accept(machine(3, cpus_per_node=4)),
     "policy": lambda one: one.accept(policy=PlacementPolicy(reserved_bytes={0: {MEMORY: GIB}})),
     "missed creation": lambda one: one.controller.missed(Event.CREATE_CONTAINER, "a", "late"),
@@ -82,14 +82,14 @@ async def test_whatever_changes_waits_until_a_commit_is_done(tmp_path: Path, cha
         await controller.create_container(GUARANTEED, memory("a"))
         stall = Stall(one)
         creation = asyncio.create_task(controller.create_container(GUARANTEED, memory("b")))
-        await until(controller._transactions._lock.locked)
-        before = controller.basis
+        await until(controller.state._lock.locked)
+        before = controller.state.basis
         CHANGES[change](one)
-        assert controller.basis is before
+        assert controller.state.basis is before
         stall.end()
         await creation
-        assert "b" in controller.ledger.entries
-        assert controller.basis != before
+        assert "b" in controller.state.ledger.entries
+        assert controller.state.basis != before
         await agree(one)
 
 
@@ -99,40 +99,40 @@ async def test_a_new_engine_counts_what_was_being_promised(tmp_path: Path) -> No
         await controller.create_container(GUARANTEED, memory("a"))
         stall = Stall(one)
         creation = asyncio.create_task(controller.create_container(GUARANTEED, memory("b")))
-        await until(controller._transactions._lock.locked)
-        controller.take_engine(KubeletEngine())
+        await until(controller.state._lock.locked)
+        controller.state.take_engine(KubeletEngine())
         stall.end()
         await creation
-        promised = [entry.decision.placement for entry in controller.ledger.entries.values()]
+        promised = [entry.decision.placement for entry in controller.state.ledger.entries.values()]
         assert [placement.claim for placement in promised] == [None, None]
-        assert controller.ledger.claimed_bytes == {}
+        assert controller.state.ledger.claimed_bytes == {}
         # 600 MiB of each 1 GiB are promised: another 600 fit nowhere.
         with pytest.raises(PlacementError):
             await controller.create_container(GUARANTEED, memory("c"))
         await agree(one)
     async with controlled(tmp_path) as one:
-        assert set(one.controller.ledger.entries) == {"a", "b"}
+        assert set(one.controller.state.ledger.entries) == {"a", "b"}
 
 
 async def test_what_decisions_depend_on_changes_in_an_open_transaction_only(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
-        async with one.controller.transaction() as transaction:
+        async with one.controller.state.transaction() as transaction:
             pass
         with pytest.raises(AssertionError, match="the transaction has ended"):
             transaction.accept(ledger=Ledger())
         for name in ("ledger", "engine", "machine", "policy"):
             with pytest.raises(AttributeError):
-                setattr(one.controller, name, None)
+                setattr(one.controller.state, name, None)
 
 
 async def test_a_change_that_fails_harms_nobody_elses_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with controlled(tmp_path) as one:
-        async with one.controller.transaction():
-            one.controller.schedule(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]  # what the test hands over on purpose
-            one.controller.take_engine(KubeletEngine())
-        assert one.controller.engine.name == "kubelet"
+        async with one.controller.state.transaction():
+            one.controller.state.schedule(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]  # what the test hands over on purpose
+            one.controller.state.take_engine(KubeletEngine())
+        assert one.controller.state.engine.name == "kubelet"
         await one.controller.create_container(GUARANTEED, memory("a"))
     assert "scheduled change failed" in caplog.messages
 
@@ -145,27 +145,27 @@ async def test_what_is_cancelled_while_its_commit_is_queued_is_undone_whole(
         controller = one.controller
         first = memory("a")
         await controller.create_container(GUARANTEED, first)
-        before = controller.ledger
+        before = controller.state.ledger
         stall = Stall(one)
         if kind == "resize":
             larger = replace(first.resources, memory_limit_bytes=900 * MIB)
             late = asyncio.create_task(controller.update_container(GUARANTEED, first, larger))
         else:
             late = asyncio.create_task(controller.create_container(BOUND, LATE))
-        await until(controller._transactions._lock.locked)
+        await until(controller.state._lock.locked)
         await asyncio.sleep(0)
         late.cancel()
         await asyncio.gather(late, return_exceptions=True)
         assert late.cancelled()
         event = Event.UPDATE_CONTAINER if kind == "resize" else Event.CREATE_CONTAINER
         controller.missed(event, "a" if kind == "resize" else "late", "late")
-        assert controller.ledger is before
+        assert controller.state.ledger is before
         stall.end()
         await agree(one)
         assert one.verifications
         if kind != "resize":
             await controller.create_container(BOUND, LATE)
-            assert controller.ledger.entries["a"].decision.placement.mems == NodeSet([0, 1])
+            assert controller.state.ledger.entries["a"].decision.placement.mems == NodeSet([0, 1])
             await agree(one)
 
 
@@ -176,7 +176,7 @@ async def test_a_creation_that_could_not_be_recorded_is_taken_back_with_the_next
 
     async with controlled(tmp_path) as one:
         controller = one.controller
-        store, taken = controller.recorder.store, controller.recorder.store.commit
+        store, taken = controller.state.recorder.store, controller.state.recorder.store.commit
 
         def failing(step: object) -> None:
             taken(step)  # type: ignore[arg-type]  # what the test hands over on purpose
@@ -186,16 +186,16 @@ async def test_a_creation_that_could_not_be_recorded_is_taken_back_with_the_next
         with pytest.raises(StateError):
             await by_hook(controller, GUARANTEED, exclusive("first"))
         store.commit = taken  # type: ignore[method-assign]  # stands in for it in a test
-        assert controller.ledger.entries == {}
+        assert controller.state.ledger.entries == {}
         await controller.create_container(GUARANTEED, exclusive("second"))
         await agree(one)
-        assert set(controller.ledger.entries) == {"second"}
+        assert set(controller.state.ledger.entries) == {"second"}
 
 
 async def test_a_full_disk_stays_a_problem_until_something_is_written(tmp_path: Path) -> None:
     clock = ManualClock()
     async with controlled(tmp_path, clock=clock) as one:
-        controller, recorder = one.controller, one.controller.recorder
+        controller, recorder = one.controller, one.controller.state.recorder
         with full_disk(recorder), pytest.raises(StateError):
             await by_hook(controller, GUARANTEED, exclusive("first"))
         # Nothing is left to take back, and nothing is written: that works on a full disk, too.
@@ -215,7 +215,7 @@ async def test_an_end_that_could_not_be_recorded_is_recorded_when_there_is_room(
     async with controlled(tmp_path, clock=clock) as one:
         controller, owner = one.controller, exclusive("owner")
         await controller.create_container(GUARANTEED, owner)
-        with full_disk(one.controller.recorder):
+        with full_disk(one.controller.state.recorder):
             if end == "stop":
                 await controller.stop_container(GUARANTEED, owner)
             elif end == "removal of the pod":
@@ -223,22 +223,22 @@ async def test_an_end_that_could_not_be_recorded_is_recorded_when_there_is_room(
             else:
                 event = Event.STOP_CONTAINER if end == "missed stop" else Event.CREATE_CONTAINER
                 controller.missed(event, "owner", "late")
-            assert controller.ledger.entries == {}
-            assert set(controller._transactions.unrecorded) == {"owner"}
+            assert controller.state.ledger.entries == {}
+            assert set(controller.state.unrecorded) == {"owner"}
             with pytest.raises(StateError):
                 await by_hook(controller, GUARANTEED, exclusive("next"))
-            assert controller.recorder.problem is not None
+            assert controller.state.recorder.problem is not None
         if settled_by == "time":
             clock.advance(RETRY_S)
         else:
             await controller.create_container(GUARANTEED, exclusive("next"))
         await agree(one)
-        assert controller.recorder.problem is None
+        assert controller.state.recorder.problem is None
     async with controlled(tmp_path) as one:
         exclusives = [
-            entry.decision.placement.exclusive_cpus for entry in one.controller.ledger.entries.values()
+            entry.decision.placement.exclusive_cpus for entry in one.controller.state.ledger.entries.values()
         ]
-        assert sum(map(len, exclusives)) == len(one.controller.ledger.exclusive_cpus)
+        assert sum(map(len, exclusives)) == len(one.controller.state.ledger.exclusive_cpus)
 
 
 async def test_what_only_the_disk_knows_is_removed_at_synchronize(tmp_path: Path) -> None:
@@ -247,10 +247,12 @@ async def test_what_only_the_disk_knows_is_removed_at_synchronize(tmp_path: Path
         await controller.create_container(GUARANTEED, known)
         await controller.create_container(GUARANTEED, exclusive("forgotten"))
         # As if a write about it had been lost without a word.
-        controller._transactions._basis = controller.basis.with_ledger(controller.ledger.without("forgotten"))
+        controller.state._basis = controller.state.basis.with_ledger(
+            controller.state.ledger.without("forgotten")
+        )
         await controller.synchronize([GUARANTEED], [known])
         await agree(one)
-        assert set(controller.ledger.entries) == {"known"}
+        assert set(controller.state.ledger.entries) == {"known"}
 
 
 async def test_a_synchronize_on_a_full_disk_counts_and_is_recorded_later(tmp_path: Path) -> None:
@@ -258,9 +260,9 @@ async def test_a_synchronize_on_a_full_disk_counts_and_is_recorded_later(tmp_pat
     async with controlled(tmp_path, clock=clock) as one:
         controller = one.controller
         await controller.create_container(GUARANTEED, exclusive("gone"))
-        with full_disk(one.controller.recorder):
+        with full_disk(one.controller.state.recorder):
             await controller.synchronize([GUARANTEED], [exclusive("found", 1)])
-            assert set(controller.ledger.entries) == {"found"}
+            assert set(controller.state.ledger.entries) == {"found"}
             await clock.until_armed()
         clock.advance(RETRY_S)
         await agree(one)
@@ -272,13 +274,13 @@ async def test_what_its_container_carries_is_promised_on_a_full_disk_and_recorde
     clock = ManualClock()
     async with controlled(tmp_path, clock=clock) as one:
         controller = one.controller
-        with full_disk(controller.recorder):
+        with full_disk(controller.state.recorder):
             adjustment, _ = await controller.create_container(GUARANTEED, exclusive("carried"))
-            assert set(controller.ledger.entries) == {"carried"}
-            assert set(controller._transactions.unrecorded) == {"carried"}
+            assert set(controller.state.ledger.entries) == {"carried"}
+            assert set(controller.state.unrecorded) == {"carried"}
         clock.advance(RETRY_S)
         await agree(one)
-        [(_, decision)] = await controller.recorder.decided(0)
+        [(_, decision)] = await controller.state.recorder.decided(0)
         assert decision.request.container_id == "carried"
     # As after a kill before there was room: the container has the entry.
     async with controlled(tmp_path / "empty") as one:
@@ -286,20 +288,20 @@ async def test_what_its_container_carries_is_promised_on_a_full_disk_and_recorde
         spec = replace(spec, cpuset_mems=adjustment.cpuset_mems)
         carrying = replace(exclusive("carried"), annotations=adjustment.annotations, resources=spec)
         await one.controller.synchronize([GUARANTEED], [carrying])
-        found = one.controller.ledger.entries["carried"].decision
+        found = one.controller.state.ledger.entries["carried"].decision
         assert found.placement.exclusive_cpus == adjustment.cpuset_cpus
 
 
 async def test_a_record_that_is_lost_is_made_again_from_the_ledger(tmp_path: Path) -> None:
     async with controlled(tmp_path) as one:
-        controller, store = one.controller, one.controller.recorder.store
+        controller, store = one.controller, one.controller.state.recorder.store
         for name in ("first", "second"):
             await controller.create_container(GUARANTEED, exclusive(name, 1))
-        await controller.recorder._run(store.close)
+        await controller.state.recorder._run(store.close)
         store.path.unlink()
         await controller.create_container(GUARANTEED, exclusive("third", 1))
         await agree(one)
-        assert set(controller.ledger.entries) == {"first", "second", "third"}
+        assert set(controller.state.ledger.entries) == {"first", "second", "third"}
 
 
 async def test_a_record_is_made_again_without_a_write(tmp_path: Path) -> None:
@@ -307,22 +309,22 @@ async def test_a_record_is_made_again_without_a_write(tmp_path: Path) -> None:
         controller = one.controller
         await controller.create_container(GUARANTEED, exclusive("first", 1))
         shutil.rmtree(tmp_path / "state")
-        assert await controller.recorder.ensure_in_place()
+        assert await controller.state.recorder.ensure_in_place()
         await agree(one)
         shutil.rmtree(tmp_path / "state")
         (tmp_path / "state").write_text("in the way")
         with pytest.raises(StateError):
-            await controller.recorder.ensure_in_place()
-        assert controller.recorder.problem is not None
+            await controller.state.recorder.ensure_in_place()
+        assert controller.state.recorder.problem is not None
         (tmp_path / "state").unlink()
-        assert await controller.recorder.ensure_in_place()
-        assert controller.recorder.problem is None
+        assert await controller.state.recorder.ensure_in_place()
+        assert controller.state.recorder.problem is None
         await agree(one)
 
 
 async def test_a_refusal_holds_also_when_it_cannot_be_recorded(tmp_path: Path) -> None:
     async with controlled(tmp_path, PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)) as one:
-        with full_disk(one.controller.recorder), pytest.raises(PlacementError):
+        with full_disk(one.controller.state.recorder), pytest.raises(PlacementError):
             await one.controller.create_container(GUARANTEED, memory("large", 1500))
 
 
@@ -331,10 +333,10 @@ async def test_who_was_let_through_is_entered_also_when_its_start_is_missed(tmp_
         controller, late = one.controller, container("late", BEST_EFFORT)
         controller.fallback_adjustment(BEST_EFFORT, late)
         controller.missed(Event.CREATE_CONTAINER, "late", "late")
-        assert controller.ledger.entries == {}
+        assert controller.state.ledger.entries == {}
         started = replace(late, resources=replace(late.resources, cpuset_cpus=CpuSet(range(8))))
         controller.missed(Event.START_CONTAINER, "late", "late", (BEST_EFFORT, started))
-        request = controller.ledger.entries["late"].decision.request
+        request = controller.state.ledger.entries["late"].decision.request
         assert (request.container_id, request.pinned_cpus) == ("late", None)
         await agree(one)
 
@@ -362,11 +364,11 @@ async def test_cpus_of_an_earlier_life_are_nobodys_choice(tmp_path: Path) -> Non
         await controller.create_container(GUARANTEED, exclusive("next"))
         for owned, one_pod in (("late", BEST_EFFORT), ("owner", GUARANTEED)):
             await controller.state_changed(Event.START_CONTAINER, one_pod, started[owned])
-        entries = controller.ledger.entries
+        entries = controller.state.ledger.entries
         assert entries["next"].decision.placement.exclusive_cpus == answers["owner"].cpuset_cpus
         assert not entries["owner"].decision.placement.exclusive_cpus
         assert {entry.decision.request.pinned_cpus for entry in entries.values()} == {None}
-        shared = controller.basis.shared_cpus
+        shared = controller.state.basis.shared_cpus
         expected = {each.container.id: each.cpus for each in one.expectations()}
         assert expected["owner"] == expected["late"] == shared
 
@@ -380,12 +382,12 @@ async def test_the_history_lists_a_found_container_once_however_its_record_is_wr
     async with controlled(tmp_path, clock=clock) as one:
         found, others = container("f", BEST_EFFORT), [container(name, BEST_EFFORT) for name in ("o", "p")]
         if fails:
-            with full_disk(one.controller.recorder):
+            with full_disk(one.controller.state.recorder):
                 await one.controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, found)
                 await one.controller.update_container(
                     BEST_EFFORT, found, Resources(unified={"memory.high": "1"})
                 )
-                await one.controller.wait_written()
+                await one.controller.state.wait_written()
         else:
             stall = Stall(one)
             entered = [
@@ -394,14 +396,14 @@ async def test_the_history_lists_a_found_container_once_however_its_record_is_wr
                 )
                 for each in (found, *others)
             ]
-            await until(lambda: len(one.controller.ledger.entries) == len(entered))
+            await until(lambda: len(one.controller.state.ledger.entries) == len(entered))
             await one.controller.update_container(BEST_EFFORT, found, Resources(unified={"memory.high": "1"}))
             stall.end()
             await asyncio.gather(*entered)
         clock.advance(RETRY_S)
-        await one.controller.wait_written()
+        await one.controller.state.wait_written()
         await agree(one)
-        recorded = await one.controller.recorder.decided(0)
+        recorded = await one.controller.state.recorder.decided(0)
     assert [decision.request.container_id for _, decision in recorded].count("f") == 1
 
 
@@ -410,12 +412,12 @@ async def test_the_history_lists_a_found_container_after_a_change_of_it_was_refu
     clock = ManualClock()
     async with controlled(tmp_path, clock=clock) as one:
         found = container("f", BEST_EFFORT)
-        with full_disk(one.controller.recorder):
+        with full_disk(one.controller.state.recorder):
             await one.controller.state_changed(Event.POST_START_CONTAINER, BEST_EFFORT, found)
             with pytest.raises(StateError):
                 await one.controller.update_container(BEST_EFFORT, found, Resources(cpu_shares=512))
         clock.advance(RETRY_S)
-        await one.controller.wait_written()
+        await one.controller.state.wait_written()
         await agree(one)
-        recorded = await one.controller.recorder.decided(0)
+        recorded = await one.controller.state.recorder.decided(0)
     assert [decision.request.container_id for _, decision in recorded] == ["f"]
