@@ -33,7 +33,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-cluster run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio cluster lint format bench bench-cluster hops bench-fit bench-oci e2e-costs e2e-load proto reference lock outdated clean conformance coverage mutants
+.PHONY: kubelet crio critest cluster lint format bench bench-cluster hops bench-fit bench-oci e2e-costs e2e-load proto reference lock outdated clean conformance coverage mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -117,6 +117,9 @@ kubelet: setup-e2e ## two versions of kubelet itself (built here, four minutes e
 
 crio: setup-e2e ## CRI-O itself: NRI, hook and wrapper, in a virtual machine
 	$(PYTEST_E2E) -k crio tests/e2e/test_short_lives.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
+
+critest: setup-e2e ## cri-tools' validation suite on containerd 2.4, without bayplan and beside it, in a virtual machine; ARGS="-k nri-nri": some
+	$(PYTEST_E2E) tests/e2e/test_critest.py $(ARGS)
 
 cluster: setup-cluster ## Kubernetes' control plane itself (built here, an hour): the agent, the chart, and a node that joins it
 	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_agent_fleet.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/interop/test_kube_scheduler.py tests/e2e/test_cluster.py tests/e2e/test_cluster_scheduling.py tests/e2e/test_chart_in_cluster.py

@@ -24,13 +24,14 @@ FAILED = pytest.StashKey[bool]()
 SCENARIO_LIMIT_S = 1200
 # How much longer than others the scenarios of a machine take: systemd is slow, and pages are moved slowly.
 WEIGHTS = {"two-nodes-systemd": 3, "two-nodes-systemd-2.4": 3, "crio-systemd": 4, "split-sockets-2.3": 4}
-# They take minutes to build and to run: they are asked for by name (`make kubelet`, `make crio`).
+# They take minutes to build and to run: they are asked for by name (`make kubelet`, `make critest`).
 BY_NAME_ONLY = frozenset(
     f"test_{name}.py"
     for name in (
         "agent",
         "cluster",
         "cluster_scheduling",
+        "critest",
         "chart_in_cluster",
         "cold_boot",
         "real_kubelet",

@@ -41,7 +41,7 @@ GO_ENVIRONMENT = {
     "GOWORK": "off",
 }
 WORKLOAD_SOURCE = Path(__file__).parent.parent / "workload"
-MEMORY_LOAD_SOURCE = Path(__file__).parent / "programs" / "memory_load"
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 def go_program() -> Path:
@@ -96,6 +96,20 @@ def crictl() -> Path:
     return _from_module(
         "crictl", module, CRI_TOOLS_VERSION, (f"{module}/cmd/crictl",), step, beside=SHARED_MODULE
     )
+
+
+def critest() -> Path:
+    """cri-tools' validation suite; it is published as tests of a package."""
+    module = "sigs.k8s.io/cri-tools"
+    what = f"critest {CRI_TOOLS_VERSION}"
+
+    def build(path: Path) -> None:
+        scratch = _module_requiring(path, module, CRI_TOOLS_VERSION, SHARED_MODULE)
+        version = f"-X {module}/pkg/version.Version={CRI_TOOLS_VERSION}"
+        go_build(what, scratch, path, (f"{module}/cmd/critest",), ("-mod=mod",), link=version, verb="test -c")
+
+    recipe = {"version": CRI_TOOLS_VERSION, "beside": SHARED_MODULE, "format": 1}
+    return artefact("critest", recipe, build, step=Step(f"{what}, compiled", 31))
 
 
 def crio(version: str = CRIO_VERSION) -> Path:
@@ -155,7 +169,12 @@ def workload() -> Path:
 
 def memory_load() -> Path:
     """The program that uses memory in scenarios about memory pressure; not in any image."""
-    return _from_here("memory-load", MEMORY_LOAD_SOURCE)
+    return _from_here("memory-load", PROGRAMS / "memory_load")
+
+
+def suite_image() -> Path:
+    """The program in the images of the validation suite, beside busybox."""
+    return _from_here("suite-image", PROGRAMS / "suite_image")
 
 
 def _from_here(name: str, source: Path) -> Path:
@@ -199,10 +218,11 @@ def go_build(
     *,
     link: str = "",
     env: Mapping[str, str] | None = None,
+    verb: str = "build",
 ) -> None:
     """Compile packages of the module in a directory, into a file or a directory that exists."""
     linked = f"-ldflags=-s -w {link}".rstrip()
-    argv = [str(go_program()), "build", *flags, "-trimpath", linked, "-o", f"{output}", *packages]
+    argv = [str(go_program()), *verb.split(), *flags, "-trimpath", linked, "-o", f"{output}", *packages]
     if output.is_dir():
         argv[argv.index(f"{output}")] = f"{output}/"
     # Two builds at once want twice the memory and are not faster on the few cores there are.

@@ -1,0 +1,3 @@
+module bayplan.dev/suite-image
+
+go 1.22
