@@ -173,8 +173,8 @@ async def test_an_agent_that_is_gone_is_noticed_and_found_again(tmp_path: Path) 
         await page.wait_for("document.getElementById('live').className === 'off'")
         again = HttpPort(Address("127.0.0.1", number), AgentSettings(), mirror_of(crowded(2, 5)), nobody)
         await again.start()
+        await page.wait_for("document.querySelectorAll('#containers td.name').length === 5")
         await page.wait_for(IS_LIVE)
-        assert len(await texts(page, "#containers td.name")) == 5
         await again.close()
 
 
