@@ -48,7 +48,6 @@ from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.engine_choice import engine_for, open_recording
 from bayplan.daemon.eviction import EvictionManager
 from bayplan.daemon.hardware import Hardware
-from bayplan.daemon.hugepage_pools import HugepagePools
 from bayplan.daemon.measurement import Host
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.pressure_signals import PressureSignals
@@ -231,7 +230,7 @@ class Daemon:
         deadline_s = DEVICES_SHARE * settings.request_deadline_ms / 1000
         self.devices = DeviceSearch(HostDevices(), self.device_thread.do, deadline_s)
         await self.devices.prepare()
-        self.hugepage_pools = HugepagePools(
+        self.hugepage_pools = parts.hugepage_pools(
             self.state,
             self.hardware,
             HugepageFiles(self.hierarchy.root),

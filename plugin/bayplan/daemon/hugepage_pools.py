@@ -19,7 +19,6 @@ from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import InThread
 from bayplan.daemon.hardware import Hardware
 from bayplan.errors import BayplanError
-from bayplan.host import shadow_mode
 from bayplan.host.hugepage_pools import HugepageFiles, Resized
 from bayplan.model.machine import Machine, hugepages
 from bayplan.placement.hugepage_pools import Pools, below_minimum, grown, idle_pools
@@ -76,8 +75,6 @@ class HugepagePools:
     async def grow(self, transaction: Transaction, added: Pools) -> Pools:
         """Have pools grow by *added*, as far as the kernel has pages and the time allows; by how much they
         grew. *transaction* decides on the machine as it is then."""
-        if shadow_mode.is_on():
-            return {}
         begun_s = self._clock_s()
         await self._compact(added)
         before = transaction.basis.machine
@@ -91,7 +88,7 @@ class HugepagePools:
     async def look(self) -> None:
         """Have pools shrink by what was idle for a minute, and grow to their minimum."""
         basis, connections = self._state.basis, self._state.counters["connections"]
-        if not basis.policy.hugepage_pools or shadow_mode.is_on():
+        if not basis.policy.hugepage_pools:
             self._idle = {}
             return
         if connections != self._connections:

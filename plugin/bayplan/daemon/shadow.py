@@ -19,7 +19,9 @@ from bayplan.control.promised_nodes import PromisedNodes
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.control.shadow_handler import ShadowHandler
 from bayplan.control.starts import Execs, Starts
+from bayplan.control.state import Transaction
 from bayplan.control.verify import Drift, Verifier
+from bayplan.daemon.hugepage_pools import HugepagePools
 from bayplan.daemon.oom_score_adj import OomScoreAdjWriter
 from bayplan.daemon.page_relief import STEP_S, PageRelief
 from bayplan.daemon.pod_end import PodEnd
@@ -38,6 +40,7 @@ from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.protocol import Answer, Status, Verb
 from bayplan.oci.request_handler import OciRequestHandler, WriteBack
 from bayplan.oci.runtime_update import RuntimeCommand
+from bayplan.placement.hugepage_pools import Pools
 from bayplan.placement.page_placement import LivePages, PageMove, Return, Risk
 from bayplan.sets import CpuSet
 
@@ -117,6 +120,17 @@ class ShadowOomScoreAdj(OomScoreAdjWriter):
 
     async def __call__(self, pod: Pod, container: Container, value: int) -> None:
         """As of `OomScoreAdjWriter`."""
+
+
+class ShadowHugepagePools(HugepagePools):
+    """Pools of huge pages stay as large as they are."""
+
+    async def grow(self, transaction: Transaction, added: Pools) -> Pools:
+        """As of `HugepagePools`."""
+        return {}
+
+    async def look(self) -> None:
+        """As of `HugepagePools`."""
 
 
 class ShadowPlacementFiles(PlacementFiles):
@@ -240,6 +254,7 @@ class Parts(NamedTuple):
     execs: type[Execs] = Execs
     oci_requests: type[OciRequestHandler] = OciRequestHandler
     oom_score_adj: type[OomScoreAdjWriter] = OomScoreAdjWriter
+    hugepage_pools: type[HugepagePools] = HugepagePools
     placement_files: type[PlacementFiles] = PlacementFiles
     resource_claims: type[ResourceClaims] = ResourceClaims
     promised_nodes: type[PromisedNodes] = PromisedNodes
@@ -263,6 +278,7 @@ SHADOW: Final = Parts(
     ShadowExecs,
     ShadowRequests,
     ShadowOomScoreAdj,
+    ShadowHugepagePools,
     ShadowPlacementFiles,
     ShadowResourceClaims,
     ShadowPromisedNodes,

@@ -17,6 +17,7 @@ from bayplan.config.settings import Settings
 from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.hugepage_pools import IDLE_S, HugepagePools
 from bayplan.daemon.measurement import Host, Measurement
+from bayplan.daemon.shadow import Parts
 from bayplan.errors import PlacementError
 from bayplan.host import shadow_mode
 from bayplan.host.hugepage_pools import HugepageFiles
@@ -59,7 +60,7 @@ class Node:
         self.kernel, self.hardware, self.controller, self.now_s = kernel, hardware, made.controller, 0.0
         hardware.attach(made.controller.state, made.verify_soon)
         files = HugepageFiles(kernel.root, kernel.write)
-        self.pools = HugepagePools(
+        self.pools = Parts.of_process().hugepage_pools(
             made.controller.state, hardware, files, here, here, 1.0, lambda: self.now_s
         )
         self.made = made
@@ -220,10 +221,13 @@ async def test_pools_that_nobody_configured_stay(tmp_path: Path) -> None:
 
 
 async def test_shadow_mode_changes_no_pool(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
-        with shadow_mode.shadow_mode(), pytest.raises(PlacementError):
-            await one.place("first", 10)
-        assert one.kernel.writes == []
+    there = kernel(tmp_path)
+    with shadow_mode.shadow_mode():
+        async with node(tmp_path, there) as one:
+            with pytest.raises(PlacementError):
+                await one.place("first", 10)
+            await one.pass_time(IDLE_S)
+    assert there.writes == []
 
 
 async def test_a_kernel_that_refuses_is_a_problem_that_status_names(tmp_path: Path) -> None:
