@@ -380,12 +380,13 @@ class Placements:
 
         def beside() -> Basis:
             basis = transaction.basis.with_ledger(base)
-            policy = replace(basis.policy, defragment=Defragment.PLAN)
-            return basis if relocating else replace(basis, policy=policy)
+            if relocating:
+                return basis
+            return replace(basis, policy=replace(basis.policy, defragment=Defragment.PLAN))
 
         run, engine, basis = self._engine_thread.run, transaction.basis.engine, beside()
         decision = await run(engine, basis.machine, partial(decide, basis))
-        if not basis.policy.hugepage_pools or not lacks_pages(decision, basis.policy):
+        if not lacks_pages(decision, basis.policy):
             return decision
         with_growth_of = partial(decide_with_pools, basis, decide=decide, decision=decision)
         decision, wanted = await run(engine, basis.machine, with_growth_of)
