@@ -29,11 +29,11 @@ from bayplan.kubelet.pod import is_memory
 from bayplan.kubelet.reservation import Reservation, check_machine, in_words
 from bayplan.model.basis import Allocatable
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import MEMORY, Machine, hugepages
+from bayplan.model.machine import MEMORY, Machine, hugepage_size_bytes, hugepages
 from bayplan.model.policy import CpuAlignment, CpuPool, MemoryQos, PlacementPolicy
 from bayplan.model.wishes import wrong_pool, wrong_rule
 from bayplan.placement.measured_reservation import Learned, within_promises
-from bayplan.quantity import counted, format_bytes, parse_page_size
+from bayplan.quantity import counted, format_bytes
 from bayplan.sets import CpuSet
 
 _PAGE_BYTES: Final = 4096
@@ -266,7 +266,7 @@ def _with_at_least(policy: PlacementPolicy, memory_bytes: Mapping[int, int]) -> 
 
 def _spread(amount_bytes: int, resource: str, machine: Machine) -> dict[int, int]:
     """Even shares in whole pages; what does not divide goes to the nodes with the lowest ids."""
-    unit = _PAGE_BYTES if resource == MEMORY else parse_page_size(resource.partition("-")[2])
+    unit = _PAGE_BYTES if resource == MEMORY else hugepage_size_bytes(resource)
     rooms = _rooms(machine, resource)
     shares: dict[int, int] = {}
     # The smallest rooms first: what they can't take is left for those after them.

@@ -21,7 +21,7 @@ from bayplan.daemon.hardware import Hardware
 from bayplan.errors import BayplanError
 from bayplan.host.hugepage_pools import HugepageFiles, Resized
 from bayplan.model.machine import Machine, hugepages
-from bayplan.placement.hugepage_pools import Pools, below_minimum, grown, idle_pools
+from bayplan.placement.hugepage_pools import Pools, below_minimum, grown, idle_pools, pools_of
 from bayplan.quantity import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class HugepagePools:
             return
         async with self._state.transaction() as transaction:
             now = transaction.basis
-            known = {node.id: node.hugepages_bytes for node in now.machine.nodes}
+            known = pools_of(now.machine)
             spare = {
                 node: {
                     size: known[node][size] - min(amount, due[node][size])
@@ -183,11 +183,11 @@ class HugepagePools:
             self._log(before, transaction.basis.machine, found)
 
     def _log(self, before: Machine, after: Machine, found: Resized) -> None:
-        sizes = {node.id: node.hugepages_bytes for node in before.nodes}
-        for node in after.nodes:
-            for size, amount in node.hugepages_bytes.items():
-                if amount != (was := sizes.get(node.id, {}).get(size, amount)):
-                    extra = {"node": node.id, "resource": hugepages(size), "was": format_bytes(was)}
+        sizes = pools_of(before)
+        for node, row in pools_of(after).items():
+            for size, amount in row.items():
+                if amount != (was := sizes.get(node, {}).get(size, amount)):
+                    extra = {"node": node, "resource": hugepages(size), "was": format_bytes(was)}
                     logger.info("a pool of huge pages changed", extra={**extra, "has": format_bytes(amount)})
         for problem in found.problems:
             if problem not in self.problems:
@@ -197,8 +197,7 @@ class HugepagePools:
 
 def _difference(before: Machine, after: Machine, pools: Pools) -> dict[int, dict[int, int]]:
     """By how much *pools* are larger in *after*."""
-    old = {node.id: node.hugepages_bytes for node in before.nodes}
-    new = {node.id: node.hugepages_bytes for node in after.nodes}
+    old, new = pools_of(before), pools_of(after)
     rows = {
         node: {
             size: more

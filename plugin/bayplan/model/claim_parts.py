@@ -7,8 +7,7 @@ Invariant: the parts of a claim sum to it, to the byte. Everybody who counts cla
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from bayplan.model.machine import MEMORY
-from bayplan.quantity import parse_page_size
+from bayplan.model.machine import MEMORY, hugepage_size_bytes
 from bayplan.sets import NodeSet
 
 Amounts = Mapping[str, int]
@@ -35,10 +34,7 @@ def hugepages_of(amounts_bytes: Amounts) -> Amounts:
 
 def by_page_size(amounts_bytes: Amounts) -> dict[int, int]:
     """The huge pages of *amounts_bytes* by their size."""
-    return {
-        parse_page_size(resource.partition("-")[2]): amount
-        for resource, amount in hugepages_of(amounts_bytes).items()
-    }
+    return {hugepage_size_bytes(resource): amount for resource, amount in hugepages_of(amounts_bytes).items()}
 
 
 def divided(nodes: NodeSet, amounts_bytes: Amounts, even_bytes: Amounts = _NOTHING) -> Parts:
@@ -68,7 +64,7 @@ def in_proportion(amounts_bytes: Amounts, shares: Mapping[int, int]) -> Parts:
     """*amounts_bytes* on nodes by themselves, by their *shares*: whole huge pages, memory to the byte."""
     rows: dict[int, dict[str, int]] = {node: {} for node in sorted(shares)}
     for resource, amount in amounts_bytes.items():
-        unit = 1 if resource == MEMORY else parse_page_size(resource.partition("-")[2])
+        unit = 1 if resource == MEMORY else hugepage_size_bytes(resource)
         for node, units in proportional(amount // unit, shares).items():
             rows[node][resource] = units * unit
         lowest = rows[min(rows)]

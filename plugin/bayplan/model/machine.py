@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
-from bayplan.quantity import format_page_size
+from bayplan.quantity import format_page_size, parse_page_size
 from bayplan.sets import CpuSet, NodeSet
 
 MEMORY: Final = "memory"
@@ -31,6 +31,15 @@ CORE_KINDS: Final = ("performance", "middle", "efficiency")
 def hugepages(page_size_bytes: int) -> str:
     """Resource name of a huge page size, as in Kubernetes: ``hugepages-2Mi``."""
     return f"hugepages-{format_page_size(page_size_bytes)}"
+
+
+def hugepage_size_bytes(resource: str) -> int:
+    """The page size of which *resource* is the name, as `hugepages` gives it.
+
+    >>> hugepage_size_bytes("hugepages-2Mi")
+    2097152
+    """
+    return parse_page_size(resource.partition("-")[2])
 
 
 class Cpu(Struct, frozen=True):

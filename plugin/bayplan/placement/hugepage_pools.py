@@ -19,11 +19,10 @@ from bayplan.engines.interface import Engine
 from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import Amounts, hugepages_of
 from bayplan.model.decision import Claim, Decision, Outcome, Reason, Request
-from bayplan.model.machine import MEMORY, Machine, Node, hugepages
+from bayplan.model.machine import MEMORY, Machine, Node, hugepage_size_bytes, hugepages
 from bayplan.model.memory_kinds import usable_nodes
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.sentences import pages_to_be_had, pools_grown
-from bayplan.quantity import parse_page_size
 from bayplan.sets import NodeSet
 
 Pools = Mapping[int, Mapping[int, int]]
@@ -41,6 +40,11 @@ _MOST_TRIALS: Final = 12
 _MOST_SETS: Final = 64
 """Sets of one width that are worked out; on 8 nodes nearly all of them."""
 _WIDEST: Final = 8
+
+
+def pools_of(machine: Machine) -> Pools:
+    """What all pools of *machine* have."""
+    return {node.id: node.hugepages_bytes for node in machine.nodes}
 
 
 def with_pools(machine: Machine, pools: Pools) -> Machine:
@@ -69,7 +73,7 @@ def at_greatest(machine: Machine, policy: PlacementPolicy) -> Machine:
 
 def grown(machine: Machine, added: Pools) -> Pools:
     """The sizes of the pools to which something is *added*, with that."""
-    known = {node.id: node.hugepages_bytes for node in machine.nodes}
+    known = pools_of(machine)
     return {
         node: {size: known[node][size] + amount for size, amount in row.items()}
         for node, row in added.items()
@@ -203,7 +207,7 @@ def _growth_on(
     cannot as far."""
     left, added = flows.copy(), dict[int, dict[int, int]]()
     for resource, asked in pages.items():
-        size = parse_page_size(resource.partition("-")[2])
+        size = hugepage_size_bytes(resource)
         each = -(-asked // len(nodes) // size) * size
         parts = [((node,), each) for node in nodes] if even else [(nodes, asked)]
         for part, amount in parts:
@@ -237,7 +241,7 @@ def _to_be_had(
     """How much of each size that *request* asks for each node could give it: what is left of its pool, and
     what that may grow by."""
     for resource in hugepages_of(claimed_amounts(request)):
-        size = parse_page_size(resource.partition("-")[2])
+        size = hugepage_size_bytes(resource)
         yield (
             resource,
             {

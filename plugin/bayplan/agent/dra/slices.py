@@ -13,9 +13,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from bayplan.model.machine import CORE_KINDS, MEMORY, Machine, Node
+from bayplan.model.machine import CORE_KINDS, MEMORY, Machine, Node, hugepage_size_bytes
 from bayplan.model.memory_kinds import tier_ranks
-from bayplan.quantity import MIB, format_page_size, parse_page_size
+from bayplan.quantity import MIB, format_page_size
 from bayplan.sets import NodeSet
 from bayplan.views.node_room import claimable_by_node
 from bayplan.views.snapshot import Snapshot
@@ -68,7 +68,7 @@ def step_of(resource: str) -> int:
     """Of what a claim gets a multiple."""
     if resource == CPU:
         return 1
-    return MEMORY_STEP_BYTES if resource == MEMORY else parse_page_size(resource.partition("-")[2])
+    return MEMORY_STEP_BYTES if resource == MEMORY else hugepage_size_bytes(resource)
 
 
 def devices_of(snapshot: Snapshot, *, jointly: bool = False) -> list[Object]:
