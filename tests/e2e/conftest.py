@@ -103,6 +103,8 @@ def _machine(item: pytest.Item) -> str:
     if "crio_machine" in getattr(item, "fixturenames", ()):
         return "crio-systemd"
     callspec = getattr(item, "callspec", None)
+    if callspec is not None and "bed" in callspec.params:
+        return f"{item.path.stem}-{callspec.params['bed']}"
     wanted = callspec.params.get("node") if callspec is not None else None
     return str(wanted or item.path.stem)
 

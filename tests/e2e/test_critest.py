@@ -10,8 +10,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 import pytest
 from testbed.containerd import NRI_SOCKET
-from testbed.crictl import SOCKET, Running
+from testbed.crictl import SOCKET as CONTAINERD_SOCKET
+from testbed.crictl import Running
+from testbed.crio import SOCKET as CRIO_SOCKET
+from testbed.crio import CrioNode, in_slice
 from testbed.critest import CONTAINERD_SETTINGS, Critest, Outcome
+from testbed.forms import HOOKS_DIR
 from testbed.node import Node
 from testbed.pods import guaranteed
 from testbed.topology import TWO_NODES
@@ -19,7 +23,9 @@ from testbed.topology import TWO_NODES
 # The suite itself waits for no answer longer than a minute; under emulation it asks for a long time.
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(3600, method="signal", func_only=True)]
 
-CONTAINERD = "2.4"
+CRIO = "crio"
+# The newest containerd, the long-term one, and CRI-O.
+RUNTIMES = ("2.4", "2.3", CRIO)
 WAYS = ("nri", "hook", "wrapper")
 # What a test's name is to match and not to match: about a third of the time each.
 PARTS = {
@@ -35,8 +41,8 @@ PATIENT = ("--oci-deadline", "20s")
 class Bed:
     """A node with the suite, and what became of its tests without bayplan, by part."""
 
-    def __init__(self) -> None:
-        self.node = Node(TWO_NODES, CONTAINERD, systemd=True)
+    def __init__(self, runtime: str) -> None:
+        self.node = CrioNode(TWO_NODES) if runtime == CRIO else Node(TWO_NODES, runtime, systemd=True)
         self.suite = Critest(self.node.guest)
         self._alone: dict[str, dict[str, Outcome]] = {}
 
@@ -58,7 +64,7 @@ class Bed:
         node.bayplan.start(*PATIENT)
         if way == "nri":
             node.bayplan.await_synchronized()
-        owner = self._launch_owner(handler=_handler(way))
+        owner = self._launch_owner(handler=self._handler(way))
         before = node.view(owner).placement
         assert len(before.cpus) == 1
         found = self._run(part, way)
@@ -72,16 +78,27 @@ class Bed:
         node = self.node
         node.prepare()
         self.suite.prepare()
-        if way in ("hook", "wrapper"):
+        if isinstance(node, CrioNode):
+            if way != "nri":
+                node.install_forms()
+            if way == "wrapper":
+                node.guest.run("rm", "-r", HOOKS_DIR)
+            node.crio.start(nri=way == "nri", wrapper=way == "wrapper")
+            return
+        handlers = []
+        if way != "nri":
             node.forms.install()
             handlers = [node.forms.handler(way, name=way)]
-        else:
-            handlers = []
         node.containerd.end()
         node.containerd.start(nri=way == "nri", settings=CONTAINERD_SETTINGS, handlers=handlers)
 
     def _launch_owner(self, *, handler: str = "") -> Running:
-        return self.node.launch(guaranteed("owner", 1, "100Mi"), handler=handler)
+        pod = guaranteed("owner", 1, "100Mi")
+        return self.node.launch(in_slice(pod) if isinstance(self.node, CrioNode) else pod, handler=handler)
+
+    def _handler(self, way: str) -> str:
+        """Of the pods that go this way; with CRI-O all containers do."""
+        return "" if way == "nri" or isinstance(self.node, CrioNode) else way
 
     def _run(self, part: str, way: str, *, only: Collection[str] = ()) -> dict[str, Outcome]:
         focus, skip = PARTS[part]
@@ -89,21 +106,17 @@ class Bed:
             # To Go a space is nothing to escape.
             focus = "|".join(sorted(re.escape(name).replace("\\ ", " ") for name in only))
         return self.suite.run(
-            SOCKET,
+            CRIO_SOCKET if isinstance(self.node, CrioNode) else CONTAINERD_SOCKET,
             focus=focus,
             skip=skip,
             nri_socket=NRI_SOCKET if way == "nri" else "",
-            handler=_handler(way),
+            handler=self._handler(way),
         )
 
 
-def _handler(way: str) -> str:
-    return way if way in ("hook", "wrapper") else ""
-
-
-@pytest.fixture(scope="module")
-def bed() -> Iterator[Bed]:
-    made = Bed()
+@pytest.fixture(scope="module", params=RUNTIMES)
+def bed(request: pytest.FixtureRequest) -> Iterator[Bed]:
+    made = Bed(request.param)
     yield made
     made.node.shut_down()
 

@@ -1,12 +1,12 @@
 """kubelet's own files among ours: its file and its drop-ins are one configuration, as in kubelet.
 
-Source of the rules: cmd/kubelet/app/server.go of v1.36.3, loadConfigFile and mergeKubeletConfigurations. A
+Source of the rules: cmd/kubelet/app/server.go of v1.37.2, loadConfigFile and mergeKubeletConfigurations. A
 drop-in is a JSON merge patch (RFC 7386) on what stands before it: tables are merged, null takes a key away,
 anything else replaces. The default of evictionHard is filled in before the first drop-in, and never again.
 What kubelet's documents leave out has kubelet's default, unless another file or a flag says something of it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from bayplan.config.keys import FEATURE_GATES, KEYS
@@ -15,6 +15,7 @@ from bayplan.config.sources import Document, Source, Values
 from bayplan.config.values import show
 from bayplan.errors import Problem
 from bayplan.model.kubelet_version import KubeletRules
+from bayplan.model.policy import MemoryReservationPolicy
 from bayplan.placement.foreign_cpusets import PinningManager
 
 _HARD: Final = "evictionHard"
@@ -43,19 +44,39 @@ _PINNING: Final[Mapping[tuple[str, str], PinningManager]] = {
     ("memoryManagerPolicy", "Static"): PinningManager.MEMORY,
 }
 _RESERVED_TWICE: Final = ("reservedSystemCPUs", "systemReservedCgroup", "kubeReservedCgroup")
+_GATES: Final = "featureGates"
+_MEMORY_QOS: Final = "MemoryQoS"
+_FACTOR: Final = "memoryThrottlingFactor"
+_RESERVATION: Final = "memoryReservationPolicy"
+_PARTNERS: Final[Mapping[str, Sequence[str]]] = {
+    _RESERVED_TWICE[0]: _RESERVED_TWICE,
+    _FACTOR: (_FACTOR, _GATES),
+    _RESERVATION: (_RESERVATION, _GATES),
+}
+"""The keys that do not go together, by the one that a problem names."""
 
 
-def kubelet_sources(documents: Sequence[Document]) -> list[Source]:
+def kubelet_sources(documents: Sequence[Document], kubelet: KubeletRules) -> list[Source]:
     """*documents*, all of kubelet's, in order: each with the keys that it is the last one to set, and the
-    values that these have in the end."""
+    values that these have in the end for that *kubelet*."""
     values, setters = _merged(documents)
-    twice = _reserved_twice(values)
-    blamed = max((setters[key] for key in _RESERVED_TWICE if values.get(key)), default=0)
+    gates = _gates(values, kubelet)
+    if gates:
+        values[_GATES] = gates
+    if not kubelet.reserves_memory:
+        values.pop(_RESERVATION, None)
+    wrong = (*_reserved_twice(values), *_without_memory_qos(values, gates, kubelet))
+    # The last who sets one of two that do not go together is who is wrong.
+    blamed = {
+        problem: max((setters[key] for key in _PARTNERS[problem.path] if values.get(key)), default=0)
+        for problem in wrong
+    }
     return [
         _source(
             document,
             {key: value for key, value in values.items() if setters[key] == number},
-            twice if number == blamed else (),
+            [problem for problem, by in blamed.items() if by == number],
+            unknown=() if kubelet.reserves_memory or setters.get(_RESERVATION) != number else (_RESERVATION,),
         )
         for number, document in enumerate(documents)
     ]
@@ -124,20 +145,58 @@ def _with_default_eviction(values: Mapping[str, object]) -> object:
     return hard
 
 
-def _source(document: Document, values: Mapping[str, object], problems: Collection[Problem]) -> Source:
+def _gates(values: Mapping[str, object], kubelet: KubeletRules) -> dict[str, object]:
+    """The feature gates, with those that AllAlpha and AllBeta stand for. To kubelet null is false."""
+    said = values.get(_GATES)
+    if not isinstance(said, Mapping):
+        return {}
+    gates = {gate: False if value is None else value for gate, value in said.items()}
+    for name, meant in (("AllAlpha", kubelet.alpha_gates), ("AllBeta", kubelet.beta_gates)):
+        if isinstance(gates.get(name), bool):
+            gates = dict.fromkeys(meant, gates[name]) | gates
+    return gates
+
+
+def _without_memory_qos(
+    values: Mapping[str, object], gates: Mapping[str, object], kubelet: KubeletRules
+) -> Iterator[Problem]:
+    """What kubelet's files set that takes the gate MemoryQoS, and the gate is off in them."""
+    if gates.get(_MEMORY_QOS, kubelet.memory_qos) is not False:
+        return
+    gate = f"{_GATES} with {_MEMORY_QOS} true"
+    if values.get(_RESERVATION) == MemoryReservationPolicy.TIERED.value:
+        yield Problem(_RESERVATION, show(values[_RESERVATION]), f"'None', or {gate}")
+    factor, only = values.get(_FACTOR), kubelet.factor_without_memory_qos
+    if (
+        only is not None
+        and isinstance(factor, int | float)
+        and not isinstance(factor, bool)
+        and factor != only
+    ):
+        sentence = "memoryThrottlingFactor must not be set when MemoryQoS feature gate is disabled"
+        yield Problem(_FACTOR, show(factor), f"none, {only}, or {gate}; kubelet: {sentence}")
+
+
+def _source(
+    document: Document,
+    values: Mapping[str, object],
+    problems: Collection[Problem],
+    unknown: tuple[str, ...],
+) -> Source:
     """What of the keys that *document* sets means the same here; how kubelet's managers work only for their
     engine."""
     taken, managers = _taken(values)
-    gates = values.get("featureGates")
+    gates = values.get(_GATES)
     others: Mapping[str, object] = {}
     if isinstance(gates, Mapping):
         ours = {gate: value for gate, value in gates.items() if gate in FEATURE_GATES}
         others = {gate: value for gate, value in gates.items() if gate not in FEATURE_GATES}
-        taken["featureGates"] = ("featureGates", ours)
+        taken[_GATES] = (_GATES, ours)
     return Source(
         document.name,
         taken,
         problems=(*_wrong_kind(document), *problems),
+        unknown=unknown,
         of_managers=managers,
         of_kubelet=True,
         other_gates=others,

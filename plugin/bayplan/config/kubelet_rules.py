@@ -113,6 +113,9 @@ def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[st
     """What *sources* say that nothing goes by under *settings*, each once, with what to do about it."""
     said_by = {key: source.name for source in sources for key in source.values}
     yield from _switched_off(settings, sources)
+    for source in sources:
+        for key in source.unknown:
+            yield f"{source.name}: {key}: without effect; kubelet {settings.kubelet_rules} does not know it"
     if settings.engine != KUBELET:
         yield from _left_to_kubelet(sources)
         if not settings.reserved_cpus:

@@ -118,10 +118,12 @@ def settings_of(
     problems = list(contents.problems)
     documents, damaged = contents.documents, bool(problems)
     theirs = [document for document in documents if document.of_kubelet]
-    said = [*_sources_of(documents, theirs), _of_flags(flags or {})]
-    if not any("kubeletVersion" in source.values for source in said):
-        said = [*_of_found(find_kubelet()), *said]
-    sources = [*kubelet_defaults(theirs, _kubelet_rules(said)), *said]
+    ours = [*(_own(document) for document in documents if not document.of_kubelet), _of_flags(flags or {})]
+    named = any("kubeletVersion" in source.values for source in ours)
+    found_version = [] if named else _of_found(find_kubelet())
+    kubelet = _kubelet_rules([*found_version, *ours])
+    said = [*found_version, *_sources_of(documents, theirs, kubelet), ours[-1]]
+    sources = [*kubelet_defaults(theirs, kubelet), *said]
     engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
     if engines and engines[-1] == KUBELET:
         sources = [replace(source, values={**source.values, **source.of_managers}) for source in sources]
@@ -145,7 +147,8 @@ def settings_of(
         kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
     )
     settings = replace(settings, notices=(*contents.notices, *without_effect(settings, said)))
-    for name, problem in _contradictions(settings, origin, unread):
+    of_kubelet = {document.name for document in theirs}
+    for name, problem in _contradictions(settings, origin, of_kubelet, unread):
         problems.append((name, problem))
         unread.add(problem.path)
     if problems:
@@ -204,16 +207,18 @@ def _read_all(
     return documents, notices
 
 
-def _sources_of(documents: Sequence[Document], theirs: Sequence[Document]) -> list[Source]:
+def _sources_of(
+    documents: Sequence[Document], theirs: Sequence[Document], kubelet: KubeletRules
+) -> list[Source]:
     """One source for each document, in their order. kubelet's, *theirs*, are one configuration, also if
     others stand between them."""
-    merged = iter(kubelet_sources(theirs))
-    return [
-        next(merged)
-        if document.of_kubelet
-        else Source(document.name, {key: (key, value) for key, value in document.values.items()})
-        for document in documents
-    ]
+    merged = iter(kubelet_sources(theirs, kubelet))
+    return [next(merged) if document.of_kubelet else _own(document) for document in documents]
+
+
+def _own(document: Document) -> Source:
+    """A document of our own."""
+    return Source(document.name, {key: (key, value) for key, value in document.values.items()})
 
 
 def _read_values(source: Source) -> tuple[dict[str, Any], set[str], list[Problem]]:
@@ -239,10 +244,15 @@ def _read_values(source: Source) -> tuple[dict[str, Any], set[str], list[Problem
 
 
 def _contradictions(
-    settings: Settings, origin: Mapping[str, str], unread: Collection[str]
+    settings: Settings, origin: Mapping[str, str], of_kubelet: Collection[str], unread: Collection[str]
 ) -> Iterable[tuple[str, Problem]]:
-    if settings.memory_reservation is not MemoryReservationPolicy.NONE and not settings.memory_qos:
-        key = "memoryReservationPolicy"
+    key = "memoryReservationPolicy"
+    # kubelet's own files are held against kubelet's gate: ours may switch off what kubelet does itself.
+    if (
+        settings.memory_reservation is not MemoryReservationPolicy.NONE
+        and not settings.memory_qos
+        and origin[key] not in of_kubelet
+    ):
         found = repr(settings.memory_reservation.value)
         yield origin[key], Problem(key, found, "'None', or featureGates with MemoryQoS true")
     for problem in missing_grace_periods(settings, unread):

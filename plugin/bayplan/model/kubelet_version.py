@@ -22,8 +22,14 @@ class KubeletRules(Struct, frozen=True):
 
     ``stable_options`` and ``beta_options``: options of CPU Manager and Topology Manager that need no feature
     gate, and those behind the gates for beta-level options (``policy_options.go``); the rest are alpha.
+    ``alpha_gates`` and ``beta_gates``: for which feature gates AllAlpha and AllBeta stand, where a gate is
+    not set itself; of those that something here goes by.
     ``memory_qos``: the default of the feature gate MemoryQoS.
     ``throttling_factor``: the default of memoryThrottlingFactor; None: no memory.high.
+    ``factor_without_memory_qos``: the only memoryThrottlingFactor that may be set where MemoryQoS is off;
+    None: any (``pkg/kubelet/apis/config/validation``).
+    ``reserves_memory``: there is a memoryReservationPolicy; before, kubelet warns of a field that it does not
+    know, and starts without it (``kubeletconfig/util/codec``).
     ``resets_memory_qos``: every container gets memory.min and memory.low 0 where nothing else is due, or with
     the gate off memory.high max, so that a value of an earlier kubelet does not last
     (``kuberuntime_container_linux.go``); and so does kubepods at each start
@@ -49,8 +55,12 @@ class KubeletRules(Struct, frozen=True):
     minor: int
     stable_options: frozenset[str]
     beta_options: frozenset[str]
+    alpha_gates: frozenset[str]
+    beta_gates: frozenset[str]
     memory_qos: bool = False
     throttling_factor: float | None = 0.9
+    factor_without_memory_qos: float | None = None
+    reserves_memory: bool = False
     resets_memory_qos: bool = False
     throttles_pods: bool = False
     throttles_without_amounts: bool = False
@@ -82,6 +92,18 @@ _IN_1_34: Final = KubeletRules(
             "max-allowable-numa-nodes",
         }
     ),
+    alpha_gates=frozenset(
+        {
+            "MemoryQoS",
+            "CPUManagerPolicyAlphaOptions",
+            "TopologyManagerPolicyAlphaOptions",
+            "InPlacePodVerticalScalingExclusiveCPUs",
+            "InPlacePodVerticalScalingExclusiveMemory",
+        }
+    ),
+    beta_gates=frozenset(
+        {"CPUManagerPolicyBetaOptions", "TopologyManagerPolicyBetaOptions", "PodLevelResources"}
+    ),
 )
 _IN_1_35: Final = replace(
     _IN_1_34,
@@ -94,12 +116,17 @@ _IN_1_36: Final = replace(
     minor=36,
     stable_options=_IN_1_35.stable_options | {"prefer-align-cpus-by-uncorecache"},
     beta_options=frozenset({"distribute-cpus-across-numa"}),
+    alpha_gates=_IN_1_35.alpha_gates | {"PodLevelResourceManagers"},
+    reserves_memory=True,
 )
 _IN_1_37: Final = replace(
     _IN_1_36,
     minor=37,
+    alpha_gates=_IN_1_36.alpha_gates - {"MemoryQoS", "PodLevelResourceManagers"},
+    beta_gates=_IN_1_36.beta_gates | {"MemoryQoS", "PodLevelResourceManagers"},
     memory_qos=True,
     throttling_factor=None,
+    factor_without_memory_qos=0.9,
     resets_memory_qos=True,
     throttles_pods=True,
     throttles_without_amounts=True,

@@ -2,7 +2,7 @@
 of its tests whether it passed.
 
 It pulls images by the names that public registries have them under. A registry in the guest has images of our
-own under these names; all have the same files, and differ by what their configuration says. containerd is
+own under these names; all have the same files, and differ by what their configuration says. The runtimes are
 told to ask it instead.
 """
 
@@ -126,7 +126,7 @@ class Critest:
         self.guest = guest
 
     def prepare(self) -> None:
-        """Have a registry serve, a network for pods, and containerd know of them."""
+        """Have a registry serve, a network for pods, and both runtimes know of them."""
         if self.guest.running(REGISTRY) is not None:
             return
         self.guest.run("mkdir", "-p", DIRECTORY)
@@ -171,11 +171,16 @@ class Critest:
 
 
 def settings() -> dict[str, str]:
-    """Files by path: where images are pulled from, and the network of pods."""
+    """Files by path: where images are pulled from, and the network of pods, for containerd and CRI-O."""
     host = f"127.0.0.1:{REGISTRY_PORT}"
     here = f'[host."http://{host}"]\n  capabilities = ["pull", "resolve"]\n'
+    mirrors = "".join(
+        f'[[registry]]\nlocation = "{public}"\n[[registry.mirror]]\nlocation = "{host}"\ninsecure = true\n'
+        for public in PUBLIC
+    )
     return {
         **{f"/etc/containerd/certs.d/{public}/hosts.toml": here for public in PUBLIC},
+        "/etc/containers/registries.conf.d/90-critest.conf": mirrors,
         "/etc/cni/net.d/10-critest.conflist": json.dumps(NETWORK),
     }
 

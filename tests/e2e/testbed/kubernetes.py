@@ -3,7 +3,7 @@ controllers, and the scheduler of scheduler-plugins.
 
 A module's `replace` directives count only where it is the main one. Those of Kubernetes name folders that
 are not in the module itself, its staging modules: they are replaced by what was published for the same tag,
-v0.36.3 for v1.36.3.
+v0.37.2 for v1.37.2.
 """
 
 import json
@@ -21,12 +21,12 @@ from testbed.progress import Step
 from testbed.shell import build_command
 
 KUBERNETES = "k8s.io/kubernetes"
-KUBERNETES_VERSION = "v1.36.3"
+KUBERNETES_VERSION = "v1.37.2"
 # Of kubelet itself, the newest one first: the rules of these two differ.
-KUBELET_VERSIONS = ("v1.37.2", KUBERNETES_VERSION)
+KUBELET_VERSIONS = (KUBERNETES_VERSION, "v1.36.3")
 # The one whose client that API server has: what both have is compiled once.
 ETCD = "go.etcd.io/etcd/server/v3"
-ETCD_VERSION = "v3.6.8"
+ETCD_VERSION = "v3.7.0"
 SCHEDULER_PLUGINS = "sigs.k8s.io/scheduler-plugins"
 SCHEDULER_PLUGINS_VERSION = "v0.34.7"
 # It asks for patch release 7 of Kubernetes 1.34, of which the proxy does not have all modules.

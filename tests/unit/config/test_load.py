@@ -693,15 +693,72 @@ def test_what_kubelets_file_leaves_out_depends_on_its_version(
     file = write("kind: KubeletConfiguration\n", "k.yaml")
     settings = load_settings([file], {"kubeletVersion": [version]})
     assert (settings.memory_qos, settings.memory_throttling_factor) == (gate, factor)
-    # Tiered reservation takes the gate, which is on since 1.37.
-    tiered = write("kind: KubeletConfiguration\nmemoryReservationPolicy: TieredReservation\n", "k.yaml")
-    if gate:
-        assert load_settings([tiered]).memory_qos
-    else:
-        assert paths_of(tiered, {"kubeletVersion": [version]}) == ["memoryReservationPolicy"]
     # Bayplan's own file means the same whichever kubelet there is.
     own = load_settings([write("engine = 'exact'\n")], {"kubeletVersion": [version]})
     assert (own.memory_qos, own.memory_throttling_factor) == (False, 0.9)
+
+
+TIERED, FACTOR = "memoryReservationPolicy", "memoryThrottlingFactor"
+
+
+@pytest.mark.parametrize(
+    ("text", "refused_by"),
+    [
+        # What kubelet 1.36.3 and 1.37.2 said of each (with AllAlpha 1.37.2 lacks other gates); before 1.36
+        # there is no memoryReservationPolicy, before 1.37 nothing holds the factor against the gate.
+        ("memoryReservationPolicy: TieredReservation", {"1.36": TIERED}),
+        ("memoryReservationPolicy: TieredReservation\nfeatureGates: {AllAlpha: true}", {}),
+        ("memoryReservationPolicy: TieredReservation\nfeatureGates: {AllAlpha: true, MemoryQoS: false}",
+         {"1.36": TIERED, "1.37": TIERED}),
+        ("memoryReservationPolicy: Nonsense", {"1.36": TIERED, "1.37": TIERED}),
+        ("memoryThrottlingFactor: 0.8", {}),
+        ("memoryThrottlingFactor: 0.8\nfeatureGates: {MemoryQoS: false}", {"1.37": FACTOR}),
+        ("memoryThrottlingFactor: 0.8\nfeatureGates: {MemoryQoS: null}", {"1.37": FACTOR}),
+        ("memoryThrottlingFactor: 0.8\nfeatureGates: {AllBeta: false}", {"1.37": FACTOR}),
+        ("memoryThrottlingFactor: 0.8\nfeatureGates: {AllBeta: false, MemoryQoS: true}", {}),
+        ("memoryThrottlingFactor: 0.9\nfeatureGates: {MemoryQoS: false}", {}),
+        ("memoryThrottlingFactor: 1\nfeatureGates: {MemoryQoS: false}", {"1.37": FACTOR}),
+    ],
+)  # fmt: skip
+def test_what_takes_memory_qos_in_kubelets_file_is_refused_as_that_kubelet_does(
+    write: Write, text: str, refused_by: dict[str, str]
+) -> None:
+    file = write(f"kind: KubeletConfiguration\n{text}\n", "k.yaml")
+    for version in ("1.34", "1.35", "1.36", "1.37"):
+        flags = {"kubeletVersion": [version]}
+        if version in refused_by:
+            assert paths_of(file, flags) == [refused_by[version]]
+        else:
+            load_settings([file], flags)
+
+
+def test_a_key_that_kubelet_of_that_version_does_not_know_has_no_effect(write: Write) -> None:
+    file = write("kind: KubeletConfiguration\nmemoryReservationPolicy: TieredReservation\n", "k.yaml")
+    settings = load_settings([file], {"kubeletVersion": ["1.35"]})
+    assert settings.memory_reservation is MemoryReservationPolicy.NONE
+    assert [one for one in settings.notices if "memoryReservationPolicy" in one] != []
+
+
+def test_our_own_file_may_switch_off_what_kubelet_does_itself(write: Write) -> None:
+    theirs = write("kind: KubeletConfiguration\nmemoryReservationPolicy: TieredReservation\n", "k.yaml")
+    ours = write("featureGates = { MemoryQoS = false }\n")
+    assert not load_settings([theirs, ours], {"kubeletVersion": ["1.37"]}).memory_qos
+    tiered = write("featureGates = { MemoryQoS = false }\nmemoryReservationPolicy = 'TieredReservation'\n")
+    assert paths_of(tiered) == ["memoryReservationPolicy"]
+
+
+def test_gates_of_a_stage_stand_for_those_that_are_not_set(write: Write) -> None:
+    text = "kind: KubeletConfiguration\nfeatureGates: {AllAlpha: true, AllBeta: false, MemoryQoS: %s}\n"
+    for version, own in (("1.36", "true"), ("1.37", "false")):
+        file = write(text % own, "k.yaml")
+        gates = load_settings([file], {"kubeletVersion": [version]}).feature_gates
+        assert gates == {
+            "MemoryQoS": own == "true",
+            "CPUManagerPolicyAlphaOptions": True,
+            "TopologyManagerPolicyAlphaOptions": True,
+            "CPUManagerPolicyBetaOptions": False,
+            "TopologyManagerPolicyBetaOptions": False,
+        }
 
 
 def test_a_version_that_was_found_counts_as_if_it_were_configured(write: Write) -> None:
