@@ -289,7 +289,9 @@ async def test_two_agents_for_one_node_say_the_same(
         first.process.send_signal(signal.SIGKILL)
         await begun(one.controller, GUARANTEED, container("y", GUARANTEED, memory_bytes=GIB, milli_cpus=1000))
         await until(lambda: published(plane, node_name, one))
-        assert not [*first.warnings, *second.warnings]
+        # An agent that skips a room which the other one has published sees that somebody writes, too.
+        noticed = "the node's room is written by others, too"
+        assert [each for each in (*first.warnings, *second.warnings) if each["msg"] != noticed] == []
     # Its name has the moment of the refusal: both make the same event.
     assert len(told(plane, made)) == 1
 

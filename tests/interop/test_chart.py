@@ -12,6 +12,7 @@ import pytest
 import yaml
 from chart import IMAGE, helm, manifests, rendered
 from goside import GoSideError, go_program
+from testbed.kubernetes import KUBERNETES, KUBERNETES_VERSION
 
 from bayplan.config.keys import KEYS
 from bayplan.config.load import load_settings
@@ -22,7 +23,6 @@ from support.kubernetes_schema import Schema
 
 pytestmark = [pytest.mark.interop, pytest.mark.matrix]
 
-KUBERNETES = "k8s.io/kubernetes@v1.36.3"
 EXPOSED = ("agent.http.exposed=true", "agent.http.tokenSecret=token", "agent.http.tlsSecret=tls")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "defaults": (),
@@ -54,7 +54,11 @@ def kubernetes() -> Schema:
     except GoSideError as error:
         pytest.fail(str(error), pytrace=False)
     found = subprocess.run(
-        [go, "mod", "download", "-json", KUBERNETES], cwd="/", capture_output=True, text=True, check=True
+        [go, "mod", "download", "-json", f"{KUBERNETES}@{KUBERNETES_VERSION}"],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     directory = Path(json.loads(found.stdout)["Dir"])
     return Schema(json.loads((directory / "api/openapi-spec/swagger.json").read_text()))
