@@ -118,7 +118,7 @@ kubelet: setup-e2e ## two versions of kubelet itself (built here, four minutes e
 crio: setup-e2e ## CRI-O itself: NRI, hook and wrapper, in a virtual machine
 	$(PYTEST_E2E) -k crio tests/e2e/test_short_lives.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 
-critest: setup-e2e ## cri-tools' validation suite on containerd 2.4, without bayplan and beside it, in a virtual machine; ARGS="-k nri-nri": some
+critest: setup-e2e ## cri-tools' validation suite on containerd and CRI-O, without bayplan and beside it, in virtual machines; ARGS="-k '2.4 and nri-nri'": some
 	$(PYTEST_E2E) tests/e2e/test_critest.py $(ARGS)
 
 cluster: setup-cluster ## Kubernetes' control plane itself (built here, an hour): the agent, the chart, and a node that joins it

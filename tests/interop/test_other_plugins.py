@@ -1,5 +1,6 @@
-"""Plugins of nri-plugins, unmodified, launched by the runtime beside the daemon: what they set stays, and
-what several would set is refused by their names."""
+"""Plugins of nri-plugins, unmodified, beside the daemon: what they set stays, and what several would set is
+refused by their names. memory-qos and memory-policy are launched by the runtime, resource managers connect to
+it."""
 
 import contextlib
 import shutil
@@ -30,6 +31,21 @@ PLUGINS = {
         "injectMpolset: true\nclasses: [{name: all, policy: {mode: MPOL_INTERLEAVE, nodes: '0'}}]\n"
     ),
 }
+# Both place every container, as bayplan does: CPUs and nodes.
+MANAGERS = {"balloons": "BalloonsPolicy", "topology-aware": "TopologyAwarePolicy"}
+MANAGER_CONFIG = """
+apiVersion: config.nri/v1alpha1
+kind: {kind}
+metadata: {{name: default}}
+spec:
+  reservedResources: {{cpu: 750m}}
+  pinCPU: {pins}
+  pinMemory: {pins}
+"""
+MANAGERS_INDEX = "50"
+# A pod that is the manager's, and one that is bayplan's.
+OPTED_OUT = {"bayplan.dev/opt-out": "true"}
+PRESERVED = {f"{what}.preserve.resource-policy.nri.io": "true" for what in ("cpu", "memory")}
 # Also where the machine has v1, with which there is no memory.high. Nothing is read in these cgroups.
 ON_CGROUP_V2 = """
 mount -t cgroup2 none /sys/fs/cgroup
@@ -61,6 +77,46 @@ def programs() -> dict[str, Path]:
         }
     except GoSideError as error:
         pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="module", params=MANAGERS)
+def manager(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """A resource manager: its name and its program."""
+    name = str(request.param)
+    try:
+        return name, compiled(HERE / "nri_plugins", name, package=f"{MODULE}/{name}")
+    except GoSideError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture
+def bare_runtime() -> Iterator[GoSide]:
+    """A runtime that launches nothing."""
+    with (
+        tempfile.TemporaryDirectory() as place,
+        contextlib.closing(GoSide(build(NEWEST), Path(place), "-request-timeout", f"{PATIENCE_S}s")) as one,
+    ):
+        yield one
+
+
+@contextlib.contextmanager
+def managing(runtime: GoSide, manager: tuple[str, Path], *, pins: bool = True) -> Iterator[None]:
+    """The resource manager, once it is synchronized."""
+    name, program = manager
+    place = runtime.socket.parent
+    config = place / "manager.yaml"
+    config.write_text(MANAGER_CONFIG.format(kind=MANAGERS[name], pins=str(pins).lower()))
+    argv = [str(program), f"--nri-socket={runtime.socket}", f"--nri-plugin-name={name}"]
+    argv += [f"--nri-plugin-index={MANAGERS_INDEX}", f"--config-file={config}"]
+    argv += [f"--pid-file={place / 'manager.pid'}", f"--state-dir={place / 'manager'}"]
+    with (place / "manager.log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log)
+    try:
+        assert runtime.notice()["error"] == ""
+        yield
+    finally:
+        process.terminate()
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture
@@ -97,9 +153,17 @@ def daemon(runtime: GoSide, directory: Path, index: str) -> Iterator[Path]:
         process.wait(PATIENCE_S)
 
 
-def created(runtime: GoSide, annotations: Mapping[str, str]) -> dict[str, Any]:
-    one = {"pod": "p", "parent": "/kubepods/burstable/podp", "id": "c", "linux": BURSTABLE}
-    return runtime.do("CreateContainer", **one, annotations=annotations)
+def created(runtime: GoSide, annotations: Mapping[str, str], name: str = "c") -> dict[str, Any]:
+    pod = {"pod": f"pod-{name}", "parent": f"/kubepods/burstable/pod{name}", "annotations": annotations}
+    assert runtime.do("RunPodSandbox", **pod)["error"] == ""
+    return runtime.do("CreateContainer", **pod, id=name, linux=BURSTABLE)
+
+
+def set_by(done: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The resources for the CPUs that plugins have set together, and where they have mounted something."""
+    assert done["error"] == ""
+    adjusted = done["response"]["adjust"]
+    return adjusted["linux"]["resources"]["cpu"], [one["destination"] for one in adjusted.get("mounts", ())]
 
 
 def test_what_others_set_stays(runtime: GoSide, tmp_path: Path) -> None:
@@ -129,3 +193,52 @@ def test_what_several_would_set_is_refused_by_their_names(runtime: GoSide, tmp_p
         assert done["error"] == ""
         unified = done["response"]["adjust"]["linux"]["resources"]["unified"]
         assert (unified["memory.oom.group"], unified["memory.high"]) == ("1", f"{50 * MIB}")
+
+
+def test_two_that_place_a_container_are_refused_by_their_names(
+    bare_runtime: GoSide, manager: tuple[str, Path], tmp_path: Path
+) -> None:
+    with managing(bare_runtime, manager), daemon(bare_runtime, tmp_path, "10"):
+        error = created(bare_runtime, {})["error"]
+        for named in ("bayplan", manager[0], "CPU"):
+            assert named in error
+
+
+def test_where_a_manager_that_was_asked_before_has_placed_a_container_it_stays(
+    bare_runtime: GoSide, manager: tuple[str, Path], tmp_path: Path
+) -> None:
+    with managing(bare_runtime, manager), daemon(bare_runtime, tmp_path, "90") as admin:
+        cpu, _ = set_by(created(bare_runtime, {}))
+        status = ask(admin, "status")
+        (entry,) = status["containers"]
+        assert (entry["cpus"], entry["cpusPinnedByOthers"]) == (cpu["cpus"], True)
+        assert (entry["mems"], entry["memsPinnedByOthers"]) == (cpu["mems"], True)
+        # What it may use there is nobody else's.
+        assert entry["bookedBytes"] == {"0": {"memory": 100 * MIB}}
+        assert [reason["code"] for reason in entry["reasons"]] == ["pinned"]
+        assert [one for one in status["problems"] if "kubelet" in one and "pins" in one] == []
+
+
+@pytest.mark.parametrize("index", ["10", "90"])
+def test_pods_of_a_manager_and_pods_of_bayplan_run_on_one_node(
+    bare_runtime: GoSide, manager: tuple[str, Path], tmp_path: Path, index: str
+) -> None:
+    with managing(bare_runtime, manager), daemon(bare_runtime, tmp_path, index) as admin:
+        theirs, mounted = set_by(created(bare_runtime, OPTED_OUT, "theirs"))
+        assert theirs["cpus"]
+        assert theirs["mems"]
+        assert mounted == ["/.nri-resource-policy"]
+        ours, mounted = set_by(created(bare_runtime, PRESERVED, "ours"))
+        assert ours["cpus"]
+        assert mounted == ["/.nri-resource-policy"]
+        entries = {one["id"]: one for one in ask(admin, "status")["containers"]}
+        assert entries.keys() == {"theirs", "ours"}
+
+
+def test_a_manager_that_pins_nothing_keeps_what_else_it_sets(
+    bare_runtime: GoSide, manager: tuple[str, Path], tmp_path: Path
+) -> None:
+    with managing(bare_runtime, manager, pins=False), daemon(bare_runtime, tmp_path, "90"):
+        cpu, mounted = set_by(created(bare_runtime, {}))
+        assert cpu["cpus"]
+        assert mounted == ["/.nri-resource-policy"]

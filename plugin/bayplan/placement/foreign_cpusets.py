@@ -48,14 +48,18 @@ def pinning_managers(request: Request) -> tuple[PinningManager, ...]:
     """The managers of kubelet that a container's pins come from; none if it was somebody else.
 
     Only pods in kubelet's cgroup tree are kubelet's. There the CPU Manager gives as many CPUs as a container
-    has to itself, or the shared pool; the Memory Manager leaves alone what is not Guaranteed.
+    has to itself, or the shared pool; the Memory Manager leaves alone what is not Guaranteed, so that who set
+    nodes of such a container is another plugin.
     """
-    if request.qos_source is not QosSource.CGROUP_PARENT:
+    guaranteed = request.qos is QosClass.GUARANTEED
+    if request.qos_source is not QosSource.CGROUP_PARENT or (
+        request.pinned_mems is not None and not guaranteed
+    ):
         return ()
     found = []
     if request.pinned_cpus is not None and request.exclusive_cpus in (0, len(request.pinned_cpus)):
         found.append(PinningManager.CPU)
-    if request.pinned_mems is not None and request.qos is QosClass.GUARANTEED:
+    if request.pinned_mems is not None:
         found.append(PinningManager.MEMORY)
     return tuple(found)
 

@@ -34,6 +34,7 @@ CPU, MEMORY = PinningManager.CPU, PinningManager.MEMORY
         # What kubelet never sets: other CPUs than were asked for, memory nodes of a BestEffort container.
         (KUBELETS, 2000, [2, 3, 4], None, ()),
         (BEST_EFFORT, None, None, [1], ()),
+        (BEST_EFFORT, None, [0, 1, 4, 5], [1], ()),
         (pod("plain"), 2000, [2, 3], [1], ()),
         (KUBELETS, 2000, None, None, ()),
     ],
