@@ -25,6 +25,7 @@ from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources
 from bayplan.model.wishes import readable_wishes, ruled_wishes, without_cpu_wishes, wrong_cpu_wish
 from bayplan.model.workload import Container, Pod
+from bayplan.placement.memory_policy import bound_among, found_with_node_for_the_kernel
 from bayplan.sets import CpuSet, NodeSet
 
 AFTER_ITS_END: Final = "found-after-its-end"
@@ -70,7 +71,8 @@ def updated_from_container(
     has any of them, its claim is 3 GiB on nodes 0-1, and it goes back to node 0 only if its CPUs are there.
     """
     machine, policy = basis.machine, basis.policy
-    decision, resources = entry.decision, container.resources
+    resources = container.resources
+    decision = found_with_node_for_the_kernel(machine, entry.decision, resources.cpuset_mems)
     placement, outside = decision.placement, policy.outside_requests
     request = changed_request(decision.request, resources, Resources(), machine, outside)
     resized = request != decision.request
@@ -175,7 +177,8 @@ def adopt(
     )
     if cpus and own:
         request = replace(request, pinned_cpus=None, pinned_mems=None)
-    placement = engine.adopt(basis, request, mems)
+    bound = mems and bound_among(Decision(request, Outcome.ADOPTED), mems)
+    placement = engine.adopt(basis, request, bound)
     if cpus and own:
         placement = replace(placement, mems=mems, exclusive_cpus=cpus)
     entry = Entry(Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)), notified_cpus=cpus)

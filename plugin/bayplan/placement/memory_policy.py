@@ -259,6 +259,26 @@ def node_for_the_kernel(machine: Machine, decision: Decision) -> NodeSet | None:
     return NodeSet([nearest])
 
 
+def found_with_node_for_the_kernel(machine: Machine, decision: Decision, mems: NodeSet | None) -> Decision:
+    """*decision*, which is as old as its container, of one that was found with the nodes *mems*: if it was
+    bound to movable memory it got the node for the kernel since, and its promise is where it was."""
+    added, policy = node_for_the_kernel(machine, decision), decision.placement.memory_policy
+    is_bound = policy is not None and policy.mode is MemoryPolicyMode.BIND
+    if not is_bound or mems is None or added is None or not added <= mems:
+        return decision
+    return with_node_for_the_kernel(decision, added, bound=True)
+
+
+def bound_among(decision: Decision, mems: NodeSet) -> NodeSet:
+    """Where a container with the nodes *mems* has its memory, by the policy that its processes started with:
+    if that binds them, on what both have in common."""
+    policy = decision.request.given_policy or decision.placement.memory_policy
+    if policy is None or policy.mode is not MemoryPolicyMode.BIND or _RELATIVE in policy.flags:
+        return mems
+    # Of a policy whose nodes are gone the kernel takes all.
+    return policy.nodes & mems or mems
+
+
 def with_node_for_the_kernel(decision: Decision, added: NodeSet, *, bound: bool) -> Decision:
     """*decision* with the node *added* for what the kernel holds for the container. If its memory is *bound*
     to its own nodes its promise stays there; else that is on both, where it fits as it fitted on fewer."""

@@ -29,6 +29,7 @@ from bayplan.placement.found_containers import (
     shared_pools,
     updated_from_container,
 )
+from bayplan.placement.memory_policy import bound_among
 from bayplan.placement.placement_file import as_mounted
 from bayplan.sets import CpuSet
 
@@ -319,7 +320,8 @@ def _as_observed(
             repair = Update(container.id, cpuset_mems=placement.mems)
         else:
             request = replace(request, pinned_mems=mems)
-            placement = replace(placement.staying(mems), mems=None, original_nodes=None, previous_mems=None)
+            there = bound_among(entry.decision, mems)
+            placement = replace(placement.staying(there), mems=None, original_nodes=None, previous_mems=None)
     ours = None, entry.notified_cpus, entry.previous_cpus
     overridden = entry.notified_cpus is not None and cpus not in ours
     repinned = request.pinned_cpus is not None and cpus is not None

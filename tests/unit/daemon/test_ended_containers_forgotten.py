@@ -83,7 +83,9 @@ def parts(it: Racing) -> tuple[list[object], Cpusets, Verifier, EndedContainers]
     )
     starts = Starts(None)
     occupancy = Occupancy(hierarchy, 50)
-    ended = EndedContainers(controller, occupancy, here, lambda _: {}, lambda _: (), starts.forget)
+    ended = EndedContainers(
+        controller, occupancy, here, lambda _: {}, lambda _: (), starts.forget, lambda: it.now_s
+    )
     return [controller, it.watch, it.promised, cpusets, verifier, ended], cpusets, verifier, ended
 
 
@@ -92,6 +94,7 @@ async def test_nothing_keeps_the_ids_of_ended_containers(tmp_path: Path, contain
     async with racing(tmp_path, [8 * GIB, 8 * GIB], GIB) as it:
         roots, cpusets, verifier, ended = parts(it)
         await it.create("web", QosClass.BURSTABLE, 7 * GIB)
+        it.live.node.make_process(7, it.touchers["web"].path)
         # Files of a tmpfs, which do not move.
         it.has("web", {0: 7 * GIB}, {0: 7 * GIB})
         ids = set[str]()

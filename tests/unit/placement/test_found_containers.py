@@ -5,13 +5,15 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
-from bayplan.model.decision import Outcome, QosClass
+from bayplan.model.decision import Claim, Outcome, QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.origin import Hook
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.policy import Defragment, PlacementPolicy
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, ContainerState, Update
 from bayplan.placement.adjustment import cpus_for
+from bayplan.placement.decide import decide_creation, read_annotations
+from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.reconcile import Reconciliation, reconcile
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -224,3 +226,55 @@ class TestWithAnnotation:
         result = against([running(own("y", 2), "1-2", "0")], Ledger.of([old]), {"y": y})
         assert result.gone == ("old",)
         assert exclusive(result) == {"y": "1-2"}
+
+
+class TestBoundToMovableMemory:
+    """It may use node 0 as well, where the kernel has memory for its pipes; its own is on node 1."""
+
+    HARDWARE = replace(MACHINE, nodes=(MACHINE.nodes[0], replace(MACHINE.nodes[1], is_movable=True)))
+    BASIS = Basis(HARDWARE, PlacementPolicy(), Ledger())
+    OWNER = pod("g", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": "1"})
+    ONE = container("x", OWNER, memory_bytes=100 * MIB, milli_cpus=500)
+
+    def created(self) -> Entry:
+        annotated = read_annotations(self.HARDWARE, PlacementPolicy(), self.OWNER, self.ONE)
+        ability = MemoryPolicyAbility()
+        return Entry(
+            decide_creation(
+                self.BASIS, ExactEngine(), self.OWNER, self.ONE, annotated=annotated, ability=ability
+            )
+        )
+
+    def found(self, one: Container, ledger: Ledger = Ledger()) -> Reconciliation:
+        return reconcile(self.BASIS.with_ledger(ledger), ExactEngine(), {"g": self.OWNER}, [one])
+
+    @pytest.mark.parametrize("defragment", Defragment)
+    @pytest.mark.parametrize("memory_bytes", [100 * MIB, 120 * MIB])
+    def test_it_keeps_its_nodes_and_its_promise(self, defragment: Defragment, memory_bytes: int) -> None:
+        policy = PlacementPolicy(defragment=defragment)
+        one = container("x", self.OWNER, memory_bytes=memory_bytes, milli_cpus=500)
+        basis = Basis(self.HARDWARE, policy, Ledger())
+        carried = {"x": self.created()}
+        result = reconcile(
+            basis, ExactEngine(), {"g": self.OWNER}, [running(one, mems="0-1")], carried=carried
+        )
+        placement = result.ledger.entries["x"].decision.placement
+        assert placement.mems == NodeSet([0, 1])
+        assert placement.claim == Claim(NodeSet([1]), {"memory": memory_bytes})
+        assert placement.original_nodes is None
+        assert [update.cpuset_mems for update in result.updates] == [None]
+
+    def test_it_is_counted_where_the_policy_of_its_spec_binds_it(self) -> None:
+        bound = self.created().decision.placement.memory_policy
+        entry = self.found(replace(running(self.ONE, mems="0-1"), memory_policy=bound)).found[0]
+        assert entry.decision.request.pinned_mems == NodeSet([0, 1])
+        assert entry.decision.placement.claim == Claim(NodeSet([1]), {"memory": 100 * MIB})
+
+    @pytest.mark.parametrize(("mems", "there"), [("0-1", "1"), ("0", "0")])
+    def test_it_is_counted_there_whoever_chooses_its_nodes(self, mems: str, there: str) -> None:
+        """Where none of them is left the kernel passes over the policy."""
+        entry = self.created()
+        result = self.found(running(self.ONE, mems=mems), Ledger.of([entry]))
+        placement = result.ledger.entries["x"].decision.placement
+        assert result.ledger.entries["x"].decision.request.pinned_mems == NodeSet.parse(mems)
+        assert placement.claim == Claim(NodeSet.parse(there), {"memory": 100 * MIB})
