@@ -2,6 +2,7 @@
 
 python tests/e2e/relief_under_load.py [--minutes N] [--rate MIB] [--nodes equal|unequal] [--mode relieve|off]
                                       [--race NAME] [--times N] [--races-only] [--logs DIRECTORY]
+                                      [--on TOPOLOGY] [--containerd VERSION]
 
 The load of `test_memory_load.py` in a virtual machine for each row, for as long as one likes. Then the races
 of `testbed.promise_races`, each as often as asked for, with the kernel's own settings. Ends with 1 if
@@ -22,7 +23,7 @@ from rich.table import Table
 from testbed.errors import TestBedError
 from testbed.full_nodes import EQUAL_LOAD, RATE_MIB, UNEQUAL_LOAD, Load, Measured, measured
 from testbed.node import Node
-from testbed.promise_races import OFF, RACES, RELIEVE, TOPOLOGY, Raced
+from testbed.promise_races import OFF, RACES, RELIEVE, TOPOLOGIES, TOPOLOGY, Raced
 
 LOADS = {"equal": EQUAL_LOAD, "unequal": UNEQUAL_LOAD}
 MODES = (RELIEVE, OFF)
@@ -50,6 +51,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--times", type=int, default=5, metavar="N", help="each race is run")
     parser.add_argument("--races-only", action="store_true", help="without the load before them")
     parser.add_argument("--logs", type=Path, metavar="DIRECTORY", help="where what was seen of races is left")
+    parser.add_argument("--on", choices=TOPOLOGIES, default=TOPOLOGY.name, help="the nodes of races")
+    parser.add_argument("--containerd", default="2.3", metavar="VERSION", help="that races are run with")
     asked = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
@@ -84,7 +87,7 @@ def show_races(console: Console, asked: argparse.Namespace) -> bool:
     kept = True
     console.print("the kernel's own settings, the daemon's defaults")
     shown = Table("memoryPressure", "race", "killed within claims", "killed others", "seconds", title="Races")
-    node = Node(TOPOLOGY, "2.3")
+    node = Node(TOPOLOGIES[asked.on], asked.containerd)
     try:
         for mode in asked.mode or (RELIEVE,):
             for name in asked.race or RACES:

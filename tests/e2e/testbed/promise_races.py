@@ -2,7 +2,7 @@
 
 Each race is one row of `relief_under_load.py`: containers are created and started at the same moment, touch
 nine tenths of what they were promised as fast as they can, and it is told who was killed. Nothing here
-judges.
+judges. A race goes by what the nodes have, and can be run on any of `TOPOLOGIES`.
 """
 
 import json
@@ -19,7 +19,7 @@ from testbed.crictl import Running
 from testbed.memory_load import Kill, install, kills
 from testbed.node import Node
 from testbed.pods import MIB, Pod, best_effort, burstable, guaranteed
-from testbed.topology import SIX_NODES
+from testbed.topology import FOUR_NODES, SIX_NODES, UNEQUAL
 
 LIMIT_S = 240.0
 POLL_S = 0.5
@@ -34,6 +34,16 @@ SAMPLES_LOG = "/run/testbed/race-samples.log"
 RELIEVE, OFF = "relieve", "off"
 FILES = "/run/testbed/files"
 FILES_MIB = 450
+PROCESSES = 4
+# Each of an owner's processes has its part, and the last one says so.
+FORKS = """
+for one in {numbers}; do /bin/workload touch {bytes} >/dev/shm/$one & done
+until test $(cat /dev/shm/[0-9]* | grep -c touched) = {count}; do sleep 0.1; done
+echo touched; wait
+"""
+# All that can be read of a node's programs, again and again: page cache wherever it comes to lie.
+STREAM = "while true; do find /files -xdev -type f -exec cat {} + >/dev/null 2>&1; done"
+KILLED_AFTER_S = (1.0, 3.0)
 
 
 @dataclass(frozen=True)
@@ -113,16 +123,52 @@ def start_all(node: Node, created: Sequence[Running]) -> None:
         list(pool.map(lambda one: node.crictl.start(one.container_id), created))
 
 
-def beside_a_tmpfs(node: Node, mode: str) -> Raced:
-    """A BestEffort container fills a tmpfs; then six Guaranteed ones touch theirs, wherever they were
+def of_processes(pod: Pod) -> Pod:
+    """The same pod, whose memory is touched by several processes of its container."""
+    (container,) = pod.containers
+    part = int(container.command[2]) // PROCESSES
+    numbers = " ".join(map(str, range(PROCESSES)))
+    script = FORKS.format(numbers=numbers, bytes=part, count=PROCESSES)
+    return pod.with_containers(replace(container, command=("/bin/sh", "-c", script)))
+
+
+def of_forking_owners(node: Node, mode: str) -> Raced:
+    """All is promised, and each owner has several processes that touch memory at once."""
+    begin(node, mode)
+    there = run_burstable(node, 1.0)
+    return raced(node, lambda: [of_processes(pod) for pod in owners_of_five(node, 1.0)], there)
+
+
+def beside_a_stream(node: Node, mode: str) -> Raced:
+    """All is promised, and a BestEffort container reads files all the time."""
+    begin(node, mode)
+    there = run_burstable(node, 1.0)
+    stream = best_effort("stream")
+    (container,) = stream.containers
+    reading = replace(container, command=("/bin/sh", "-c", STREAM), mounts={"/files": "/usr"})
+    return raced(node, lambda: owners_of_five(node, 1.0), there, beside=[stream.with_containers(reading)])
+
+
+def with_a_daemon_that_dies(node: Node, mode: str) -> Raced:
+    """All is promised, and the daemon is killed twice meanwhile."""
+    begin(node, mode)
+    there = run_burstable(node, 1.0)
+    return raced(node, lambda: owners_of_five(node, 1.0), there, killed_after_s=KILLED_AFTER_S)
+
+
+def beside_a_tmpfs(node: Node, mode: str, containers: int = 1) -> Raced:
+    """BestEffort containers fill a tmpfs; then six Guaranteed ones touch theirs, wherever they were
     placed."""
     begin(node, mode)
     node.guest.run("sh", "-c", f"mkdir -p {FILES}; mount -t tmpfs -o size=1g tmpfs {FILES}")
     try:
-        batch = best_effort("batch")
-        (container,) = batch.containers
-        command = ("/bin/workload", "tmpfs", "/files/filled", str(FILES_MIB * MIB))
-        node.launch(batch.with_containers(replace(container, command=command, mounts={"/files": FILES})))
+        for number in range(containers):
+            batch = best_effort(f"batch-{number}")
+            (container,) = batch.containers
+            amount = FILES_MIB * MIB // containers
+            command = ("/bin/workload", "tmpfs", f"/files/filled-{number}", str(amount))
+            mounts = {"/files": FILES}
+            node.launch(batch.with_containers(replace(container, command=command, mounts=mounts)))
         await_that(lambda: files_mib(node) >= FILES_MIB)
         return raced(node, lambda: owners_beside_files(node))
     finally:
@@ -168,9 +214,15 @@ RACES: Mapping[str, Callable[[Node, str], Raced]] = {
     "15 s before the start": partial(beside_burstable, part=1.0, pause_s=15.0),
     "tmpfs": beside_a_tmpfs,
     "hogs": beside_hogs,
+    "three tmpfs": partial(beside_a_tmpfs, containers=3),
+    "forks": of_forking_owners,
+    "stream": beside_a_stream,
+    "daemon killed": with_a_daemon_that_dies,
 }
 """Each with the `memoryPressure` that it is run with."""
 TOPOLOGY = SIX_NODES
+TOPOLOGIES = {one.name: one for one in (SIX_NODES, UNEQUAL, FOUR_NODES)}
+"""Six and four unequal nodes with one that has no CPUs, and four with huge pages."""
 
 
 def begin(node: Node, mode: str, *flags: str) -> None:
@@ -192,15 +244,21 @@ def raced(
     there: Sequence[Running] = (),
     pause_s: float = 0.0,
     beside: Sequence[Pod] = (),
+    killed_after_s: Sequence[float] = (),
 ) -> Raced:
     """Create all the pods that are *promised*, start them at the same moment, and wait until all have touched
-    theirs, or somebody within its claim is killed. Those that are *there* run already."""
+    theirs, or somebody within its claim is killed. Those that are *there* run already. The daemon is killed,
+    and started again, so long after the start and after each time."""
     before = len(kills(node))
     owners, began_s = all_created(node, promised), time.monotonic()
     time.sleep(pause_s)
     with sampled(node):
         hogs = [node.launch(hog) for hog in beside]
         start_all(node, owners)
+        for after_s in killed_after_s:
+            time.sleep(after_s)
+            node.bayplan.kill()
+            node.bayplan.start_again()
         waiting = list(owners)
         while waiting and time.monotonic() - began_s < LIMIT_S:
             waiting = [one for one in waiting if "touched" not in node.crictl.logs(one)]
