@@ -12,7 +12,7 @@ from typing import Final
 from bayplan.config.keys import FEATURE_GATES, KEYS
 from bayplan.config.kubelet_documents import KUBELETS_API, KUBELETS_KIND
 from bayplan.config.sources import Document, Source, Values
-from bayplan.config.values import show
+from bayplan.config.values import items, join, show
 from bayplan.errors import Problem
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.policy import MemoryReservationPolicy
@@ -54,6 +54,18 @@ _PARTNERS: Final[Mapping[str, Sequence[str]]] = {
     _RESERVATION: (_RESERVATION, _GATES),
 }
 """The keys that do not go together, by the one that a problem names."""
+
+_TEXTS: Final = (
+    "kubeReserved",
+    "systemReserved",
+    "evictionHard",
+    "evictionSoft",
+    "evictionSoftGracePeriod",
+    "evictionMinimumReclaim",
+    "cpuManagerPolicyOptions",
+    "topologyManagerPolicyOptions",
+)
+"""The tables of which kubelet reads texts alone: map[string]string in its v1beta1/types.go."""
 
 
 def kubelet_sources(documents: Sequence[Document], kubelet: KubeletRules) -> list[Source]:
@@ -195,7 +207,7 @@ def _source(
     return Source(
         document.name,
         taken,
-        problems=(*_wrong_kind(document), *problems),
+        problems=(*_wrong_kind(document), *_wrong_types(document.values), *problems),
         unknown=unknown,
         of_managers=managers,
         of_kubelet=True,
@@ -222,6 +234,24 @@ def _wrong_kind(document: Document) -> tuple[Problem, ...]:
         for key, expected in (("apiVersion", KUBELETS_API), ("kind", KUBELETS_KIND))
         if document.values.get(key) != expected
     )
+
+
+def _wrong_types(values: Mapping[str, object]) -> Iterator[Problem]:
+    """What our own files may have without quotes and kubelet does not decode."""
+    for key in _TEXTS:
+        for name, value in _entries(values, key):
+            if not isinstance(value, str | None):
+                sentence = f"cannot unmarshal into KubeletConfiguration.{key} of type string"
+                yield Problem(join(key, name), show(value), f"a text, in quotes; kubelet: {sentence}")
+    for gate, value in _entries(values, _GATES):
+        if gate not in FEATURE_GATES and not isinstance(value, bool | None):
+            yield Problem(join(_GATES, gate), show(value), "true or false")
+
+
+def _entries(values: Mapping[str, object], key: str) -> list[tuple[str, object]]:
+    """Those of the table *key*; where it is none, that is said by who reads it."""
+    table = values.get(key)
+    return items(key, table) if isinstance(table, Mapping) else []
 
 
 def _reserved_twice(values: Mapping[str, object]) -> tuple[Problem, ...]:

@@ -100,7 +100,7 @@ ROWS = [
         id="static needs reserved CPUs",
     ),
     pytest.param(
-        {"reservedSystemCPUs": None, "kubeReserved": "{cpu: 0}"},
+        {"reservedSystemCPUs": None, "kubeReserved": "{cpu: '0'}"},
         "cpuManagerPolicy: found 'static'",
         id="a CPU reservation of zero",
     ),

@@ -246,6 +246,27 @@ def test_default_evictions_are_merged_with_those_of_the_file(write: Write) -> No
     assert sorted(of_kubelet(path).eviction_hard) == sorted({**DEFAULTS["evictionHard"], **hard})
 
 
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        # Kubelet 1.37.2 says of each that it cannot be unmarshalled; the first is how several guides have it.
+        ({"cpuManagerPolicy": "static", "cpuManagerPolicyOptions": {"full-pcpus-only": True}},
+         "cpuManagerPolicyOptions.full-pcpus-only"),
+        ({"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": 8}},
+         "topologyManagerPolicyOptions.max-allowable-numa-nodes"),
+        ({"kubeReserved": {"memory": 500}}, "kubeReserved.memory"),
+        ({"systemReserved": {"cpu": 1}}, "systemReserved.cpu"),
+        ({"evictionHard": {"memory.available": 100}}, 'evictionHard."memory.available"'),
+        ({"featureGates": {"RotateKubeletServerCertificate": "true"}},
+         "featureGates.RotateKubeletServerCertificate"),
+    ],
+)  # fmt: skip
+def test_what_kubelet_does_not_decode_is_refused(write: Write, values: dict[str, Any], path: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        of_kubelet(write({"apiVersion": API, "kind": KIND, **values}))
+    assert [problem.path for problem in raised.value.problems] == [path]
+
+
 # --- what has no effect ---
 
 
