@@ -40,6 +40,35 @@ def test_text_is_what_go_writes():
     )
 
 
+@pytest.mark.parametrize(
+    ("shared", "entries", "checksum"),
+    [
+        # From KEP-4540, guides and reports: what kubelets of 1.14 to 1.34 wrote on machines of others.
+        ("0-79", "", 1241370203),
+        ("2-15,17-31,34-47,49-63", "", 4141502832),
+        ("1,3-15,17,19-31", "", 1902567528),
+        (
+            "0-1,6-13,18-23",
+            '"entries":{"28c11c89-3493-4972-bb67-7090b9d75e0d":'
+            '{"mytestclient":"2-3,14-15","mytestclient2":"4-5,16-17"}},',
+            1684933537,
+        ),
+        (
+            "0,2-95,97-191",
+            '"entries":{"823ca0b5-ed9e-421a-bfca-76fa078f3195":{"ubuntu-netutils":"96"},'
+            '"b8292fdc-57b1-4bc4-937b-34cd3dd1bcb8":{"ubuntu-netutils":"1"}},',
+            4076905443,
+        ),
+    ],
+)
+def test_files_of_other_peoples_nodes_are_intact(shared, entries, checksum):
+    text = f'{{"policyName":"static","defaultCpuSet":"{shared}",{entries}"checksum":{checksum}}}'
+
+    assert str(restore_checkpoint(text, "static").shared) == shared
+    with pytest.raises(CpuStateError, match="checkpoint is corrupted"):
+        restore_checkpoint(text.replace(f"{checksum}}}", "1}"), "static")
+
+
 def test_no_file_is_an_empty_state():
     assert restore_checkpoint(None, "static") == CpuState()
 
