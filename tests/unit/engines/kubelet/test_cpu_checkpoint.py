@@ -49,14 +49,18 @@ def test_text_is_what_go_writes():
         ("1,3-15,17,19-31", "", 1902567528),
         (
             "0-1,6-13,18-23",
-            '"entries":{"28c11c89-3493-4972-bb67-7090b9d75e0d":'
-            '{"mytestclient":"2-3,14-15","mytestclient2":"4-5,16-17"}},',
+            (
+                '"entries":{"28c11c89-3493-4972-bb67-7090b9d75e0d":'
+                '{"mytestclient":"2-3,14-15","mytestclient2":"4-5,16-17"}},'
+            ),
             1684933537,
         ),
         (
             "0,2-95,97-191",
-            '"entries":{"823ca0b5-ed9e-421a-bfca-76fa078f3195":{"ubuntu-netutils":"96"},'
-            '"b8292fdc-57b1-4bc4-937b-34cd3dd1bcb8":{"ubuntu-netutils":"1"}},',
+            (
+                '"entries":{"823ca0b5-ed9e-421a-bfca-76fa078f3195":{"ubuntu-netutils":"96"},'
+                '"b8292fdc-57b1-4bc4-937b-34cd3dd1bcb8":{"ubuntu-netutils":"1"}},'
+            ),
             4076905443,
         ),
     ],
