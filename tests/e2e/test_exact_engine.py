@@ -15,7 +15,7 @@ from testbed.topology import FOUR_NODES
 ELSEWHERE = """
 import sys
 sys.path.insert(0, "/opt/bayplan/lib")
-from bayplan.host.page_migration import migrate_pages
+from bayplan.host.page_moves import migrate_pages
 from bayplan.sets import NodeSet
 assert migrate_pages(int(sys.argv[1]), NodeSet([0]), NodeSet([1])) == 0
 """

@@ -12,7 +12,7 @@ from bayplan.config.settings import MemoryPressure
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.page_relief import PageRelief
-from bayplan.host.cgroup_paths import container_path
+from bayplan.host.hierarchy import container_path
 from bayplan.host.page_moves import PagesMoved
 from bayplan.nri import Identity, Session, UnixSocket
 from bayplan.quantity import GIB, MIB

@@ -21,7 +21,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.control.ended_containers import ASK_AFTER_S, EndedContainers, ListContainers
 from bayplan.control.starts import Starts
 from bayplan.errors import UnavailableError
-from bayplan.host.occupancy import Occupancy
+from bayplan.host.container_processes import Occupancy
 from bayplan.model.policy import PlacementPolicy
 from bayplan.nri import Event, UnixSocket
 from bayplan.oci.storage import failed_creations

@@ -21,8 +21,8 @@ from bayplan.daemon.shadow import Parts
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
+from bayplan.host.container_processes import Occupancy, Place
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine

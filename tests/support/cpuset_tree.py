@@ -6,7 +6,7 @@ What a kernel refuses, or does with memory, needs a kernel.
 from pathlib import Path
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.host.cgroup_paths import container_path
+from bayplan.host.hierarchy import container_path
 from bayplan.sets import CpuSet
 from support.oci_node import OciNode
 

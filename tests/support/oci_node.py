@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.host.cgroup_paths import container_path
-from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout, container_path
 
 MOUNT: Final = "sys/fs/cgroup"
 OWN_CGROUP: Final = "/system.slice/baypland.service"

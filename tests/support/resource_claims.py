@@ -14,7 +14,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from bayplan.control.resource_claims import ResourceClaims
-from bayplan.host.cdi import ClaimSpecs
+from bayplan.host.devices import ClaimSpecs
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.resource_claim import AllocatedDevice, ResourceClaim, claims_in
 from bayplan.model.workload import Container, Pod

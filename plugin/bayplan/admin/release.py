@@ -20,13 +20,13 @@ from bayplan.errors import BayplanError
 from bayplan.files import check_kind
 from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup, paths_by_id
-from bayplan.host.cpu_lists import SYSCTL, CpuListLimit
 from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.irq_affinity import IrqAffinity
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.memory_high import KernelAttributes, release_all
+from bayplan.host.reclaim import SYSCTL, CpuListLimit
 from bayplan.model.ledger import Entry
 from bayplan.placement.release import GivenBack, given_back, to_give_back
 from bayplan.state import Step, Store

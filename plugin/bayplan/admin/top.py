@@ -11,9 +11,8 @@ from bayplan.admin.questions import Question
 from bayplan.admin_protocol import API_VERSION
 from bayplan.control.threads import InThread
 from bayplan.engines.exact.witness import by_node, witness
-from bayplan.host.activity import ActivityReader, ContainerActivity, read_allocations
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.live_memory import read_nodes
+from bayplan.host.live_memory import ActivityReader, ContainerActivity, read_allocations, read_nodes
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY

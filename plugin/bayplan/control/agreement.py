@@ -15,8 +15,7 @@ from bayplan.control.expectations import Expectation, cgroup_of
 from bayplan.control.state import NodeState
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.kernelfs import AbsentError
-from bayplan.host.watched_files import WatchedFiles
+from bayplan.host.kernelfs import AbsentError, WatchedFiles
 
 _AMOUNTS: Final = ("memory_max", "memory_high", "memory_low", "memory_min", "memory_oom_group")
 _OOM_GROUP: Final = _AMOUNTS[-1:]

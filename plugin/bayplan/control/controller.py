@@ -17,7 +17,7 @@ from bayplan.control.notified import KNOWN_SINCE, KernelCpusets, updates_over_nr
 from bayplan.control.placements import Placements
 from bayplan.control.state import NodeState, Transaction
 from bayplan.errors import BayplanError
-from bayplan.host.occupancy import Place
+from bayplan.host.container_processes import Place
 from bayplan.model.container_names import container_name
 from bayplan.model.decision import Outcome
 from bayplan.model.life import Action, Phase, Report, Step

@@ -21,7 +21,7 @@ from bayplan.control.controller import Controller
 from bayplan.control.lives import Life
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
-from bayplan.host.occupancy import Occupancy, Place
+from bayplan.host.container_processes import Occupancy, Place
 from bayplan.model.ledger import Entry
 from bayplan.model.life import AWAITED, Action, Phase, Report
 from bayplan.model.origin import Origin

@@ -24,8 +24,7 @@ from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError, StateError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.page_migration import move_huge_pages
-from bayplan.host.page_moves import is_bound
+from bayplan.host.page_moves import is_bound, move_huge_pages
 from bayplan.model.decision import Move
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY

@@ -18,8 +18,8 @@ from bayplan.control.state import NodeState
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError, HostError, UnavailableError
 from bayplan.host import shadow_mode
-from bayplan.host.cdi import ClaimSpecs
-from bayplan.host.cgroup_paths import pod_path
+from bayplan.host.devices import ClaimSpecs
+from bayplan.host.hierarchy import pod_path
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.resource_claim import HeldClaim, ResourceClaim, claim_key

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from bayplan.control.latency import DurationCounter
 from bayplan.engines.interface import Engine
-from bayplan.host.cpu_affinity import SharedCpu, use_every_cpu
+from bayplan.host.libc import SharedCpu, use_every_cpu
 from bayplan.model.machine import Machine
 
 Result = TypeVar("Result")

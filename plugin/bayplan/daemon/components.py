@@ -56,14 +56,13 @@ from bayplan.daemon.shadow import Parts
 from bayplan.daemon.systemd import Notifier
 from bayplan.daemon.verification import Verification
 from bayplan.errors import BayplanError
-from bayplan.host.cdi import ClaimSpecs
 from bayplan.host.container import raise_hugepage_limits
-from bayplan.host.devices import HostDevices
+from bayplan.host.container_processes import Occupancy, Place
+from bayplan.host.devices import ClaimSpecs, HostDevices
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.hugepage_pools import HugepageFiles
 from bayplan.host.kubelet_program import KubeletVersion
-from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id

@@ -15,11 +15,10 @@ from bayplan.control.state import NodeState
 from bayplan.daemon.cgroup_lookups import lookups_of
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.errors import BayplanError, HostError
-from bayplan.host.cgroup_paths import pod_path
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.disk_usage import DiskUsage, disk_usage, log_directory, writable_layer
 from bayplan.host.eviction_signals import thread_count, working_set_bytes
-from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, pod_path
 from bayplan.host.live_memory import read_held
 from bayplan.kubelet.eviction_manager import INODES, PIDS, DiskUse, disk_uses, starved
 from bayplan.model import machine

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from bayplan.host.held_memory import read_held_memory, read_memory_totals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.live_memory import ContainerMemory
-from bayplan.host.numa_stat import HeldPages
+from bayplan.host.live_memory import ContainerMemory, read_held_memory, read_memory_totals
+from bayplan.host.memory_statistics import HeldPages
 from bayplan.host.sysfs import read_hugepages, read_machine
 from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod

@@ -32,9 +32,8 @@ from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import ContainerMemory, FreeMemory, read_held, read_nodes
-from bayplan.host.numa_stat import HeldPages
+from bayplan.host.memory_statistics import NO_ZONES, HeldPages, NodeZones, read_zones
 from bayplan.host.reclaim import missing_abilities
-from bayplan.host.zoneinfo import NO_ZONES, NodeZones, read_zones
 from bayplan.model.decision import Decision, Move
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine

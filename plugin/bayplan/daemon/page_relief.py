@@ -15,7 +15,6 @@ from typing import ClassVar, Final, NamedTuple, Protocol
 from bayplan.daemon.move_records import MoveRecords
 from bayplan.errors import BayplanError, HostError
 from bayplan.host.container import ContainerCgroup
-from bayplan.host.cpu_lists import shorten_cpu_lists
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import read_held
@@ -24,6 +23,7 @@ from bayplan.host.reclaim import (
     can_reclaim_nodes,
     reclaim_in_cgroup,
     reclaim_on_node,
+    shorten_cpu_lists,
 )
 from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.page_placement import LivePages, PageMove, Risk, in_order

@@ -16,8 +16,8 @@ from typing import ClassVar, Final
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
+from bayplan.host.container_processes import end_processes, wait_for_end
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.process_end import end_processes, wait_for_end
 from bayplan.model.workload import Pod
 
 logger = logging.getLogger(__name__)

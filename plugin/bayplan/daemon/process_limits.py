@@ -21,7 +21,7 @@ NEEDED_FILES: Final = admin_server.MAX_CLIENTS + agent_server.MAX_CLIENTS + oci_
 
 WATCHED_FILES: Final = 1280
 """Enough for some 300 containers, which need not be compared every ten seconds (`bayplan.control.agreement`),
-nor be looked for (`bayplan.host.occupancy`). The kernel keeps a page for each."""
+nor be looked for (`bayplan.host.container_processes`). The kernel keeps a page for each."""
 
 
 class SpareFiles(NamedTuple):

@@ -26,9 +26,9 @@ from bayplan.daemon.oom_score_adj import OomScoreAdjWriter
 from bayplan.daemon.page_relief import STEP_S, PageRelief
 from bayplan.daemon.pod_end import PodEnd
 from bayplan.host import shadow_mode
-from bayplan.host.cpu_lists import CpuListLimit
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.irq_affinity import IrqAffinity, Staying
+from bayplan.host.reclaim import CpuListLimit
 from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import Move
 from bayplan.model.ledger import Entry

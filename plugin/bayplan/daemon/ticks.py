@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from bayplan.host.cpu_affinity import use_every_cpu
+from bayplan.host.libc import use_every_cpu
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,8 @@ from cgroupspy.interfaces import (
     MultiLineIntegerFile,
 )
 
-from bayplan.host.directory import Directory
-from bayplan.host.kernelfs import AbsentError, RefusedError, garbage, parse_file, parse_number
-from bayplan.host.numa_stat import (
+from bayplan.host.kernelfs import AbsentError, Directory, RefusedError, garbage, parse_file, parse_number
+from bayplan.host.memory_statistics import (
     EXPECTED,
     LEGACY_EXPECTED,
     HeldPages,

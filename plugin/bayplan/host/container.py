@@ -23,12 +23,18 @@ from bayplan.host.cgroup import (
     LegacyMemoryFiles,
     UnifiedFiles,
 )
-from bayplan.host.cgroup_paths import CRUN_CHILD, SCOPE, clean, container_paths
-from bayplan.host.directory import Directory, Identity
-from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, parse_number, read_optional
-from bayplan.host.numa_stat import HeldPages
-from bayplan.host.watched_files import WatchedFiles
+from bayplan.host.hierarchy import CPUSET, CRUN_CHILD, MEMORY, SCOPE, Hierarchy, clean, container_paths
+from bayplan.host.kernelfs import (
+    AbsentError,
+    Directory,
+    Identity,
+    RefusedError,
+    WatchedFiles,
+    parse_file,
+    parse_number,
+    read_optional,
+)
+from bayplan.host.memory_statistics import HeldPages
 from bayplan.model.workload import Update
 from bayplan.quantity import format_bytes, hugetlb_size
 from bayplan.sets import CpuSet, IdSet, NodeSet

@@ -1,26 +1,356 @@
-"""The devices that the spec of a container names, and where they are.
+"""The devices that the spec of a container names, and where they are; and the CDI specs: those of the
+machine, and our own, which tell containers which resource claims they have.
 
-Device nodes, CDI names, and mounts. Of mounts, only sources below /dev and /sys are read: others may be
-on a file system that does not answer. How a device leads to its NUMA node is in `bayplan.host.device_tree`.
+A device's numbers lead to its directory in sysfs, and the first ``numa_node`` on the way up is the answer;
+-1 is none. Some virtual devices stand for real ones (VFIO groups, device mapper, MD, NVMe multipath), and are
+where those are. Nothing is remembered: the numbers of a device that was unplugged are given to another one.
+
+CDI specs say which device nodes a name like ``vendor.com/class=name`` stands for. A file is read again when
+it has changed. Later directories win, as in every CDI client. A file that cannot be read is left out, and
+mentioned where a name is not found.
+
+Of mounts, only sources below /dev and /sys are read: others may be
+on a file system that does not answer.
 """
 
+import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from bayplan.engines.device_hints import Findings
 from bayplan.errors import HostError
-from bayplan.host.cdi import CdiNode, CdiSpecs
-from bayplan.host.device_tree import UNKNOWN, DeviceTree, Place
-from bayplan.host.kernelfs import refusal
+from bayplan.files import MAX_FILE_BYTES, read_file
+from bayplan.host import shadow_mode
+from bayplan.host.kernelfs import parse_file, parse_number, read_optional, refusal
 from bayplan.model.decision import DeviceHint
-from bayplan.model.resource_claim import CDI_KIND, ClaimedDevice
+from bayplan.model.resource_claim import CDI_KIND, ClaimedDevice, cdi_name, is_uid, variable_of
 from bayplan.model.workload import Container, DeviceType
 from bayplan.sets import NodeSet
+
+MAX_DEPTH: Final = 8
+"""Of virtual devices upon virtual devices: ends a circle; real ones are two or three deep."""
+
+NVIDIA_MAJOR: Final = 195
+"""Registered for NVIDIA's devices, for which the driver makes no entries below /sys/dev."""
+
+_VFIO_GROUP: Final = re.compile(r"/devices/virtual/vfio/(?:noiommu-)?([0-9]{1,9})")
+_NVME_SUBSYSTEM: Final = re.compile(r"(.*/nvme-subsystem/nvme-subsys[0-9]{1,9})(?:/.*)?")
+_NVME_CONTROLLER: Final = re.compile(r"nvme[0-9]{1,9}")
+_PCI_ADDRESS: Final = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?=/|$)")
+_PCI_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+
+
+class Place(NamedTuple):
+    """The NUMA nodes of a device, none if they are not known, and its PCI address: several for devices that
+    count as one."""
+
+    nodes: NodeSet = NodeSet()
+    addresses: frozenset[str] = frozenset()
+
+    def and_also(self, other: "Place") -> "Place":
+        """The place of two devices that count as one."""
+        return Place(self.nodes | other.nodes, self.addresses | other.addresses)
+
+
+UNKNOWN: Final = Place()
+
+
+class DeviceTree:
+    """sysfs below *root*, a path without a slash at its end. Every method raises HostError where sysfs has
+    something that cannot be."""
+
+    def __init__(self, root: str = "") -> None:
+        self._root = root
+        self._sys = f"{root}/sys"
+
+    def of_numbers(self, kind: DeviceType, major: int, minor: int) -> Place:
+        """The place of the device with these numbers."""
+        tree = "block" if kind is DeviceType.BLOCK else "char"
+        link = f"{self._sys}/dev/{tree}/{major}:{minor}"
+        if kind is DeviceType.CHARACTER and major == NVIDIA_MAJOR and not os.path.lexists(link):
+            return self._of_nvidia(minor)
+        return self._at(link, MAX_DEPTH)
+
+    def of_bus_device(self, bus: str, name: str) -> Place:
+        """The place of the device *name* on *bus*, the parent of a network interface for instance."""
+        return self._at(f"{self._sys}/bus/{bus}/devices/{name}", MAX_DEPTH)
+
+    def of_pci_root(self, name: str) -> Place:
+        """The place of what is below a root of PCI devices, such as ``pci0000:3a``."""
+        place = UNKNOWN
+        for path in _entries(f"{self._sys}/devices/{name}") if _PCI_ROOT.fullmatch(name) else ():
+            if _PCI_ADDRESS.search(path):
+                place = place.and_also(self._climbed(path) or UNKNOWN)
+        return place
+
+    def of_path(self, path: str) -> Place:
+        """The place of the device that a *path* below /sys belongs to."""
+        return self._at(self._root + path, MAX_DEPTH)
+
+    def _at(self, path: str, depth: int) -> Place:
+        """The place of the device with that directory (or link to it), or of the devices it stands for."""
+        directory = os.path.realpath(path)
+        place = self._climbed(directory)
+        if place is not None or depth == 0:
+            return place or UNKNOWN
+        place = UNKNOWN
+        for lower in self._stands_for(directory):
+            place = place.and_also(self._at(lower, depth - 1))
+        return place
+
+    def _climbed(self, directory: str) -> Place | None:
+        """What the first ``numa_node`` from *directory* upwards says; None if there is none."""
+        devices = f"{self._sys}/devices/"
+        while directory.startswith(devices):
+            path = f"{directory}/numa_node"
+            text = read_optional(path)
+            if text is not None:
+                node = parse_file(path, _parse_node, text)
+                addresses = frozenset(_PCI_ADDRESS.findall(directory)[-1:])
+                return UNKNOWN if node is None else Place(NodeSet([node]), addresses)
+            directory = directory.rpartition("/")[0]
+        return None
+
+    def _stands_for(self, directory: str) -> Iterator[str]:
+        """The directories of the real devices behind a virtual one."""
+        group = _VFIO_GROUP.fullmatch(directory.removeprefix(self._sys))
+        if group is not None:
+            yield from _entries(f"{self._sys}/kernel/iommu_groups/{group[1]}/devices")
+            return
+        subsystem = _NVME_SUBSYSTEM.fullmatch(directory)
+        if subsystem is not None:
+            for path in _entries(subsystem[1]):
+                if _NVME_CONTROLLER.fullmatch(path.rpartition("/")[2]):
+                    yield path
+            return
+        disk = directory.rpartition("/")[0] if read_optional(f"{directory}/partition") else directory
+        yield from _entries(f"{disk}/slaves")
+
+    def _of_nvidia(self, minor: int) -> Place:
+        """The place of the GPU with that minor number, which the driver shows in /proc by PCI address."""
+        for directory in _entries(f"{self._root}/proc/driver/nvidia/gpus"):
+            for line in (read_optional(f"{directory}/information") or "").splitlines():
+                name, _, value = line.partition(":")
+                if name.strip() == "Device Minor" and value.strip() == str(minor):
+                    return self.of_bus_device("pci", directory.rpartition("/")[2])
+        return UNKNOWN
+
+
+def _parse_node(text: str) -> int | None:
+    """A node id; None for -1, the kernel's "not known"."""
+    return None if text.strip() == "-1" else parse_number(text)
+
+
+def _entries(directory: str) -> list[str]:
+    """The paths of a directory's entries, sorted; none if it is absent."""
+    try:
+        return sorted(f"{directory}/{name}" for name in os.listdir(directory))  # noqa: PTH208 - names are wanted, not paths
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise refusal(directory, "cannot be listed", error) from error
+
+
+DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
+
+_CLAIM_FILE: Final = "bayplan.dev-claim-*.json"
+_CDI_VERSION: Final = "0.3.0"
+"""The oldest one that every runtime with CDI reads; newer ones have nothing that is needed here."""
+
+
+class CdiNode(msgspec.Struct, frozen=True, rename="camel"):
+    """A device node to be made in a container. Without numbers those of ``host_path``, or ``path``, count."""
+
+    path: str
+    host_path: str | None = None
+    type: str | None = None
+    major: int | None = None
+    minor: int | None = None
+
+
+class _Edits(msgspec.Struct, frozen=True, rename="camel"):
+    device_nodes: tuple[CdiNode, ...] | None = None
+
+
+class _Device(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    container_edits: _Edits = _Edits()
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    kind: str
+    devices: tuple[_Device, ...] = ()
+
+
+class _Version(NamedTuple):
+    """Differs if the file was changed or replaced."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+
+class _File(Struct, frozen=True):
+    """A file as it was read: device nodes by full name, or why it could not be read."""
+
+    version: _Version
+    devices: Mapping[str, tuple[CdiNode, ...]]
+    problem: str = ""
+
+
+class CdiSpecs:
+    """The specs below *root* (a path without a slash at its end)."""
+
+    def __init__(self, root: str = "") -> None:
+        self._root = root
+        self._files: dict[str, _File] = {}
+
+    def device_nodes(self, name: str) -> tuple[CdiNode, ...]:
+        """The device nodes that are made for this device alone.
+
+        Raises:
+            HostError: no spec names it.
+        """
+        self.refresh()
+        for file in self._files.values():
+            if name in file.devices:
+                return file.devices[name]
+        unread = "".join(f"; {file.problem}" for file in self._files.values() if file.problem)
+        raise HostError(" and ".join(DIRECTORIES), f"no CDI spec there names {name}{unread}")
+
+    def refresh(self) -> None:
+        """Read the files that are new or changed, and forget those that are gone."""
+        files: dict[str, _File] = {}
+        for directory in reversed(DIRECTORIES):
+            for path, version in _listed(self._root + directory):
+                known = self._files.get(path)
+                files[path] = (
+                    known if known is not None and known.version == version else _read(path, version)
+                )
+        self._files = files
+
+
+def _listed(directory: str) -> list[tuple[str, _Version]]:
+    """The spec files of a directory with their versions, by name."""
+    found = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.endswith((".json", ".yaml")) and entry.is_file():
+                    status = entry.stat()
+                    version = _Version(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+                    found.append((entry.path, version))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise refusal(directory, "cannot be listed", error) from error
+    return sorted(found)
+
+
+def _read(path: str, version: _Version) -> _File:
+    decode = msgspec.json.decode if path.endswith(".json") else msgspec.yaml.decode
+    try:
+        spec = decode(read_file(path, MAX_FILE_BYTES).content, type=_Spec)
+    except OSError as error:
+        return _File(version, {}, f"{path} cannot be read: {error.strerror}")
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        # ValueError: a value that YAML takes for a date and that is none.
+        return _File(version, {}, f"{path} is no CDI spec: {error}")
+    devices = {
+        f"{spec.kind}={device.name}": device.container_edits.device_nodes or () for device in spec.devices
+    }
+    return _File(version, devices)
+
+
+class ClaimSpecs:
+    """The CDI specs of the resource claims that are held, a file for each in *directory*: by its devices,
+    one for each request, a runtime tells a container which claims it has. All calls block.
+
+    Readers see a file whole or not at all: it is written beside, under a name that is no spec's, and renamed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def write(self, uid: str, requests: Iterable[str]) -> None:
+        """Have the spec of a claim there; nothing is written where it is.
+
+        Raises:
+            HostError: it cannot be written.
+        """
+        path, content = self._path(uid), _claim_spec(uid, requests)
+        with suppress(OSError):
+            if read_file(path, follow=False).content == content:
+                return
+        shadow_mode.check_off(str(path))
+        beside = path.with_name(f".{path.name}.new")
+        try:
+            self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            beside.unlink(missing_ok=True)
+            with beside.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.chmod(0o644)
+            beside.rename(path)
+        except OSError as error:
+            raise HostError(str(path), f"cannot be written: {error.strerror}") from error
+
+    def remove(self, uid: str) -> None:
+        """Have no spec of that claim.
+
+        Raises:
+            HostError: it cannot be removed.
+        """
+        path = self._path(uid)
+        shadow_mode.check_off(str(path))
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HostError(str(path), f"cannot be removed: {error.strerror}") from error
+
+    def uids(self) -> list[str]:
+        """The claims whose specs are there.
+
+        Raises:
+            HostError: they cannot be listed.
+        """
+        try:
+            names = [one.name for one in self._directory.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise HostError(str(self._directory), f"cannot be listed: {error.strerror}") from error
+        begin, end = _CLAIM_FILE.split("*")
+        found = [name.removeprefix(begin).removesuffix(end) for name in names if name.startswith(begin)]
+        return sorted(uid for uid in found if is_uid(uid))
+
+    def _path(self, uid: str) -> Path:
+        if not is_uid(uid):
+            raise HostError(str(self._directory), f"no uid of a claim: {uid[:80]!r}")
+        return self._directory / _CLAIM_FILE.replace("*", uid)
+
+
+def _claim_spec(uid: str, requests: Iterable[str]) -> bytes:
+    devices = [
+        {
+            "name": cdi_name(uid, request).rpartition("=")[2],
+            "containerEdits": {"env": ["=".join(variable_of(uid, request))]},
+        }
+        for request in requests
+    ]
+    return json.dumps({"cdiVersion": _CDI_VERSION, "kind": CDI_KIND, "devices": devices}).encode() + b"\n"
+
 
 MAX_DIRECTORY_ENTRIES: Final = 256
 

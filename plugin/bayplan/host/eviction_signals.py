@@ -17,7 +17,7 @@ from bayplan.errors import ParseError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, read_text
-from bayplan.host.meminfo import MEM_TOTAL, read_meminfo
+from bayplan.host.memory_statistics import MEM_TOTAL, read_meminfo
 from bayplan.kubelet.eviction_manager import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE, Observation
 from bayplan.model.kubelet_version import KubeletRules
 

@@ -1,19 +1,53 @@
-"""Reading and writing the kernel's small text files (sysfs, procfs, cgroupfs).
+"""The kernel's small text files (sysfs, procfs, cgroupfs): read and written by path, or relative to a
+directory that was opened once, and watched for what they show.
 
 Failures are of three kinds: the file is absent (any more), the kernel refuses, or the text is invalid. What a
 file means is known to the modules that read it.
+
+Watched files stay open: a pread(2) takes 1 us of a cgroup's file, and 7 with opening and closing it. The
+kernel keeps a page for each. A descriptor leads to the file of the cgroup, or of the process, that was there
+when it was opened: once that is gone, reading fails.
+
+A cgroup that is removed and made again under the same name is another cgroup. The descriptor never leads to
+the second one: every access to the removed directory fails as "not there".
 """
 
 import errno
 import os
 import re
 from collections.abc import Callable
-from typing import Final, TypeVar
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self, TypeVar
 
 from bayplan.errors import HostError, ParseError, excerpt
 from bayplan.files import read_small_file
 from bayplan.host import shadow_mode
 from bayplan.quantity import counted
+
+
+class Descriptor:
+    """A descriptor of this process. Close it, or use it in a ``with``."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Close the descriptor; a second time does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 T = TypeVar("T")
 
@@ -144,3 +178,123 @@ def refusal(path: str, problem: str, error: OSError) -> HostError:
 def _name(path: str | bytes, below: str) -> str:
     name = os.fsdecode(path)
     return f"{below}/{name}" if below else name
+
+
+_MOST_BYTES: Final = 4096
+"""What is longer is compared as far as this: no list of CPUs that anybody gives to a container is."""
+
+
+class WatchedFiles:
+    """Files, each with what it showed when it was added. They are closed with it, or by `close`."""
+
+    def __init__(self) -> None:
+        self._files: list[tuple[int, bytes]] = []
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, path: str | bytes, *, dir_fd: int | None = None, below: str = "") -> None:
+        """Watch the file *path* from now on. *below* is the path of the directory *dir_fd*, for messages.
+
+        Raises:
+            AbsentError: there is no such file.
+            RefusedError: it cannot be opened or read.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+            try:
+                text = os.pread(descriptor, _MOST_BYTES, 0)
+            except OSError:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise refusal(str(Path(below) / os.fsdecode(path)), "cannot be watched", error) from error
+        self._files.append((descriptor, text))
+
+    def are_unchanged(self) -> bool:
+        """Whether all of them still show the same."""
+        try:
+            return all(os.pread(descriptor, _MOST_BYTES, 0) == text for descriptor, text in self._files)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Watch none of them any more."""
+        while self._files:
+            os.close(self._files.pop()[0])
+
+
+class Identity(NamedTuple):
+    """Different for every cgroup, also of the same name: cgroup v2 never uses an inode number again."""
+
+    device: int
+    inode: int
+
+
+class Directory(Descriptor):
+    """An open directory of a cgroup file system."""
+
+    __slots__ = ("identity", "path")
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        super().__init__(descriptor)
+        self.path = path
+        status = os.fstat(descriptor)
+        self.identity = Identity(status.st_dev, status.st_ino)
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Open the directory *path*.
+
+        Raises:
+            AbsentError: there is no such cgroup.
+            RefusedError: it can't be opened.
+        """
+        return cls(_open(path, path, None), path)
+
+    def child(self, name: str) -> Self:
+        """Open the directory *name* in this one; raises like `open`."""
+        path = f"{self.path}/{name}"
+        return type(self)(_open(name, path, self._descriptor), path)
+
+    def read(self, name: bytes) -> str:
+        """The text of a file of the cgroup, without white space around it."""
+        return read_text(name, dir_fd=self._descriptor, below=self.path).strip()
+
+    def watch(self, name: bytes, watched: WatchedFiles) -> None:
+        """Have a file of the cgroup *watched*."""
+        watched.add(name, dir_fd=self._descriptor, below=self.path)
+
+    def write(self, name: bytes, text: str) -> None:
+        """Write a file of the cgroup; see `bayplan.host.kernelfs.write_text`."""
+        write_text(name, text, dir_fd=self._descriptor, below=self.path)
+
+    def path_of(self, name: bytes) -> str:
+        """The path of a file, for messages."""
+        return f"{self.path}/{os.fsdecode(name)}"
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to this very directory."""
+        try:
+            with Directory.open(self.path) as found:
+                return found.identity == self.identity
+        except AbsentError:
+            return False
+
+    def children(self) -> tuple[str, ...]:
+        """The names of the cgroups directly below, sorted."""
+        try:
+            with os.scandir(self._descriptor) as entries:
+                return tuple(sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False)))
+        except OSError as error:
+            raise refusal(self.path, "cannot be listed", error) from error
+
+
+def _open(name: str, path: str, dir_fd: int | None) -> int:
+    try:
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except OSError as error:
+        raise refusal(path, "cannot be opened", error) from error

@@ -1,21 +1,51 @@
-"""What each node can still give, and what each container holds there: read often, so read cheaply.
+"""Memory at this moment: what each node can still give, what no container can have of it, what each container
+holds there; and what containers and nodes are doing.
 
 A look at the nodes is one small file each. What a container holds is memory.numa_stat of its cgroup, whose
 path is looked for once. Nothing here judges or changes anything.
+
+Held is what is used, without huge pages (their pools are not ordinary memory), page cache and other memory
+that can be reclaimed, free pages on the lists of the CPUs, and the unreclaimable memory of the containers.
+What remains has in it also what no counter names: pages of drivers, vmalloc, per-CPU memory. What is kept
+free, /proc/zoneinfo says: an owner that touches it is killed.
+
+Counters are since the start of the cgroup or the machine; whoever shows rates asks twice. Nothing is
+remembered but where the files are. Calls block for some small files of each container.
 """
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from bayplan.errors import HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import MEMORY, Hierarchy
-from bayplan.host.kernelfs import AbsentError, garbage, parse_file, refusal
-from bayplan.host.meminfo import FILES, MEM_FREE, MEM_TOTAL, read_meminfo
-from bayplan.host.numa_stat import HeldPages, parse_legacy_numa_stat, parse_numa_stat
-from bayplan.host.zoneinfo import NO_ZONES, NodeZones
+from bayplan.host.kernelfs import (
+    AbsentError,
+    RefusedError,
+    garbage,
+    parse_file,
+    read_optional,
+    read_text,
+    refusal,
+)
+from bayplan.host.memory_statistics import (
+    FILES,
+    MEM_FREE,
+    MEM_TOTAL,
+    NO_ZONES,
+    HeldPages,
+    NodeZones,
+    parse_legacy_numa_stat,
+    parse_numa_stat,
+    read_meminfo,
+    read_zones,
+)
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB
 from bayplan.sets import NodeSet
@@ -181,3 +211,152 @@ class ContainerMemory:
             except AbsentError:
                 continue  # Gone, or without these controllers.
         return found
+
+
+_NODES: Final = "sys/devices/system/node"
+_RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
+"""The newer one (Linux 4.20) contains the older one."""
+
+_ISOLATED: Final = re.compile(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE)
+
+
+def read_held_memory(
+    containers: Iterable[HeldPages], hugepages_bytes: Mapping[int, int], root: Path = Path("/")
+) -> dict[int, int]:
+    """Bytes held outside of *containers* or kept free by the kernel, by node.
+
+    *hugepages_bytes* is the size of all huge page pools together, for each node that is asked for.
+
+    The files are not read at one moment: the result is good to a few MiB, and never below what is kept free.
+
+    Raises:
+        HostError: a file is missing or garbled.
+    """
+    inside: Counter[int] = Counter()
+    for container in containers:
+        inside.update(container.unreclaimable_bytes)
+    zones = read_zones(root)
+    held = {}
+    for node, pools_bytes in hugepages_bytes.items():
+        amounts = _amounts(root, node)
+        reclaimable_bytes = sum(amounts.get(name, 0) for name in FILES)
+        reclaimable_bytes += next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
+        zone = zones.get(node, NO_ZONES)
+        used_bytes = amounts[MEM_TOTAL] - amounts[MEM_FREE] - pools_bytes - zone.lists.now_bytes
+        used_bytes -= _isolated_bytes(root, node)
+        held[node] = max(0, used_bytes - reclaimable_bytes - inside[node]) + zone.unusable_bytes
+    return held
+
+
+def read_memory_totals(nodes: Iterable[int], root: Path = Path("/")) -> dict[int, int]:
+    """MemTotal of *nodes*, in bytes.
+
+    Raises:
+        HostError: a file is missing or garbled.
+    """
+    return {node: _amounts(root, node)[MEM_TOTAL] for node in nodes}
+
+
+def _amounts(root: Path, node: int) -> dict[str, int]:
+    """The lines of a node's meminfo that are in kB, in bytes; of the whole machine's without NUMA."""
+    path = str(root / _NODES / f"node{node}/meminfo")
+    text = read_optional(path)
+    if text is None:
+        path = str(root / "proc/meminfo")
+    return read_meminfo(path, MEM_TOTAL, MEM_FREE, text=text)
+
+
+def _isolated_bytes(root: Path, node: int) -> int:
+    """Pages of processes and of the page cache that are on no list at the moment, because the kernel reclaims
+    or moves them: under pressure, many. Nothing where the file is absent."""
+    text = read_optional(str(root / _NODES / f"node{node}/vmstat"))
+    pages = sum(map(int, _ISOLATED.findall(text or "")))
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+_FAULTS: Final = re.compile(r"^(?:total_)?(pgfault|pgmajfault) ([0-9]{1,20})$", re.MULTILINE)
+_SOME: Final = re.compile(r"^some avg10=([0-9]{1,3}\.[0-9]{1,2}) ", re.MULTILINE)
+_NUMA: Final = re.compile(r"^(numa_miss|numa_foreign|other_node) ([0-9]{1,20})$", re.MULTILINE)
+_NODE_DIRECTORY: Final = "sys/devices/system/node/node{}/numastat"
+
+
+class ContainerActivity(Struct, frozen=True):
+    """``held`` by node; page faults since its start, the major ones waited for a disk; the share of the last
+    ten seconds in which some of its tasks waited for memory or for a CPU (percent), None where the kernel
+    does not say."""
+
+    held: HeldPages = HeldPages()
+    page_faults: int = 0
+    major_page_faults: int = 0
+    memory_stall_percent: float | None = None
+    cpu_stall_percent: float | None = None
+
+
+class NodeAllocations(Struct, frozen=True):
+    """Pages since the machine's start: ``missed`` were taken here although another node was preferred,
+    ``foreign`` elsewhere although this one was, ``remote`` here by CPUs of other nodes."""
+
+    missed: int = 0
+    foreign: int = 0
+    remote: int = 0
+
+
+class ActivityReader:
+    """Reads what containers do; remembers where their files are, as far as it was asked for them again."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+        self._memory = ContainerMemory(hierarchy)
+
+    def keep(self, container_ids: Mapping[str, object]) -> None:
+        """Forget all but those."""
+        self._memory.keep(container_ids)
+
+    def read(
+        self, container_id: str, cgroups_path: str, cgroup_parent: str, cgroups: Mapping[str, str]
+    ) -> ContainerActivity | None:
+        """What one does; None where it has no cgroup (yet, or any more). The arguments are those of
+        `ContainerMemory.read`.
+
+        Raises:
+            HostError: a file is garbled.
+        """
+        try:
+            held = self._memory.read(container_id, cgroups_path, cgroup_parent, cgroups)
+        except AbsentError:
+            return None
+        directory = f"{self._hierarchy.mounts[MEMORY]}{self._memory.cgroups[container_id]}"
+        # The lines of v1 with total_ come last and count the cgroups below, as those of v2 do.
+        faults = {
+            name: int(number) for name, number in _FAULTS.findall(_optional(f"{directory}/memory.stat"))
+        }
+        return ContainerActivity(
+            held,
+            faults.get("pgfault", 0),
+            faults.get("pgmajfault", 0),
+            _stall(f"{directory}/memory.pressure"),
+            _stall(f"{directory}/cpu.pressure"),
+        )
+
+
+def read_allocations(nodes: Mapping[int, object], root: Path = Path("/")) -> dict[int, NodeAllocations]:
+    """The counters of *nodes*; those of a node that is gone are 0."""
+    found = {}
+    for node in nodes:
+        row = dict(_NUMA.findall(_optional(str(root / _NODE_DIRECTORY.format(node)))))
+        names = ("numa_miss", "numa_foreign", "other_node")
+        found[node] = NodeAllocations(*(int(row.get(name, 0)) for name in names))
+    return found
+
+
+def _stall(path: str) -> float | None:
+    found = _SOME.search(_optional(path))
+    return None if found is None else float(found[1])
+
+
+def _optional(path: str) -> str:
+    """A file that not every kernel has, or that it may refuse to read (PSI switched off is EOPNOTSUPP)."""
+    try:
+        return read_text(path)
+    except (AbsentError, RefusedError):
+        return ""

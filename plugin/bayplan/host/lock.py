@@ -14,8 +14,7 @@ from typing import Final
 
 from bayplan.errors import UnavailableError
 from bayplan.files import read_file
-from bayplan.host.descriptor import Descriptor
-from bayplan.host.kernelfs import refusal
+from bayplan.host.kernelfs import Descriptor, refusal
 
 HOLDER: Final = "lock"
 """The file that has the pid of the process which holds the directory."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from bayplan.errors import HostError
-from bayplan.host.network_namespace import socket_in
+from bayplan.host.namespaces import socket_in
 
 SUBSYSTEMS: Final = frozenset({"cpu", "memory", "memory_tiering", "node"})
 UNKNOWN: Final = "unknown"

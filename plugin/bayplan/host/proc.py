@@ -14,8 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.errors import HostError, ParseError
-from bayplan.host.directory import Directory
-from bayplan.host.kernelfs import AbsentError, RefusedError, garbage, parse_file
+from bayplan.host.kernelfs import AbsentError, Directory, RefusedError, garbage, parse_file
 
 OOM_SCORE_ADJ_MIN: Final = -1000
 OOM_SCORE_ADJ_MAX: Final = 1000

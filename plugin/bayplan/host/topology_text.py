@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import asdict
 
-from bayplan.host.memory_tiers import GENERIC_INITIATOR, NVIDIA, TIERS
 from bayplan.host.record import listed
+from bayplan.host.sysfs import GENERIC_INITIATOR, NVIDIA, TIERS
 from bayplan.host.topology_files import HYBRID, SYSTEM
 from bayplan.model.machine import CORE_KINDS, Cpu, Machine, Node
 from bayplan.sets import CpuSet, NodeSet

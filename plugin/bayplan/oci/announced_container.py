@@ -15,11 +15,10 @@ from msgspec.structs import replace
 
 from bayplan.errors import ParseError
 from bayplan.host import proc
-from bayplan.host.cgroup_paths import SCOPE, container_path
 from bayplan.host.container import ContainerCgroup
-from bayplan.host.container_mount import mount_in_container
-from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
+from bayplan.host.hierarchy import CPUSET, MEMORY, SCOPE, Hierarchy, container_path
 from bayplan.host.kernelfs import RefusedError
+from bayplan.host.namespaces import mount_in_container
 from bayplan.model.origin import Hook, Precreate, WithoutNri, Wrapper
 from bayplan.model.workload import PLACEMENT_MOUNT, Adjustment, Container, Pod, Update
 from bayplan.oci.bundle import CONFIG, read_config, sibling_config

@@ -16,8 +16,8 @@ from typing import Any, Final
 from bayplan.config.values import InvalidValueError
 from bayplan.errors import HostError
 from bayplan.files import kind_of, read_text
+from bayplan.host.memory_statistics import read_zones
 from bayplan.host.placement_files import DIRECTORY
-from bayplan.host.zoneinfo import read_zones
 from bayplan.oci.findings import DaemonState, Finding, Level
 from bayplan.oci.memory_protection import void_protections
 from bayplan.quantity import format_bytes

@@ -20,8 +20,8 @@ from bayplan.control.ended_containers import CRIO, ListContainers
 from bayplan.control.state import Transaction
 from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError
+from bayplan.host.container_processes import Occupancy, Place
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.life import Action, Report
 from bayplan.model.origin import NRI, Nri, Origin
 from bayplan.model.workload import Container, Pod

@@ -2,7 +2,7 @@
 
 Measurements change by the second, capacities should not: a reservation rises as soon as more is held, and
 falls only after less has been held for a while. A rise that was over at once, as memory pressure alone causes
-it, is taken back at once. Pure; `bayplan.host.held_memory` measures.
+it, is taken back at once. Pure; `bayplan.host.live_memory` measures.
 """
 
 from collections.abc import Mapping

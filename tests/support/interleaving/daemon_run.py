@@ -20,7 +20,7 @@ from bayplan.daemon.hardware import Hardware
 from bayplan.daemon.measurement import Host, Measurement
 from bayplan.daemon.shadow import Parts
 from bayplan.engines.interface import Engine
-from bayplan.host.occupancy import Occupancy, Place
+from bayplan.host.container_processes import Occupancy, Place
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine

@@ -8,10 +8,10 @@ import pytest
 from bayplan.admin.release import KernelSettings, release_recorded, releasing
 from bayplan.cli.main import main
 from bayplan.errors import ConfigError, UnavailableError
-from bayplan.host.cpu_lists import SYSCTL, CpuListLimit
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.lock import DirectoryLock
-from bayplan.host.zoneinfo import FRACTION
+from bayplan.host.memory_statistics import FRACTION
+from bayplan.host.reclaim import SYSCTL, CpuListLimit
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.resources import Resources

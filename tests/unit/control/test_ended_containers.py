@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from bayplan.control.ended_containers import ASK_AFTER_S, CRIO, PATIENCE_S, EndedContainers
 from bayplan.errors import UnavailableError
-from bayplan.host.occupancy import Occupancy
+from bayplan.host.container_processes import Occupancy
 from bayplan.model.decision import QosClass
 from bayplan.model.life import Phase
 from bayplan.model.origin import Hook, Precreate, WithoutNri, Wrapper

@@ -14,7 +14,7 @@ import pytest
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.daemon.shadow import ShadowResourceClaims
 from bayplan.errors import HostError, PlacementError, StateError, UnavailableError
-from bayplan.host.cdi import CdiSpecs, ClaimSpecs
+from bayplan.host.devices import CdiSpecs, ClaimSpecs
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.decision import QosClass
 from bayplan.model.resource_claim import cdi_name, claims_in

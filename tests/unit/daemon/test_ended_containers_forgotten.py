@@ -22,7 +22,7 @@ from bayplan.control.starts import Starts
 from bayplan.control.verify import Verifier
 from bayplan.daemon.brakes import LET_GO_S, STALLED_S
 from bayplan.daemon.page_relief import STUCK_S
-from bayplan.host.occupancy import Occupancy
+from bayplan.host.container_processes import Occupancy
 from bayplan.model.decision import QosClass
 from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB

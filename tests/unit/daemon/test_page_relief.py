@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.daemon.page_relief import PASSING_S, PageRelief
-from bayplan.host.cpu_lists import shorten_cpu_lists
 from bayplan.host.page_moves import PagesMoved
+from bayplan.host.reclaim import shorten_cpu_lists
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, PageMove, Plan, Risk
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet

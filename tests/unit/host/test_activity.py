@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bayplan.errors import HostError
-from bayplan.host.activity import ActivityReader, NodeAllocations, read_allocations
 from bayplan.host.hierarchy import Hierarchy, Layout
+from bayplan.host.live_memory import ActivityReader, NodeAllocations, read_allocations
 
 STAT = "anon 4096\npgfault 1200\npgmajfault 7\n"
 LEGACY_STAT = "cache 0\npgfault 1\npgmajfault 0\ntotal_pgfault 1200\ntotal_pgmajfault 7\n"

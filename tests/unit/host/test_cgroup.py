@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from bayplan.errors import HostError
 from bayplan.host.cgroup import write_with_descendants
-from bayplan.host.directory import Directory
-from bayplan.host.kernelfs import RefusedError
+from bayplan.host.kernelfs import Directory, RefusedError
 from bayplan.sets import CpuSet
 
 CPUS = b"cpuset.cpus"

@@ -1,7 +1,7 @@
 import pytest
 
 from bayplan.errors import ParseError
-from bayplan.host.cgroup_paths import (
+from bayplan.host.hierarchy import (
     clean,
     container_path,
     container_paths,

@@ -11,7 +11,7 @@ from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup, Readings, paths_by_id, raise_hugepage_limits
 from bayplan.host.hierarchy import CPUSET, MEMORY
 from bayplan.host.kernelfs import AbsentError, RefusedError
-from bayplan.host.numa_stat import HeldPages
+from bayplan.host.memory_statistics import HeldPages
 from bayplan.model.workload import Update
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.host.container_mount import mount_in_container
 from bayplan.host.kernelfs import RefusedError
+from bayplan.host.namespaces import mount_in_container
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 
 pytestmark = pytest.mark.root
@@ -97,7 +97,7 @@ def test_the_capabilities_of_the_unit_are_enough(created: Created) -> None:
     (line,) = [one for one in unit.splitlines() if one.startswith("CapabilityBoundingSet=")]
     bounds = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in line.partition("=")[2].split())
     limited = ["setpriv", "--inh-caps=-all", f"--bounding-set=-all,{bounds}", sys.executable, "-c"]
-    mount = "import sys; from bayplan.host.container_mount import mount_in_container as m; m(*sys.argv[1:])"
+    mount = "import sys; from bayplan.host.namespaces import mount_in_container as m; m(*sys.argv[1:])"
     arguments = (created.namespace, str(created.source), str(created.root), PLACE)
     done = subprocess.run([*limited, mount, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from bayplan.daemon.shadow import ShadowListLimit
 from bayplan.errors import BayplanError, HostError
-from bayplan.host.cpu_lists import RECORD, CpuListLimit, shorten_cpu_lists
+from bayplan.host.memory_statistics import FRACTION, read_zones
+from bayplan.host.reclaim import RECORD, CpuListLimit, shorten_cpu_lists
 from bayplan.host.shadow_mode import shadow_mode
-from bayplan.host.zoneinfo import FRACTION, read_zones
 from bayplan.quantity import MIB
 
 BOOT = "proc/sys/kernel/random/boot_id"

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.errors import HostError
-from bayplan.host.device_tree import DeviceTree
-from bayplan.host.devices import HostDevices
+from bayplan.host.devices import DeviceTree, HostDevices
 from bayplan.host.sysfs import read_machine
 from bayplan.model.decision import DeviceHint, Interval, QosClass, QosSource, Request
 from bayplan.model.memory_kinds import device_nodes

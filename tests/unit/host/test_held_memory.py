@@ -3,8 +3,8 @@
 import pytest
 
 from bayplan.errors import HostError
-from bayplan.host.held_memory import read_held_memory, read_memory_totals
-from bayplan.host.numa_stat import HeldPages
+from bayplan.host.live_memory import read_held_memory, read_memory_totals
+from bayplan.host.memory_statistics import HeldPages
 from bayplan.quantity import KIB, MIB
 
 MEMINFO = """Node {0} MemTotal:       {1} kB

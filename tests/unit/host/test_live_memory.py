@@ -10,7 +10,7 @@ from bayplan.host.live_memory import (
     ContainerMemory,
     read_nodes,
 )
-from bayplan.host.zoneinfo import NodeZones, read_zones
+from bayplan.host.memory_statistics import NodeZones, read_zones
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB, MIB
 from bayplan.sets import NodeSet

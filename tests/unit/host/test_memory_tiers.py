@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.errors import HostError
-from bayplan.host.memory_tiers import GENERIC_INITIATOR, NVIDIA, TIERS
-from bayplan.host.sysfs import read_machine
+from bayplan.host.sysfs import GENERIC_INITIATOR, NVIDIA, TIERS, read_machine
 from bayplan.model.machine import Machine, Performance
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.errors import HostError
+from bayplan.host.namespaces import socket_in
 from bayplan.host.netlink import (
     UNKNOWN,
     interfaces_in,
@@ -22,7 +23,6 @@ from bayplan.host.netlink import (
     rtnetlink_socket,
     watch_hotplug,
 )
-from bayplan.host.network_namespace import socket_in
 
 PATIENCE_S = 20
 

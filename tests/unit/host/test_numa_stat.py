@@ -5,7 +5,7 @@ import os
 import pytest
 
 from bayplan.errors import ParseError
-from bayplan.host.numa_stat import HeldPages, parse_legacy_numa_stat, parse_numa_stat
+from bayplan.host.memory_statistics import HeldPages, parse_legacy_numa_stat, parse_numa_stat
 from support.numa_stat import NUMA_STAT
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from bayplan.host.container_processes import Occupancy, Place
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
-from bayplan.host.occupancy import Occupancy, Place
 from bayplan.model.decision import QosClass
 from bayplan.model.origin import Hook
 from support.machines import container, pod

@@ -10,7 +10,7 @@ import pytest
 
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.kernelfs import AbsentError, RefusedError
-from bayplan.host.page_migration import huge_page_bytes, migrate_pages, move_huge_pages
+from bayplan.host.page_moves import huge_page_bytes, migrate_pages, move_huge_pages
 from bayplan.host.sysfs import read_machine
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
@@ -30,7 +30,7 @@ sys.stdin.read()
 WITHOUT_PRIVILEGES = """
 import ctypes, os, sys
 from bayplan.host.kernelfs import RefusedError
-from bayplan.host.page_migration import migrate_pages
+from bayplan.host.page_moves import migrate_pages
 from bayplan.sets import NodeSet
 os.setgroups([])
 os.setgid(65534)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.errors import HostError
-from bayplan.host.process_end import end_processes
+from bayplan.host.container_processes import end_processes
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from support.oci_node import OWN_CGROUP, OciNode
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.host.memory_tiers import GENERIC_INITIATOR
 from bayplan.host.record import record, unpack
-from bayplan.host.sysfs import UNKNOWN_SOCKET, read_machine
+from bayplan.host.sysfs import GENERIC_INITIATOR, UNKNOWN_SOCKET, read_machine
 from bayplan.model.machine import Performance
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet

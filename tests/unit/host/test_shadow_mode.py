@@ -9,7 +9,7 @@ import pytest
 
 from bayplan.host import page_moves, shadow_mode
 from bayplan.host.kernelfs import write_text
-from bayplan.host.page_migration import migrate_pages
+from bayplan.host.page_moves import migrate_pages
 from bayplan.host.reclaim import reclaim_in_cgroup, reclaim_on_node
 from bayplan.host.shadow_mode import ShadowModeError
 from bayplan.oci.bundle import replace_config

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from bayplan.errors import HostError
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.memory_tiers import TIERS
 from bayplan.host.record import record, unpack
-from bayplan.host.sysfs import UNKNOWN_SOCKET, read_hugepages, read_machine
+from bayplan.host.sysfs import TIERS, UNKNOWN_SOCKET, read_hugepages, read_machine
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.host.kernelfs import AbsentError
-from bayplan.host.watched_files import WatchedFiles
+from bayplan.host.kernelfs import AbsentError, WatchedFiles
 
 
 def open_files(directory: Path) -> int:

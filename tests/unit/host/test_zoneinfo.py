@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.errors import HostError
-from bayplan.host.zoneinfo import CpuLists, NodeZones, read_zones
+from bayplan.host.memory_statistics import CpuLists, NodeZones, read_zones
 
 RECORDED = Path(__file__).parents[2] / "data/zoneinfo"
 PAGE = 4096

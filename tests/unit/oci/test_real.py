@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.host.container_processes import Occupancy, Place
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
-from bayplan.host.occupancy import Occupancy, Place
 from bayplan.host.proc import identify, read_oom_score_adj
 from bayplan.host.sysfs import read_machine
 from bayplan.model.policy import PlacementPolicy

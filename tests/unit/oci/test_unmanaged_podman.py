@@ -11,8 +11,8 @@ import pytest
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.control.starts import Starts
 from bayplan.control.verify import compare, repair
-from bayplan.host.cgroup_paths import container_path
-from bayplan.host.occupancy import Occupancy
+from bayplan.host.container_processes import Occupancy
+from bayplan.host.hierarchy import container_path
 from bayplan.model.decision import Outcome
 from bayplan.model.origin import Hook, Wrapper
 from bayplan.model.workload import Pod

@@ -16,8 +16,7 @@ from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.resource_claims import ResourceClaims
-from bayplan.host.cdi import ClaimSpecs
-from bayplan.host.devices import HostDevices
+from bayplan.host.devices import ClaimSpecs, HostDevices
 from bayplan.model.resource_claim import ClaimedDevice
 from bayplan.model.workload import Container, Pod
 from bayplan.sets import NodeSet

@@ -22,7 +22,7 @@ from bayplan.agent.dra.slices import devices_of
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.control.resource_claims import ResourceClaims
-from bayplan.host.cdi import ClaimSpecs
+from bayplan.host.devices import ClaimSpecs
 from bayplan.model.decision import QosClass
 from bayplan.model.workload import Container
 from bayplan.sets import CpuSet

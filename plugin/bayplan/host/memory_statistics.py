@@ -1,6 +1,9 @@
-"""/proc/zoneinfo by node: what of its memory no owner can touch, and what is on the lists of single CPUs.
+"""The kernel's files about memory, each taken apart here only: meminfo, memory.numa_stat of a cgroup,
+zoneinfo.
 
-With many CPUs the file is long: not for every second.
+memory.numa_stat is read for every container each second while memory is short, so that only the lines that
+somebody uses are taken apart; without them the text is garbage. zoneinfo is long with many CPUs: not for
+every second.
 
 A page is taken for a process only while its zone has more free than a watermark and the zone's
 `lowmem_reserve` for user memory (``protection``; mm/page_alloc.c, `__zone_watermark_ok`). Below the min
@@ -15,15 +18,140 @@ the CPU's statistics (`zone_highsize`, `decay_pcp_high`). Kernels up to 6.12 do 
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.errors import ParseError
 from bayplan.host.kernelfs import parse_file, parse_number, read_optional
+from bayplan.quantity import KIB
 from bayplan.sets import CpuSet
+
+_MEMINFO_LINE: Final = re.compile(r"^(?:Node \d+ )?([^:\n]+): +(\d{1,20}) kB$", re.MULTILINE)
+
+MEM_TOTAL: Final = "MemTotal"
+MEM_FREE: Final = "MemFree"
+FILES: Final = ("Active(file)", "Inactive(file)")
+
+
+def read_meminfo(path: str, *needed: str, text: str | None = None) -> dict[str, int]:
+    """The lines of the file *path* that are in kB, in bytes: those *needed*, and others; *text* where the
+    file has been read already.
+
+    Raises:
+        HostError: the file is absent, or one of *needed* is missing or garbled.
+    """
+
+    def parse(text: str) -> dict[str, int]:
+        amounts = {name: int(number) * KIB for name, number in _MEMINFO_LINE.findall(text)}
+        if not amounts.keys() >= set(needed):
+            raise ParseError("meminfo", text, f"lines {', '.join(needed)} in kB")
+        return amounts
+
+    return parse_file(path, parse, text)
+
+
+_OF_PROCESSES: Final = ("inactive_anon", "active_anon", "unevictable")
+"""Anonymous memory, shared memory and what is locked: the kernel's lists, of which each page is on one."""
+_OF_KERNEL: Final = ("kernel_stack", "pagetables", "sec_pagetables", "slab_unreclaimable")
+"""What the kernel holds for a container, and no process can take along."""
+_OF_FILES: Final = ("inactive_file", "active_file")
+_SHARED: Final = ("shmem",)
+_MAPPED: Final = ("file_mapped",)
+"""Of files and shared memory what some process has mapped."""
+_LEGACY_OF_PROCESSES: Final = ("anon", "unevictable")
+"""cgroup v1 does not say where a cgroup's kernel memory is: it counts as held outside of containers."""
+
+_COLUMNS: Final = r"((?: N\d{1,5}=\d{1,20})*)$"
+_NUMA_STAT_LINE: Final = re.compile(
+    f"^({'|'.join(sorted((*_OF_PROCESSES, *_OF_KERNEL, *_OF_FILES, *_SHARED, *_MAPPED)))}){_COLUMNS}",
+    re.MULTILINE,
+)
+_LEGACY_LINE: Final = re.compile(rf"^hierarchical_(anon|file|unevictable)=\d+{_COLUMNS}", re.MULTILINE)
+_NODE_VALUE: Final = re.compile(r"N(\d+)=([1-9]\d*)")
+"""Most containers have nothing on most nodes."""
+
+EXPECTED: Final = "lines such as 'inactive_anon N0=4096 N1=0'"
+LEGACY_EXPECTED: Final = "lines such as 'hierarchical_anon=3 N0=1 N1=2'"
+
+
+class HeldPages(Struct, frozen=True):
+    """What a container holds on each node: memory of its processes, of the kernel for it, and page cache.
+    ``unmapped_bytes`` of the first is shared memory (a tmpfs) that no process has mapped: nobody can move it.
+    Locked memory can be moved."""
+
+    of_processes_bytes: Mapping[int, int] = {}
+    of_kernel_bytes: Mapping[int, int] = {}
+    of_files_bytes: Mapping[int, int] = {}
+    unmapped_bytes: Mapping[int, int] = {}
+
+    @property
+    def movable_bytes(self) -> dict[int, int]:
+        """What can be moved by what it is, by node."""
+        return {
+            node: max(0, amount - self.unmapped_bytes.get(node, 0))
+            for node, amount in self.of_processes_bytes.items()
+        }
+
+    @property
+    def unreclaimable_bytes(self) -> dict[int, int]:
+        """What the kernel cannot take back without swap, by node."""
+        found = dict(self.of_processes_bytes)
+        for node, amount in self.of_kernel_bytes.items():
+            found[node] = found.get(node, 0) + amount
+        return found
+
+
+def parse_numa_stat(text: str) -> HeldPages:
+    """memory.numa_stat of cgroup v2, in bytes: the lines that are about whose memory it is.
+
+    Raises:
+        ParseError: lines that there must be are missing or garbled.
+    """
+    rows = dict(_NUMA_STAT_LINE.findall(text))
+    if not rows.keys() >= set(_OF_PROCESSES):
+        raise ParseError("memory by node", text, EXPECTED)
+    mapped_bytes = _sum_of_counters(rows, _MAPPED, 1)
+    # At least so much: files of a disk may be mapped as well.
+    unmapped_bytes = {
+        node: more
+        for node, amount in _sum_of_counters(rows, _SHARED, 1).items()
+        if (more := amount - mapped_bytes.get(node, 0)) > 0
+    }
+    return HeldPages(
+        _sum_of_counters(rows, _OF_PROCESSES, 1),
+        _sum_of_counters(rows, _OF_KERNEL, 1),
+        _sum_of_counters(rows, _OF_FILES, 1),
+        unmapped_bytes,
+    )
+
+
+def parse_legacy_numa_stat(text: str) -> HeldPages:
+    """The same of cgroup v1, in pages, cgroups below included. Its ``file`` has shared memory in it too,
+    which is anonymous memory to others."""
+    rows = dict(_LEGACY_LINE.findall(text))
+    if "anon" not in rows:
+        raise ParseError("memory by node", text, LEGACY_EXPECTED)
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return HeldPages(
+        _sum_of_counters(rows, _LEGACY_OF_PROCESSES, page_bytes),
+        {},
+        _sum_of_counters(rows, ("file",), page_bytes),
+    )
+
+
+def _sum_of_counters(rows: Mapping[str, str], kinds: Iterable[str], unit_bytes: int) -> dict[int, int]:
+    """The bytes of all *kinds* by node, as far as they are more than 0."""
+    found: dict[int, int] = {}
+    for kind in kinds:
+        for node, amount in _NODE_VALUE.findall(rows.get(kind, "")):
+            number = int(node)
+            found[number] = found.get(number, 0) + int(amount) * unit_bytes
+    return found
+
 
 PATH: Final = "proc/zoneinfo"
 FRACTION: Final = "proc/sys/vm/percpu_pagelist_high_fraction"
@@ -34,7 +162,7 @@ _LEAST_BATCHES: Final = 4
 """No list is kept shorter."""
 
 _NOT_FOR_THE_KERNEL: Final = ("Movable", "Device")
-_LINE: Final = re.compile(
+_ZONE_LINE: Final = re.compile(
     r"^Node (\d+), zone +(\S+)"
     r"|^ +(boost|min|low|high|managed|protection:|cpu:|count:|batch:|high_min:) +(.+)$",
     re.MULTILINE,
@@ -97,7 +225,7 @@ _Line = tuple[str, str, str, str]
 
 def _zones(text: str) -> Iterator[tuple[int, str, _Row, list[_Row]]]:
     """Of each zone its node and name, its amounts in pages by name, and those of the list of each CPU."""
-    for header, *fields in _split(_LINE.findall(text)):
+    for header, *fields in _split(_ZONE_LINE.findall(text)):
         marks, lists = _Row(), list[_Row]()
         for _, _, name, value in fields:
             if name == "cpu:":
