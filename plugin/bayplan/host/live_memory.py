@@ -41,10 +41,12 @@ from bayplan.host.memory_statistics import (
     NO_ZONES,
     HeldPages,
     NodeZones,
+    cache_bytes,
     parse_legacy_numa_stat,
     parse_numa_stat,
     read_meminfo,
     read_zones,
+    slab_bytes,
 )
 from bayplan.placement.page_placement import NodeMemory
 from bayplan.quantity import KIB
@@ -121,8 +123,7 @@ def _node(path: str, pools_bytes: int, zones: NodeZones) -> NodeMemory:
     amounts = read_meminfo(path, MEM_TOTAL, MEM_FREE, *FILES)
     # As the kernel estimates MemAvailable: half of the page cache at most, up to the low watermark, is needed
     # by what runs. What is to be written to a disk first cannot be had at once.
-    files = sum(amounts[name] for name in FILES)
-    slab = amounts.get("KReclaimable", amounts.get("SReclaimable", 0))
+    files, slab = cache_bytes(amounts, pools_bytes), slab_bytes(amounts)
     clean = max(0, files - amounts.get("Dirty", 0) - amounts.get("Writeback", 0))
     reclaimable = sum(part - min(part // 2, zones.low_bytes) for part in (clean, slab))
     free = amounts[MEM_FREE]
@@ -214,9 +215,6 @@ class ContainerMemory:
 
 
 _NODES: Final = "sys/devices/system/node"
-_RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
-"""The newer one (Linux 4.20) contains the older one."""
-
 _ISOLATED: Final = re.compile(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE)
 
 
@@ -239,8 +237,7 @@ def read_held_memory(
     held = {}
     for node, pools_bytes in hugepages_bytes.items():
         amounts = _amounts(root, node)
-        reclaimable_bytes = sum(amounts.get(name, 0) for name in FILES)
-        reclaimable_bytes += next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
+        reclaimable_bytes = cache_bytes(amounts, pools_bytes) + slab_bytes(amounts)
         zone = zones.get(node, NO_ZONES)
         used_bytes = amounts[MEM_TOTAL] - amounts[MEM_FREE] - pools_bytes - zone.lists.now_bytes
         used_bytes -= _isolated_bytes(root, node)

@@ -10,6 +10,10 @@ A page is taken for a process only while its zone has more free than a watermark
 watermark the kernel reclaims, and kills where nothing can be reclaimed. What it calls reserved from user
 space, `totalreserve_pages`, is the high watermark and that reserve, zone by zone; so it is here.
 
+When the kernel has to mix kinds of pages it raises all marks by a block of pages, until it has reclaimed
+some (`boost_watermark`). On x86 that is 2 MiB, hardly more than what is between the marks, and over within a
+moment; with pages of 64 KiB it is 512 MiB, and somebody is killed beside them. So one block is kept.
+
 Free pages on the list of a CPU are not free to the zone, MemFree leaves them out, and somebody is killed
 beside them. Below ``high_min``, the CPU's share of the low watermark, they stay for as long as it likes; from
 Linux 6.7 on a list may grow to its share of an eighth of the zone, and falls back to that at each update of
@@ -36,6 +40,12 @@ MEM_TOTAL: Final = "MemTotal"
 MEM_FREE: Final = "MemFree"
 FILES: Final = ("Active(file)", "Inactive(file)")
 
+_RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
+"""The newer one (Linux 4.20) contains the older one."""
+
+_OTHERS: Final = ("Active(anon)", "Inactive(anon)", "Unevictable", "SUnreclaim", "KernelStack", "PageTables")
+"""What no page of a file is counted in."""
+
 
 def read_meminfo(path: str, *needed: str, text: str | None = None) -> dict[str, int]:
     """The lines of the file *path* that are in kB, in bytes: those *needed*, and others; *text* where the
@@ -52,6 +62,22 @@ def read_meminfo(path: str, *needed: str, text: str | None = None) -> dict[str, 
         return amounts
 
     return parse_file(path, parse, text)
+
+
+def slab_bytes(amounts: Mapping[str, int]) -> int:
+    """What the kernel holds for itself and can give back, by the lines of `read_meminfo`."""
+    return next((amounts[name] for name in _RECLAIMABLE if name in amounts), 0)
+
+
+def cache_bytes(amounts: Mapping[str, int], pools_bytes: int) -> int:
+    """The page cache by the lines of `read_meminfo`, on a node whose pools of huge pages have so much.
+
+    Kernels have lost count of it, and said that there is more than memory (UEK 6.12): what is free, or
+    counted as something else, is no page cache.
+    """
+    others = sum(amounts.get(name, 0) for name in (MEM_FREE, *_OTHERS)) + slab_bytes(amounts) + pools_bytes
+    counted = sum(amounts.get(name, 0) for name in FILES)
+    return max(0, min(counted, amounts[MEM_TOTAL] - others))
 
 
 _OF_PROCESSES: Final = ("inactive_anon", "active_anon", "unevictable")
@@ -157,6 +183,15 @@ PATH: Final = "proc/zoneinfo"
 FRACTION: Final = "proc/sys/vm/percpu_pagelist_high_fraction"
 """Which part of a zone the lists of all its CPUs may have together; 0: the kernel decides. From 5.14 on."""
 
+_BOOST: Final = "proc/sys/vm/watermark_boost_factor"
+"""0: marks are never raised. From 5.0 on."""
+
+_BLOCK: Final = "sys/kernel/mm/transparent_hugepage/hpage_pmd_size"
+"""As large is a block of pages (`pageblock_nr_pages`) where the kernel has huge pages."""
+
+_LEAST_BLOCKS: Final = 4
+"""In zones with less the marks are never raised."""
+
 _CPUS: Final = "sys/devices/system/node/node{}/cpulist"
 _LEAST_BATCHES: Final = 4
 """No list is kept shorter."""
@@ -205,17 +240,24 @@ def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
     text = read_optional(str(root / PATH))
     if text is None:
         return found
-    fraction = parse_file(str(root / FRACTION), parse_number, read_optional(str(root / FRACTION)) or "0")
+    fraction, block = _number(root, FRACTION), 0
+    if _number(root, _BOOST):
+        block = _number(root, _BLOCK) // os.sysconf("SC_PAGE_SIZE")
     cpu_counts: dict[int, int] = {}
     for node, name, marks, lists in _zones(text):
         if node not in cpu_counts:
             cpus = read_optional(str(root / _CPUS.format(node)))
             cpu_counts[node] = len(parse_file(_CPUS.format(node), CpuSet.parse, cpus)) if cpus else 0
-        zone = _zone(marks, lists, cpu_counts[node] or len(lists), fraction)
+        zone = _zone(marks, lists, cpu_counts[node] or len(lists), fraction, block)
         if name not in _NOT_FOR_THE_KERNEL:
             zone = replace(zone, kernel_bytes=zone.managed_bytes)
         found[node] = zone if node not in found else _sum(found[node], zone)
     return found
+
+
+def _number(root: Path, path: str) -> int:
+    """What is in a file, 0 where it is absent."""
+    return parse_file(str(root / path), parse_number, read_optional(str(root / path)) or "0")
 
 
 _Row = dict[str, int]
@@ -249,11 +291,12 @@ def _split(rows: list[_Line]) -> list[list[_Line]]:
     return groups
 
 
-def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int) -> NodeZones:
+def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int, block: int) -> NodeZones:
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    # A boost follows on fragmentation and is over soon; kernels that do not name it have it in the marks.
+    # What is raised at the moment is over soon; kernels that do not name it have it in the marks.
     low, high, least = (max(0, marks.get(name, 0) - marks.get("boost", 0)) for name in ("low", "high", "min"))
     managed, protection = marks.get("managed", 0), marks.get("protection:", 0)
+    high = max(high, least + block) if managed >= _LEAST_BLOCKS * block else high
     now = lasting = 0
     for one in lists:
         count, shortest = one.get("count:", 0), _LEAST_BATCHES * one.get("batch:", 0)

@@ -43,6 +43,7 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
 _KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
 _ISOLATED: Final = "cpuset.cpus.isolated"
 _COMPACTION: Final = "proc/sys/vm/compact_memory"
+_LRU_GEN: Final = "sys/kernel/mm/lru_gen"
 _IRQBALANCE: Final = "irqbalance"
 _KUBELET_DIRECTORY: Final = "var/lib/kubelet"
 _RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
@@ -69,6 +70,7 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
         advice = "set kubeletVersion, or let bayplan-agent ask the API server"
         yield Finding(Level.NOTE, "kubelet", text, advice)
     yield from _of_zones(root)
+    yield from _of_working_sets(root)
     yield from _of_placement_files(root, "" if daemon is None else daemon.placement_directory)
     yield from _of_lost_cpus(root)
     if daemon is not None:
@@ -158,6 +160,19 @@ def _of_zones(root: Path) -> Iterator[Finding]:
             )
             advice = "use runc 1.4, which sets memory policies, or bring it online with online_kernel"
             yield Finding(Level.WARNING, f"node {node}", text, f"{advice} (daxctl: --no-movable)")
+
+
+def _of_working_sets(root: Path) -> Iterator[Finding]:
+    """A kernel that kills before memory is gone, whoever it is and wherever memory is free (mm/vmscan.c,
+    `lru_gen_age_node`): a node that is full of what was promised there is enough."""
+    enabled, kept = (_read(root / _LRU_GEN / name) or "0" for name in ("enabled", "min_ttl_ms"))
+    kept_ms = int(kept) if kept.strip().isdecimal() else 0
+    if kept_ms and re.fullmatch(r"0x[0-9a-f]*[13579bdf]|y", enabled.strip()):
+        text = (
+            f"the kernel kills somebody as soon as one node has no page that was not used for {kept_ms} ms, "
+            "though others have memory: promises are not kept"
+        )
+        yield Finding(Level.WARNING, f"/{_LRU_GEN}/min_ttl_ms", text, "write 0 to it")
 
 
 def _of_cgroups(root: Path) -> Iterator[Finding]:

@@ -55,6 +55,15 @@ def test_an_old_kernel_has_no_line_for_all_that_is_reclaimable(tmp_path: Path) -
     assert read_nodes({0: 0}, {}, a_node(tmp_path, text))[0].reclaimable_bytes == 91 * MIB
 
 
+def test_page_cache_that_the_kernel_has_lost_count_of_is_neither_free_nor_unused(tmp_path: Path) -> None:
+    """As with UEK 6.12, which said that there is more of it than memory."""
+    lost = MEMINFO.replace("Inactive(file):   40960", "Inactive(file): 9999999")
+    (found,) = read_nodes({0: 64 * MIB}, {}, a_node(tmp_path, lost)).values()
+    there = (1024 - 512 - 64 - 40 - 3) * MIB
+    assert found.reclaimable_bytes == there - 11 * MIB + 3 * MIB
+    assert found.used_bytes == 40 * MIB
+
+
 def test_a_garbled_node_is_named(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="node0/meminfo: found 'MemTotal: none', expected lines MemTotal"):
         read_nodes({0: 0}, {}, a_node(tmp_path, "MemTotal: none"))

@@ -94,6 +94,35 @@ def test_a_boost_of_watermarks_is_over_soon_and_does_not_count(tmp_path: Path) -
     assert zones(tmp_path, BOOSTED)[1] == NodeZones(1250 * PAGE, 1500 * PAGE, 1500 * PAGE, 90000 * PAGE)
 
 
+# An owner alone on 2 GiB of a machine with pages of 64 KiB, or of 16 KiB: as in linux-mm 2020, "Limit
+# boost_watermark on small zones", and in raspberrypi/linux 7085, whose node 3 had 32 MiB more in its marks.
+@pytest.mark.parametrize(
+    ("block_bytes", "factor", "managed", "reserve"),
+    [
+        (512 << 20, 15_000, 600_000, 1000 + 131_072),
+        (512 << 20, 0, 600_000, 1500),
+        (512 << 20, None, 600_000, 1500),
+        (32 << 20, 15_000, 90_000, 1000 + 8192),
+        (32 << 20, 15_000, 8192 * 4 - 1, 1500),
+        # Between the marks there is room for the block of x86.
+        (1 << 20, 15_000, 90_000, 1500),
+        (2 << 20, 15_000, 90_000, 1512),
+    ],
+)
+def test_one_block_by_which_the_marks_are_raised_at_once_is_not_promised(
+    tmp_path: Path, block_bytes: int, factor: int | None, managed: int, reserve: int
+) -> None:
+    pages = tmp_path / "sys/kernel/mm/transparent_hugepage"
+    pages.mkdir(parents=True)
+    (pages / "hpage_pmd_size").write_text(f"{block_bytes}\n")
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    if factor is not None:
+        (tmp_path / "proc/sys/vm/watermark_boost_factor").write_text(f"{factor}\n")
+    found = zones(tmp_path, BOOSTED.replace("managed  90000", f"managed  {managed}"))[1]
+    assert found.reserve_bytes == found.unusable_bytes == reserve * PAGE
+    assert found.low_bytes == 1250 * PAGE
+
+
 def test_what_the_kernel_can_use_for_itself_is_not_movable(tmp_path: Path) -> None:
     found = zones(tmp_path, OLD + BOOSTED)
     assert {node: one.kernel_bytes for node, one in found.items()} == {0: (3977 + 16_000_000) * PAGE, 1: 0}

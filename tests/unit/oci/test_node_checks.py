@@ -121,6 +121,26 @@ def test_nodes_on_which_the_kernel_has_no_memory_for_itself_are_named(tmp_path: 
     assert (finding.level, finding.subject) == (Level.WARNING, "node 1")
 
 
+@pytest.mark.parametrize(
+    ("enabled", "kept_ms", "is_named"),
+    [
+        ("0x0007", "1000", True),
+        ("0x0001", "1", True),
+        ("0x0007", "0", False),
+        ("0x0000", "1000", False),
+        ("garbage", "1000", False),
+        ("0x0007", "garbage", False),
+    ],
+)
+def test_a_kernel_that_kills_while_memory_is_free_is_named(
+    tmp_path: Path, enabled: str, kept_ms: str, *, is_named: bool
+) -> None:
+    write(tmp_path, "sys/kernel/mm/lru_gen/enabled", f"{enabled}\n")
+    write(tmp_path, "sys/kernel/mm/lru_gen/min_ttl_ms", f"{kept_ms}\n")
+    named = [(one.level, one.subject) for one in found(tmp_path)]
+    assert named == [(Level.WARNING, "/sys/kernel/mm/lru_gen/min_ttl_ms")] * is_named
+
+
 def test_what_is_in_the_place_of_placement_files(tmp_path: Path) -> None:
     place = tmp_path / "run/bayplan-placements"
     place.mkdir(parents=True)
