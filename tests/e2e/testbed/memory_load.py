@@ -50,10 +50,12 @@ def kills(node: Node) -> list[Kill]:
     """All since the boot, by the kernel's log."""
     log = node.guest.run("dmesg").stdout
     chosen = {pid: why for *why, pid in _CHOSEN.findall(log)}
-    return [
+    # With memory.oom.group the kernel names the one that it chose a second time.
+    found = (
         Kill(int(pid), program, int(score), *chosen.get(pid, ()))
         for pid, program, score in _KILLED.findall(log)
-    ]
+    )
+    return list(dict.fromkeys(found))
 
 
 def install(node: Node) -> None:
