@@ -12,7 +12,9 @@ space, `totalreserve_pages`, is the high watermark and that reserve, zone by zon
 
 When the kernel has to mix kinds of pages it raises all marks by a block of pages, until it has reclaimed
 some (`boost_watermark`). On x86 that is 2 MiB, hardly more than what is between the marks, and over within a
-moment; with pages of 64 KiB it is 512 MiB, and somebody is killed beside them. So one block is kept.
+moment; with pages of 64 KiB it is 512 MiB, and somebody is killed beside them. So one block is kept. Where
+nothing could be reclaimed sixteen times the kernel gives up, and the marks stay raised, by up to one and a
+half times the high one: so what they are raised by at the moment counts as well.
 
 Free pages on the list of a CPU are not free to the zone, MemFree leaves them out, and somebody is killed
 beside them. Below ``high_min``, the CPU's share of the low watermark, they stay for as long as it likes; from
@@ -293,10 +295,12 @@ def _split(rows: list[_Line]) -> list[list[_Line]]:
 
 def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int, block: int) -> NodeZones:
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    # What is raised at the moment is over soon; kernels that do not name it have it in the marks.
-    low, high, least = (max(0, marks.get(name, 0) - marks.get("boost", 0)) for name in ("low", "high", "min"))
+    # Kernels that do not name what the marks are raised by have it in them.
+    boost = marks.get("boost", 0)
+    low, high, least = (max(0, marks.get(name, 0) - boost) for name in ("low", "high", "min"))
     managed, protection = marks.get("managed", 0), marks.get("protection:", 0)
-    high = max(high, least + block) if managed >= _LEAST_BLOCKS * block else high
+    raised = max(boost, block if managed >= _LEAST_BLOCKS * block else 0)
+    high = max(high, least + raised)
     now = lasting = 0
     for one in lists:
         count, shortest = one.get("count:", 0), _LEAST_BATCHES * one.get("batch:", 0)
@@ -308,7 +312,7 @@ def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int, bloc
         low * page_bytes,
         min(managed, protection + high) * page_bytes,
         # Between the high watermark and the lowest one there is room for what lists hold.
-        min(managed, protection + max(high, least + lasting)) * page_bytes,
+        min(managed, protection + max(high, least + boost + lasting)) * page_bytes,
         managed * page_bytes,
         CpuLists(now * page_bytes, lasting * page_bytes),
     )

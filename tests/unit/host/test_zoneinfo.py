@@ -49,15 +49,6 @@ Node 0, zone   Normal
               high:  378
               batch: 63
 """
-BOOSTED = """Node 1, zone  Movable
-  pages free     500
-        boost    4000
-        min      5000
-        low      5250
-        high     5500
-        managed  90000
-        protection: (0, 0, 0, 0, 0)
-"""
 UNPOPULATED = """Node 0, zone   Device
   pages free     0
         min      32
@@ -90,8 +81,21 @@ def test_the_low_zones_keep_more_than_they_have(tmp_path: Path) -> None:
     assert found.lists == CpuLists(364 * PAGE, 364 * PAGE)
 
 
-def test_a_boost_of_watermarks_is_over_soon_and_does_not_count(tmp_path: Path) -> None:
-    assert zones(tmp_path, BOOSTED)[1] == NodeZones(1250 * PAGE, 1500 * PAGE, 1500 * PAGE, 90000 * PAGE)
+def raised_by(boost: int, managed: int = 90_000) -> str:
+    """A zone whose min and high watermark, 1000 and 1500 pages, are higher by that at the moment."""
+    marks = {"min": 1000, "low": 1250, "high": 1500}
+    lines = [f"        {name:<8} {mark + boost}" for name, mark in marks.items()]
+    lines = ["Node 1, zone  Movable", f"        boost    {boost}", *lines, f"        managed  {managed}"]
+    return "\n".join([*lines, "        protection: (0, 0, 0, 0, 0)", ""])
+
+
+@pytest.mark.parametrize(("boost", "reserve"), [(4000, 5000), (501, 1501), (500, 1500), (100, 1500)])
+def test_what_watermarks_are_raised_by_counts_beyond_what_is_between_them(
+    tmp_path: Path, boost: int, reserve: int
+) -> None:
+    """Where nothing can be reclaimed it may stay."""
+    found = zones(tmp_path, raised_by(boost))[1]
+    assert found == NodeZones(1250 * PAGE, reserve * PAGE, reserve * PAGE, 90_000 * PAGE)
 
 
 # An owner alone on 2 GiB of a machine with pages of 64 KiB, or of 16 KiB: as in linux-mm 2020, "Limit
@@ -118,13 +122,13 @@ def test_one_block_by_which_the_marks_are_raised_at_once_is_not_promised(
     (tmp_path / "proc/sys/vm").mkdir(parents=True)
     if factor is not None:
         (tmp_path / "proc/sys/vm/watermark_boost_factor").write_text(f"{factor}\n")
-    found = zones(tmp_path, BOOSTED.replace("managed  90000", f"managed  {managed}"))[1]
+    found = zones(tmp_path, raised_by(0, managed))[1]
     assert found.reserve_bytes == found.unusable_bytes == reserve * PAGE
     assert found.low_bytes == 1250 * PAGE
 
 
 def test_what_the_kernel_can_use_for_itself_is_not_movable(tmp_path: Path) -> None:
-    found = zones(tmp_path, OLD + BOOSTED)
+    found = zones(tmp_path, OLD + raised_by(0))
     assert {node: one.kernel_bytes for node, one in found.items()} == {0: (3977 + 16_000_000) * PAGE, 1: 0}
 
 
@@ -134,7 +138,7 @@ def test_a_zone_without_memory_keeps_none(tmp_path: Path) -> None:
 
 def lists(*counts: int, high_min: int | None = None) -> str:
     least = "" if high_min is None else f"              high_min: {high_min}\n"
-    return BOOSTED.replace("Node 1", "Node 0") + "".join(
+    return raised_by(0).replace("Node 1", "Node 0") + "".join(
         f"    cpu: {cpu}\n     count: {count}\n     high: 9999\n     batch: 63\n{least}"
         for cpu, count in enumerate(counts)
     )
@@ -205,6 +209,16 @@ REPORTED = {
     ],
     "bound to the second of two nodes of a cloud": [("DMA32", 34_068, 0, 32_016, 48_024, 0)],
     "stress-ng on sparc64, with a boost": [("Normal", 99_400, 16_384, 106_496, 151_552, 0)],
+    "the same, thirteen seconds later, with all of it": [("Normal", 230_984, 202_752, 292_864, 337_920, 0)],
+    "a validator of Sui on 64 GiB": [
+        ("DMA32", 249_524, 0, 2_384, 7_008, 61_795),
+        ("Normal", 65_140, 0, 65_180, 191_732, 0),
+    ],
+    "fio with 15 GiB of locked memory": [
+        ("DMA", 15_892, 0, 64, 96, 15_866),
+        ("DMA32", 64_188, 0, 12_044, 18_064, 13_035),
+        ("Normal", 55_200, 0, 55_468, 83_200, 0),
+    ],
 }
 """Of kernel logs of others: zones in which nobody got a page any more, and somebody was killed. What was free
 there, a boost, the min and the high watermark in KiB, and the reserve for user memory in pages."""
