@@ -338,7 +338,12 @@ class Store:
     def _connected(self, *, writing: bool = False) -> Iterator[sqlite3.Connection]:
         """The connection; a new one after a failure, because the old one may be out of step with the file."""
         if writing or not self._in_memory:
-            self.ensure_in_place()
+            try:
+                self.ensure_in_place()
+            except StateError:
+                # What is open can be read, wherever its files are.
+                if writing or self._connection is None:
+                    raise
         try:
             yield self._connection or self._connect_again()
         except sqlite3.ProgrammingError:
