@@ -3,10 +3,12 @@ whose text says what is in the way.
 """
 
 import json
+from signal import SIGTERM
 
 import pytest
 from testbed.crictl import Running
 from testbed.errors import CommandError
+from testbed.memory_load import install, kills, let_go, using, varying
 from testbed.node import Node
 from testbed.pods import MIB, Pod, best_effort, guaranteed
 from testbed.scenario import on
@@ -23,6 +25,40 @@ assert migrate_pages(int(sys.argv[1]), NodeSet([0]), NodeSet([1])) == 0
 ROOM_ON_0 = """
 echo 3 >/proc/sys/vm/drop_caches
 awk '/MemFree|ctive.file|SReclaimable/ {kib += $4} END {print kib}' /sys/devices/system/node/node0/meminfo
+"""
+# Which containers may run on the same CPUs, in how many of its looks; of those here one alone has none of its
+# own. What is no container's program, or not yet, does not count.
+ALONE_PATH, ALONE_LOG = "/run/testbed/alone.py", "/run/testbed/alone.log"
+ALONE = """
+import collections, glob, itertools, json, re, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+looks, together = 0, collections.Counter()
+def cpus(text):
+    parts = [part.partition("-") for part in text.split(",")]
+    return {cpu for low, _, high in parts for cpu in range(int(low), int(high or low) + 1)}
+def look():
+    found = {}
+    for process in glob.glob("/proc/[0-9]*"):
+        try:
+            name = open(process + "/comm").read().strip()
+            cgroup = open(process + "/cgroup").read().strip()
+            status = open(process + "/status").read()
+        except OSError:
+            continue
+        if "kubepods" in cgroup and name != "pause" and not name.startswith("runc"):
+            allowed = re.search("Cpus_allowed_list:(.*)", status)[1].strip()
+            found.setdefault(re.search("pod(?:uid-)?([^/]*)", cgroup)[1], set()).update(cpus(allowed))
+    return found
+print("looking", flush=True)
+try:
+    while True:
+        looks += 1
+        for (one, some), (other, more) in itertools.combinations(sorted(look().items()), 2):
+            if some & more:
+                together[f"{one} and {other}: {sorted(some & more)}"] += 1
+        time.sleep(0.005)
+finally:
+    print(json.dumps({"looks": looks, "together": together}))
 """
 BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 
@@ -89,32 +125,58 @@ def test_a_flexible_container_moves_over_in_the_reply_and_goes_back(node: Node) 
 @pytest.mark.matrix
 @on(FOUR_NODES, "2.3")
 def test_a_container_goes_elsewhere_with_its_cpus_and_pages_so_that_another_fits(node: Node) -> None:
-    """No node has room for it, and node 0 has once "db" is on another one; CPU 0 is reserved."""
+    """No node has room for it, and node 0 has once "db" is on another one; CPU 0 is reserved.
+
+    All use what they were promised, "db" always other pages of it. The daemon is killed in every step, and
+    the newcomer starts while it is down.
+    """
+    install(node)
     node.bayplan.start("--topology-manager-policy", "single-numa-node", "--defragment", "move")
     node.bayplan.await_synchronized()
-    node.launch(requiring("0", "first", "100Mi"))
-    db = node.launch(guaranteed("db", 1, "300Mi").touching("200Mi"))
-    node.crictl.await_log(db, "touched")
+    first = node.launch(requiring("0", "first", "100Mi").touching("80Mi"))
+    db = node.launch(using(guaranteed("db", 1, "300Mi"), varying(150, 220, 10)))
+    let_go(node)
     assert (node.view(db).mems_allowed, node.view(db).cpus_allowed) == ({0}, {1})
+    holders = []
     for place in "123":
         wish = {"bayplan.dev/required-nodes": place}
-        node.launch(guaranteed(f"holder-{place}", 1, "400Mi", annotations=wish))
-    late = node.launch(guaranteed("late", 1, "550Mi").touching("500Mi"))
+        holder = guaranteed(f"holder-{place}", 1, "400Mi", annotations=wish)
+        holders.append(node.launch(holder.touching("350Mi")))
+    for one in (first, *holders):
+        node.crictl.await_log(one, "touched")
+    node.guest.write(ALONE_PATH, ALONE)
+    node.guest.start("alone", "python3", ALONE_PATH, log=ALONE_LOG)
+    node.guest.await_text(ALONE_LOG, "looking")
+    # Recorded, told to the runtime, and nobody is left to look after it.
+    pod = guaranteed("late", 1, "550Mi").touching("500Mi")
+    sandbox = node.crictl.run_sandbox(pod)
+    late = node.crictl.create(sandbox, pod, pod.containers[0])
+    node.bayplan.kill()
+    node.crictl.start(late)
     view, moved = node.view(late), node.view(db)
     assert (view.mems_allowed, view.cpus_allowed) == ({0}, {1})
-    assert moved.cpus_allowed.isdisjoint({0, 1})
-    assert len(moved.cpus_allowed) == 1
-    # Whoever ends when: the record has where everybody goes.
-    node.bayplan.restart()
-    node.bayplan.await_synchronized()
-    node.crictl.await_log(late, "touched")
+    assert len(moved.cpus_allowed - {0, 1}) == len(moved.cpus_allowed) == 1
     home = {int(one) // 2 for one in moved.cpus_allowed}
+    for _ in range(3):
+        # Pages are under way.
+        since = node.bayplan.log_position()
+        node.bayplan.start_again()
+        node.bayplan.await_synchronized(since=since)
+        node.bayplan.kill()
+    node.bayplan.start_again()
+    node.bayplan.await_synchronized()
     after = node.await_view(db, lambda view: view.mems_allowed == home)
-    assert set(after.anon_bytes()) == home
-    assert after.anon_bytes()[next(iter(home))] > 190 * MIB
     assert after.cpus_allowed == moved.cpus_allowed
+    assert set(after.anon_bytes()) == home
+    node.guest.await_text("/var/log/pods/late/main.log", "touched")
     assert set(node.view(late).anon_bytes()) == {0}
-    assert [node.crictl.state(one.container_id) for one in (db, late)] == ["CONTAINER_RUNNING"] * 2
+    everybody = [one.container_id for one in (first, db, *holders)] + [late]
+    assert [node.crictl.state(one) for one in everybody] == ["CONTAINER_RUNNING"] * 6
+    assert [kill for kill in kills(node) if kill.of_a_claim] == []
+    node.guest.signal("alone", SIGTERM)
+    seen = json.loads(node.guest.read(ALONE_LOG).splitlines()[-1])
+    assert seen["looks"] > 100
+    assert seen["together"] == {}
     node.launch(best_effort("next"))
     told = node.crictl.inspect(db.container_id)["status"]["resources"]["linux"]
     assert told["cpusetMems"] == "".join(map(str, home))

@@ -248,6 +248,57 @@ def test_huge_pages_lie_evenly_on_as_many_nodes_as_are_asked_for(node: Node) -> 
     assert "on 4 nodes" in refusal
 
 
+@pytest.mark.matrix
+@on(FOUR_NODES, "2.3")
+def test_a_pool_of_huge_pages_grows_for_a_container_and_shrinks_after_it(node: Node) -> None:
+    """Each node has 32 pages of 2Mi, and 1 GiB with what the kernel holds of it."""
+    node.bayplan.start(
+        *("--topology-manager-policy", "single-numa-node"),
+        *("--hugepage-pools", "0-3:hugepages-2Mi=64Mi-512Mi"),
+    )
+    node.bayplan.await_synchronized()
+    before = node.bayplan.nodes()["nodes"][0]["resources"]
+    pages = {"2MB": 200 * MIB}
+    owner = node.launch(guaranteed("owner", 0.5, "50Mi", hugepages=pages).touching("190Mi", hugepages="2Mi"))
+    node.crictl.await_log(owner, "touched")
+    assert node.view(owner).mems_allowed == {0}
+    assert node.kernel.hugepages_of_nodes() == {0: 100, 1: 32, 2: 32, 3: 32}
+    assert "grew by 136Mi" in node.bayplan.command("explain", "default/owner").stdout
+    now = node.bayplan.nodes()["nodes"][0]["resources"]
+    assert now["hugepages-2Mi"]["allocatableBytes"] == 200 * MIB
+    assert now["memory"]["allocatableBytes"] <= before["memory"]["allocatableBytes"] - 136 * MIB
+    # Memory that is promised becomes no huge page, and is there for who was promised it.
+    holders = []
+    for place in "0123":
+        wish = {"bayplan.dev/required-nodes": place}
+        memory = "350Mi" if place == "0" else "500Mi"
+        pod = guaranteed(f"holder-{place}", 0.5, memory, annotations=wish)
+        holders.append(node.launch(pod.touching(int(int(memory[:-2]) * 0.9) * MIB)))
+    for one in holders:
+        node.crictl.await_log(one, "touched")
+    refusal = node.crictl.refused(guaranteed("more", 0.5, "10Mi", hugepages={"2MB": 500 * MIB}))
+    assert "hugepages-2Mi" in refusal
+    assert node.kernel.hugepages_of_nodes() == {0: 100, 1: 32, 2: 32, 3: 32}
+    # What the kernel has is the record.
+    node.bayplan.kill()
+    node.bayplan.start_again()
+    node.bayplan.await_synchronized()
+    later = guaranteed("second", 0.5, "10Mi", hugepages={"2MB": 100 * MIB})
+    second = node.launch(later.touching("90Mi", hugepages="2Mi"))
+    node.crictl.await_log(second, "touched")
+    (home,) = node.view(second).mems_allowed
+    assert node.kernel.hugepages_of_nodes()[home] == (150 if home == 0 else 50)
+    running = [node.crictl.state(one.container_id) for one in (owner, second, *holders)]
+    assert running == ["CONTAINER_RUNNING"] * 6
+    for one in (owner, second):
+        node.crictl.stop(one.container_id)
+        node.crictl.remove(one.container_id)
+    until_s = time.monotonic() + LIMIT_S
+    while set(node.kernel.hugepages_of_nodes().values()) != {32} and time.monotonic() < until_s:
+        time.sleep(2)
+    assert set(node.kernel.hugepages_of_nodes().values()) == {32}
+
+
 @on(TWO_NODES, "2.4")
 def test_a_resize_is_decided_again_or_refused(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "single-numa-node")
