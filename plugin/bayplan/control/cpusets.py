@@ -107,9 +107,10 @@ class Cpusets:
                 await asyncio.sleep(self._pause_s)
                 starting = self._starting(starting)
 
-    async def follow_partitions(self) -> None:
-        """For ever: whenever the kernel changes the state of a partition, compare the CPUs of all. Linux 6.12
-        keeps the CPUs of a container that ends while its partition is invalid until the next boot."""
+    async def follow_partitions(self, changed: Callable[[], None]) -> None:
+        """For ever: whenever the kernel changes the state of a partition, compare the CPUs of all, and call
+        *changed*. Linux 6.12 keeps the CPUs of a container that ends while its partition is invalid until the
+        next boot."""
         try:
             events = StateEvents()
         except HostError as error:
@@ -121,6 +122,7 @@ class Cpusets:
             while True:
                 await events.changed()
                 self.sync_soon()
+                changed()
         finally:
             self._partitions.events = None
             events.close()

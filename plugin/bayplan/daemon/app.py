@@ -21,6 +21,7 @@ from bayplan.control.tasks import until_one_ends
 from bayplan.control.threads import executor
 from bayplan.daemon.components import Daemon
 from bayplan.daemon.configuration import Configuration
+from bayplan.daemon.hardware import LOST_CPUS
 from bayplan.daemon.process_limits import protect, raise_file_limit
 from bayplan.daemon.systemd import Notifier
 from bayplan.errors import HostError
@@ -107,7 +108,7 @@ async def _serve(settings: Settings, configuration: Configuration) -> int:
             daemon.resource_claims.follow(),
             *(one.follow() for one in daemon.followers),
             daemon.cpusets.follow_starting(),
-            daemon.cpusets.follow_partitions(),
+            daemon.cpusets.follow_partitions(partial(daemon.hardware.changed, frozenset({LOST_CPUS}))),
             watch_hotplug(daemon.hardware.changed),
             daemon.hardware.follow(),
             daemon.hardware.measure_for_ever(),

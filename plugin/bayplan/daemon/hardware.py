@@ -43,8 +43,9 @@ LISTED_MEASURE_S: Final = 0.4
 
 HUGEPAGES: Final = "hugepages"
 MEMORY_SIZE: Final = "memory size"
-"""The reasons to read sysfs again that the kernel does not announce: pools of huge pages, and MemTotal, which
-a balloon changes."""
+LOST_CPUS: Final = "lost CPUs"
+"""The reasons to read sysfs again that the kernel does not announce: pools of huge pages, MemTotal, which a
+balloon changes, and CPUs that it keeps for a cgroup that is no more."""
 
 
 class Hardware:
@@ -196,6 +197,8 @@ class Hardware:
         sizes = {node.id: node.memory_bytes for node in self._found.nodes}
         if any(sizes.get(node, total) != total for node, total in found.memory_bytes.items()):
             self.changed(frozenset({MEMORY_SIZE}))
+        if found.lost_cpus != self.machine.lost:
+            self.changed(frozenset({LOST_CPUS}))
         if containers is None:
             return
         before = {} if self._afresh and self._connections else self.learned

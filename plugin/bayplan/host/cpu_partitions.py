@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from bayplan.errors import HostError
 from bayplan.host.changed_files import ChangedFiles, Value
-from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, read_text, refusal
+from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, read_optional, read_text, refusal
 from bayplan.host.libc import libc
 from bayplan.sets import CpuSet, cpus_text
 
@@ -37,6 +37,8 @@ ISOLATED: Final = "isolated"
 _MEMBER: Final = "member"
 _PARTITION: Final = "/cpuset.cpus.partition"
 _EXCLUSIVE: Final = "/cpuset.cpus.exclusive"
+_CPUS: Final = "cpuset.cpus"
+_KEPT: Final = "cpuset.cpus.isolated"
 
 _IN_MODIFY: Final = 0x2
 _EVENT_BYTES: Final = 64 * 1024
@@ -151,6 +153,27 @@ class CpuPartitions:
         """Leave nothing of ours; what the kernel will not let go, by path."""
         return self._files.restore()
 
+    def lost_cpus(self, isolated_at_boot: CpuSet) -> CpuSet:
+        """CPUs that the kernel keeps isolated for a cgroup that is no more: Linux 6.12 does so where one
+        ended while its partition was invalid, and gives them to no cgroup until the next boot.
+
+        Raises:
+            HostError: a list of CPUs is garbage.
+        """
+        kept = _cpus_of(Path(self._mount) / _KEPT)
+        lost = kept - isolated_at_boot
+        for directory, cpus in self.held.items():
+            if Path(directory).is_dir():
+                lost -= cpus
+        # To look at all cgroups takes a second where there are thousands, and is needed only where others
+        # have partitions as well.
+        states = Path(self._mount).rglob(_PARTITION[1:]) if lost else ()
+        for state in states:
+            if (read_optional(str(state)) or "").startswith(ISOLATED):
+                lost -= _cpus_of(state.with_name(_CPUS)) | _cpus_of(state.with_name(_EXCLUSIVE[1:]))
+        # What was given back meanwhile is not kept any more.
+        return lost & _cpus_of(Path(self._mount) / _KEPT) if lost else lost
+
     def _take(self, directory: str, cpus: CpuSet, state: str, *, ours: bool) -> None:
         if ours:
             self.give_back(directory)
@@ -186,6 +209,10 @@ class CpuPartitions:
         if above.startswith(f"{self._mount}/"):
             yield from self._above(above)
             yield above
+
+
+def _cpus_of(path: Path) -> CpuSet:
+    return parse_file(str(path), CpuSet.parse, (read_optional(str(path)) or "").strip())
 
 
 def _read(directory: str, name: str) -> str:

@@ -204,9 +204,18 @@ def read_hugepages(node_ids: Iterable[int], root: Path = Path("/")) -> dict[int,
     return {node: _hugepages(str(base / f"node{node}/hugepages")) for node in node_ids}
 
 
+def read_isolated(root: Path = Path("/")) -> CpuSet:
+    """The CPUs that the kernel was told to balance no load on (isolcpus), online or not."""
+    return _isolated(TopologyTree(root))
+
+
 def has_weighted_interleave(root: Path = Path("/")) -> bool:
     """Whether the kernel has the NUMA memory policy that interleaves by weight (Linux 6.9)."""
     return (root / "sys/kernel/mm/mempolicy/weighted_interleave").is_dir()
+
+
+def _isolated(tree: TopologyTree) -> CpuSet:
+    return tree.optional(f"{tree.system}/cpu/isolated", CpuSet.parse, CpuSet())
 
 
 def _online(tree: TopologyTree) -> tuple[str | None, str | None]:
@@ -222,7 +231,7 @@ def _read_once(tree: TopologyTree) -> Machine:
             f"{tree.system}/node", "found MemTotal 0 kB on every node, expected memory on at least one"
         )
     cpus = _cpus(tree, online_cpus, nodes)
-    isolated = tree.optional(f"{tree.system}/cpu/isolated", CpuSet.parse, CpuSet()) & online_cpus
+    isolated = _isolated(tree) & online_cpus
     nohz_full = tree.optional(f"{tree.system}/cpu/nohz_full", _cpus_or_null, CpuSet()) & online_cpus
     memory_bytes, remarks = _machine_memory_bytes(tree), (*remarks, *tree.remarks())
     return Machine(nodes, cpus, memory_bytes, isolated, remarks, nohz_full)

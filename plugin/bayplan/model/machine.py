@@ -7,13 +7,13 @@ a node may lack CPUs, memory or both, and offline CPUs are listed but belong to 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property, reduce
-from typing import Final
+from typing import Final, Self
 
 from msgspec import Struct, field
-from msgspec.structs import force_setattr
+from msgspec.structs import force_setattr, replace
 
 from bayplan.quantity import format_page_size, parse_page_size
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, cpus_text
 
 MEMORY: Final = "memory"
 """Resource name of ordinary memory; huge pages are ``hugepages-2Mi`` and so on, as in Kubernetes."""
@@ -40,6 +40,11 @@ def hugepage_size_bytes(resource: str) -> int:
     2097152
     """
     return parse_page_size(resource.partition("-")[2])
+
+
+def given_to_nobody(lost: CpuSet) -> str:
+    """What an operator is told of CPUs whose partition ended while it was invalid."""
+    return f"the kernel keeps {cpus_text(lost)} for a partition whose cgroup is gone, and for nobody else"
 
 
 class Cpu(Struct, frozen=True):
@@ -108,7 +113,8 @@ class Machine(Struct, frozen=True, dict=True):
     Where it is not given it is the sum over the nodes; memory hot-plugged into a virtual machine can be
     missing there. ``isolated`` are the online CPUs on which the kernel balances no load (isolcpus).
     ``remarks`` say, each in a sentence, what of the kernel's description was odd and left out. ``nohz_full``
-    are the online CPUs whose timer tick stops while one thread alone runs there.
+    are the online CPUs whose timer tick stops while one thread alone runs there. ``lost`` are the CPUs that
+    count as offline although they are not.
     """
 
     nodes: tuple[Node, ...]
@@ -117,6 +123,19 @@ class Machine(Struct, frozen=True, dict=True):
     isolated: CpuSet = CpuSet()
     remarks: tuple[str, ...] = ()
     nohz_full: CpuSet = CpuSet()
+    lost: CpuSet = CpuSet()
+
+    def without_cpus(self, lost: CpuSet) -> Self:
+        """The machine as it is for containers where the kernel gives *lost* to no cgroup."""
+        return replace(
+            self,
+            nodes=tuple(replace(one, cpus=one.cpus - lost) for one in self.nodes),
+            cpus=tuple(replace(one, online=one.online and one.id not in lost) for one in self.cpus),
+            isolated=self.isolated - lost,
+            nohz_full=self.nohz_full - lost,
+            remarks=(*self.remarks, given_to_nobody(lost)),
+            lost=lost,
+        )
 
     def __post_init__(self) -> None:
         force_setattr(self, "nodes", tuple(sorted(self.nodes, key=lambda node: node.id)))

@@ -16,12 +16,15 @@ from typing import Any, Final
 from bayplan.config.values import InvalidValueError
 from bayplan.errors import HostError
 from bayplan.files import kind_of, read_text
+from bayplan.host.changed_files import ChangedFiles
+from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.memory_statistics import read_zones
 from bayplan.host.placement_files import DIRECTORY
+from bayplan.model.machine import given_to_nobody
 from bayplan.oci.findings import DaemonState, Finding, Level
 from bayplan.oci.memory_protection import void_protections
 from bayplan.quantity import format_bytes
-from bayplan.sets import CpuSet, cpus_text
+from bayplan.sets import CpuSet
 
 _CGROUP: Final = "sys/fs/cgroup"
 _CONTROLLERS: Final = ("cpuset", "memory")
@@ -100,22 +103,11 @@ def _of_isolation(root: Path, wishes: Collection[str]) -> Iterator[Finding]:
 
 
 def _of_lost_cpus(root: Path) -> Iterator[Finding]:
-    """CPUs that the kernel keeps isolated for a cgroup that is no more: Linux 6.12 does so where one ended
-    while its partition was invalid, and takes them for no other partition either."""
-    cgroups = root / _CGROUP
-    lost = _cpus(cgroups / _ISOLATED) - _cpus(root / "sys/devices/system/cpu/isolated")
-    if not lost:
-        return
-    for state in cgroups.rglob("cpuset.cpus.partition"):
-        if (_read(state) or "").startswith("isolated"):
-            lost -= _cpus(state.with_name("cpuset.cpus")) | _cpus(state.with_name("cpuset.cpus.exclusive"))
-    if lost:
-        text = f"the kernel keeps {cpus_text(lost)} for a partition whose cgroup is gone, and for nobody else"
-        yield Finding(Level.ERROR, f"/{_CGROUP}/{_ISOLATED}", text, "drain the node and boot it")
-
-
-def _cpus(path: Path) -> CpuSet:
-    return CpuSet.parse((_read(path) or "").strip())
+    """CPUs that nobody gets until the next boot."""
+    at_boot = CpuSet.parse((_read(root / "sys/devices/system/cpu/isolated") or "").strip())
+    if lost := CpuPartitions(str(root / _CGROUP), ChangedFiles(None)).lost_cpus(at_boot):
+        advice = "drain the node and boot it"
+        yield Finding(Level.ERROR, f"/{_CGROUP}/{_ISOLATED}", given_to_nobody(lost), advice)
 
 
 def _runs(root: Path, program: str) -> bool:

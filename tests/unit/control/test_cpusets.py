@@ -233,7 +233,8 @@ async def test_what_the_kernel_takes_back_is_made_again_as_soon_as_it_says_so(tm
     # One of an earlier daemon is heard of as well.
     await cpusets.sync()
     cpusets = node.cpusets()
-    following = asyncio.create_task(cpusets.follow_partitions())
+    heard: list[str] = []
+    following = asyncio.create_task(cpusets.follow_partitions(lambda: heard.append("changed")))
     await asyncio.sleep(0)
     await cpusets.sync()
     state = tmp_path / "cgroup/kubepods/c1/cpuset.cpus.partition"
@@ -245,6 +246,7 @@ async def test_what_the_kernel_takes_back_is_made_again_as_soon_as_it_says_so(tm
         await following
     await cpusets.sync()
     assert cpusets.partitioned() == {"c1"}
+    assert heard
 
 
 async def test_one_that_cannot_be_made_is_a_refusal_and_the_cpus_are_set(tmp_path: Path) -> None:

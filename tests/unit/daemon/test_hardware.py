@@ -15,6 +15,8 @@ from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware
 from bayplan.daemon.measurement import Host, Measurement, measure
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, HostError, PlacementError
+from bayplan.host.changed_files import ChangedFiles
+from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
 from bayplan.host.live_memory import ContainerMemory
@@ -25,7 +27,7 @@ from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.measured_reservation import LOWER_BEFORE_FALL, SMALLEST_BAND_BYTES
 from bayplan.quantity import GIB, MIB
-from bayplan.sets import CpuSet, NodeSet
+from bayplan.sets import CpuSet, NodeSet, cpus_text
 from support.controllers import Controlled, controlled, here, runtime
 from support.machines import container, machine, pod
 
@@ -43,6 +45,7 @@ class FakeHost:
         self.pools: dict[int, dict[int, int]] = {0: {}, 1: {}}
         self.sizes: dict[int, int] = {}
         self.problem: HostError | None = None
+        self.lost = CpuSet()
         self.readings = 0
         self.measured: list[list[str]] = []
         self.measured_thrice = asyncio.Event()
@@ -51,7 +54,7 @@ class FakeHost:
         self.readings += 1
         if self.problem is not None:
             raise self.problem
-        return self.machine
+        return self.machine.without_cpus(self.lost) if self.lost else self.machine
 
     def measure(self, containers: Any, _: Any) -> Measurement:
         self.measured.append([one.id for _, one in containers])
@@ -60,7 +63,7 @@ class FakeHost:
         if self.problem is not None:
             raise self.problem
         sizes = {node.id: self.sizes.get(node.id, node.memory_bytes) for node in self.machine.nodes}
-        return Measurement(dict(self.held_bytes), self.pools, sizes)
+        return Measurement(dict(self.held_bytes), self.pools, sizes, self.lost)
 
     def lose_cpus(self, *cpus: int) -> None:
         gone = CpuSet(cpus)
@@ -133,6 +136,31 @@ async def test_an_operator_reads_what_was_left_out_of_the_kernels_description(tm
         one.host.machine = replace(one.host.machine, remarks=("the distances were left out",))
         await one.reread()
         assert one.hardware.problems() == ("the distances were left out",)
+
+
+async def test_cpus_that_the_kernel_gives_to_nobody_are_given_to_nobody(tmp_path: Path) -> None:
+    """Until it gives them to others again: they are found by a measurement, without an event."""
+    async with bench(tmp_path) as one:
+        lost = one.controller.state.basis.allocatable.exclusive_cpus - CpuSet([1, 2])
+        one.host.lost = lost
+        following = asyncio.create_task(one.hardware.follow(0))
+        await one.hardware.measure_once()
+        await one.verified.wait()
+        (problem,) = one.hardware.problems()
+        assert cpus_text(lost) in problem
+        await one.place("own", 100 * MIB, milli_cpus=2000)
+        assert one.controller.state.ledger.exclusive_cpus == CpuSet([1, 2])
+        assert one.controller.state.basis.shared_cpus.isdisjoint(lost)
+        await one.place("none-left", 100 * MIB, milli_cpus=2000)
+        assert one.controller.state.ledger.exclusive_cpus == CpuSet([1, 2])
+        one.host.lost = CpuSet()
+        one.verified.clear()
+        await one.hardware.measure_once()
+        await one.verified.wait()
+        assert one.hardware.problems() == ()
+        await one.place("again", 100 * MIB, milli_cpus=2000)
+        assert len(one.controller.state.ledger.exclusive_cpus) == 4
+        following.cancel()
 
 
 class TestHotPlug:
@@ -509,7 +537,11 @@ def test_the_measurement_itself_on_cgroups_and_nodes_below_a_root(tmp_path: Path
     hierarchy = Hierarchy(Layout.UNIFIED, {CPUSET: mount, MEMORY_CONTROLLER: mount}, {"": "/"}, root=tmp_path)
     there = Container("c1", "p", cgroups_path="/kubepods/c1")
     gone = Container("c2", "p", cgroups_path="/kubepods/c2")
-    found = measure(hierarchy, ContainerMemory(hierarchy), [(Pod("p"), there), (Pod("p"), gone)], [0])
+    (tmp_path / "sys/fs/cgroup/cpuset.cpus.isolated").write_text("3\n")
+    partitions = CpuPartitions(mount, ChangedFiles(None))
+    everybody = [(Pod("p"), there), (Pod("p"), gone)]
+    found = measure(hierarchy, ContainerMemory(hierarchy), partitions, everybody, [0])
+    assert found.lost_cpus == CpuSet([3])
     assert found.held_bytes == {0: (512 - 32 - 31) * MIB}
     assert found.hugepages_bytes == {0: {2 * MIB: 32 * MIB}}
 

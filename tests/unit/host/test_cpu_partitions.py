@@ -1,6 +1,7 @@
 """Isolated partitions: what is written to which cgroup, and that nothing of it is left."""
 
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from hypothesis import given
@@ -180,3 +181,20 @@ def test_whatever_was_taken_and_given_back_each_level_has_what_those_below_have(
             expected = CpuSet(cpu for one in below for cpu in one)
             assert node.read(level, EXCLUSIVE) == str(expected)
         assert node.states() == set(wanted)
+
+
+def test_cpus_are_lost_where_no_cgroup_has_what_the_kernel_keeps_isolated(node: Node) -> None:
+    kept = node.mount / "cpuset.cpus.isolated"
+    assert node.partitions.lost_cpus(CpuSet()) == CpuSet()
+    a1 = node.directory("kubepods/a/c1")
+    node.partitions.take(a1, CpuSet.parse("2-3"))
+    # Of ours, of somebody else's, of the boot, and of nobody.
+    node.write("kubepods/b", PARTITION, "isolated")
+    node.write("kubepods/b", "cpuset.cpus", "4")
+    kept.write_text("2-6\n")
+    assert node.partitions.lost_cpus(CpuSet([5])) == CpuSet([6])
+    # It ends while its partition is invalid: that of ours is known, and nowhere.
+    rmtree(a1)
+    assert node.partitions.lost_cpus(CpuSet([5])) == CpuSet([2, 3, 6])
+    kept.write_text("\n")
+    assert node.partitions.lost_cpus(CpuSet([5])) == CpuSet()
