@@ -15,9 +15,10 @@ sys.path.append(str(HERE.parent / "interop"))
 
 from testbed.crio import CrioNode  # noqa: E402 - the path comes first
 from testbed.errors import GuestError, TestBedError  # noqa: E402 - found only once the path is set
+from testbed.namespaces import NodeInNamespaces  # noqa: E402 - found only once the path is set
 from testbed.node import Node  # noqa: E402 - found only once the path is set
 from testbed.scenario import Wanted  # noqa: E402 - found only once the path is set
-from testbed.topology import TWO_NODES  # noqa: E402 - found only once the path is set
+from testbed.topology import THIS_MACHINE, TWO_NODES  # noqa: E402 - found only once the path is set
 
 ARTIFACTS = HERE / "artifacts"
 FAILED = pytest.StashKey[bool]()
@@ -42,6 +43,13 @@ BY_NAME_ONLY = frozenset(
 )
 
 
+def node_for(wanted: Wanted) -> Node:
+    """A new one."""
+    if wanted.topology is THIS_MACHINE:
+        return NodeInNamespaces(wanted.version or "")
+    return Node(wanted.topology, wanted.version, systemd=wanted.systemd)
+
+
 class Nodes:
     """The node in use: one at a time, since scenarios are sorted by what they want."""
 
@@ -59,7 +67,7 @@ class Nodes:
             else:
                 return self._node
         self.forget()
-        self._wanted, self._node = wanted, Node(wanted.topology, wanted.version, systemd=wanted.systemd)
+        self._wanted, self._node = wanted, node_for(wanted)
         return self._node
 
     def forget(self) -> None:

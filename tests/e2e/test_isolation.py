@@ -2,8 +2,13 @@
 changes of siblings and kills, given back."""
 
 import os
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from testbed import gobuild
 from testbed.channel import LIMIT_S
 from testbed.containerd import Handler
 from testbed.crictl import Running
@@ -12,7 +17,7 @@ from testbed.kernel import parse_ids
 from testbed.node import Node
 from testbed.pods import Pod, best_effort, guaranteed
 from testbed.scenario import on, on_systemd
-from testbed.topology import TWO_NODES
+from testbed.topology import THIS_MACHINE, TWO_NODES
 
 from bayplan.sets import CpuSet
 
@@ -22,11 +27,32 @@ CPUSET_FILES = ("cpuset.cpus.exclusive", "cpuset.cpus.partition")
 SHOWN = {**dict.fromkeys(CPUSET_FILES, ""), "cpuset.cpus.partition": "member"}
 """What they show where nobody has set them."""
 ALL = frozenset(range(4))
-EXECS = int(os.environ.get("EXECS", "20"))
+EXECS = int(os.environ.get("EXECS", "1000"))
+APART = {"bayplan.dev/cpus": "exclusive=1", "bayplan.dev/exec-cpus": "shared"}
+SHOW_STATUS = ("/bin/cat", "/proc/self/status")
+RUNC = "/usr/sbin/runc"
 
 
 def quiet(name: str, cpus: int = 1) -> Pod:
     return guaranteed(name, cpus, "100Mi", annotations=ASKED)
+
+
+def apart(name: str) -> Pod:
+    """Of kubelet's pods that with the oom_score_adj that needs no capability."""
+    pod = guaranteed(name, 1.5, "100Mi", annotations=APART)
+    return replace(pod, containers=tuple(replace(one, oom_score_adj=None) for one in pod.containers))
+
+
+def install_runc(node: Node) -> None:
+    """One that knows execCPUAffinity: Debian's is older."""
+    node.guest.write(RUNC, (gobuild.runc() / "bin/runc").read_bytes(), mode=0o755)
+
+
+def cpus_allowed(status: str) -> frozenset[int]:
+    """By a process's /proc/PID/status."""
+    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE)
+    assert found is not None
+    return parse_ids(found[1])
 
 
 def cpuset_files(node: Node) -> dict[str, str]:
@@ -151,30 +177,69 @@ def test_cpus_are_isolated_for_as_long_as_a_container_has_them(node: Node) -> No
 
 
 @pytest.mark.matrix
+@on(TWO_NODES, "2.4")
+def test_cpus_that_the_kernel_gives_to_nobody_are_given_to_nobody(node: Node) -> None:
+    """A container ends while its partition is invalid and the daemon is down: Linux 6.12 keeps its CPU."""
+    node.bayplan.start()
+    node.bayplan.await_synchronized()
+    first = node.launch(quiet("first"))
+    lost = node.view(first).cpus_allowed
+    pod = node.view(first).cgroup.rpartition("/")[0]
+    node.bayplan.kill()
+    node.guest.run("mkdir", f"{CGROUPS}{pod}/sibling")
+    node.guest.write(f"{CGROUPS}{pod}/sibling/cpuset.cpus", "0-3")
+    node.crictl.stop(first.container_id)
+    node.crictl.remove(first.container_id)
+    node.guest.run("rmdir", f"{CGROUPS}{pod}/sibling")
+    assert isolated(node) == lost
+    since = node.bayplan.log_position()
+    node.bayplan.start_again()
+    node.bayplan.await_synchronized(since=since)
+    problems = node.bayplan.status()["problems"]
+    assert [one for one in problems if "whose cgroup is gone" in one]
+    assert parse_ids(node.bayplan.status()["sharedCpus"]) == ALL - lost
+    # One CPU is reserved, one is lost: there are two for those that want their own, isolated or not.
+    second, third = node.launch(quiet("second")), node.launch(guaranteed("third", 1, "100Mi"))
+    own = [node.view(one).cpus_allowed for one in (second, third)]
+    assert [len(one) for one in own] == [1, 1]
+    assert len(own[0] | own[1] | lost) == 3
+    assert (state(node, second), isolated(node)) == ("isolated", own[0] | lost)
+    node.launch(best_effort("other"))
+    assert node.bayplan.status()["drift"] == []
+    # The next scenario wants all CPUs.
+    node.shut_down()
+    node.restore()
+
+
+@pytest.mark.matrix
 @on_systemd(TWO_NODES, "2.4")
 def test_cpus_are_isolated_beside_systemd(node: Node) -> None:
     follows(node)
 
 
 @pytest.mark.matrix
-@on_systemd(TWO_NODES, "2.4")
-def test_processes_that_enter_a_container_of_crun_begin_beside_its_own_cpus(node: Node) -> None:
+@on(THIS_MACHINE, "2.4-nri")
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_processes_that_enter_a_container_begin_beside_its_own_cpus(node: Node, runtime: str) -> None:
     """NRI decides, and the wrapper adds what it has no field for."""
+    install_runc(node)
     node.forms.install()
-    node.forms.wrap("crun")
-    node.bayplan.start()
+    node.forms.wrap(runtime)
+    node.bayplan.start("--set-oom-score-adj", "false")
     node.bayplan.await_synchronized()
     since = node.bayplan.log_position()
     node.containerd.end()
     node.containerd.start(handlers=[Handler("wrapped", binary=WRAPPER)])
     node.bayplan.await_synchronized(since=since)
-    asked = {"bayplan.dev/cpus": "exclusive=1", "bayplan.dev/exec-cpus": "shared"}
-    running = node.launch(guaranteed("app", 1.5, "100Mi", annotations=asked), handler="wrapped")
-    allowed = node.view(running).cpus_allowed
+    running = node.launch(apart("app"), handler="wrapped")
+    status = Path(f"/proc/{node.crictl.pid(running.container_id)}/status")
+    allowed = cpus_allowed(node.guest.read(str(status)))
     own = allowed - parse_ids(node.bayplan.status()["sharedCpus"])
     assert len(own) == 1
-    await_(node, f"[ -e /run/bayplan/oci.sock.execs/{running.container_id} ]")
-    for _ in range(EXECS):
-        words = ("/bin/busybox", "grep", "Cpus_allowed_list", "/proc/self/status")
-        begins = parse_ids(node.crictl.execute(running.container_id, *words).stdout.split()[1])
-        assert begins == allowed - own
+    if runtime == "crun":
+        # What it adds to the document of each exec.
+        await_(node, f"[ -e /run/bayplan/oci.sock.execs/{running.container_id} ]")
+    begins = Counter(
+        cpus_allowed(node.crictl.execute(running.container_id, *SHOW_STATUS).stdout) for _ in range(EXECS)
+    )
+    assert begins == {allowed - own: EXECS}

@@ -7,10 +7,12 @@ import pytest
 from testbed.channel import LIMIT_S
 from testbed.crictl import Running
 from testbed.errors import CommandError
+from testbed.kernel import parse_ids
 from testbed.node import Node
+from testbed.podman import Asked
 from testbed.pods import guaranteed
 from testbed.scenario import on, on_systemd
-from testbed.topology import TWO_NODES
+from testbed.topology import THIS_MACHINE, TWO_NODES
 
 FORMS = ("hook", "wrapper")
 DIRECTORIES = "/run/bayplan-placements"
@@ -89,9 +91,7 @@ def test_a_container_of_nri_is_told_and_follows_what_changes(node: Node) -> None
     node.crictl.stop(second.container_id)
     assert await_told(node, first, "0-3")["cpus"]["shared"] == "0-3"
     node.crictl.remove_sandbox(first.sandbox_id)
-    node.guest.run(
-        "timeout", str(LIMIT_S), "sh", "-c", f"while ls {DIRECTORIES} | grep .; do sleep 0.1; done"
-    )
+    node.guest.run("timeout", str(LIMIT_S), "sh", "-c", GONE)
 
 
 @pytest.mark.matrix
@@ -105,3 +105,31 @@ def test_containers_of_hook_and_wrapper_are_told_too(node: Node) -> None:
     for form in FORMS:
         for running in follows(node, form):
             node.crictl.remove_sandbox(running.sandbox_id)
+
+
+@pytest.mark.matrix
+@on(THIS_MACHINE, "2.4-nri")
+def test_a_precreate_hook_of_podman_mounts_the_file(node: Node) -> None:
+    node.forms.install()
+    node.podman.import_image()
+    node.bayplan.start("--set-oom-score-adj", "false", "--placement-files", "all")
+    engine = node.forms.engine("precreate", "runc", "cgroupfs")
+    made = node.podman.run(engine, Asked("app", memory="100m", cpus=1))
+    process = f"/proc/{node.podman.pid(made)}"
+    written = json.loads(node.guest.read(f"{process}/root/run/bayplan.dev/placement.json"))
+    own = written["cpus"]["exclusive"]
+    assert len(parse_ids(own)) == 1
+    assert f"Cpus_allowed_list:\t{own}\n" in node.guest.read(f"{process}/status")
+    assert written["promises"] == [{"nodes": "0", "bytes": {"memory": 100 << 20}}]
+    with pytest.raises(CommandError, match="Read-only file system"):
+        node.guest.run("touch", f"{process}/root/run/bayplan.dev/mine")
+    # One that shares its CPUs is told of these; both files end with their containers.
+    other = node.podman.run(engine, Asked("other", memory="50m", cpus=0.5))
+    shared = json.loads(
+        node.guest.read(f"/proc/{node.podman.pid(other)}/root/run/bayplan.dev/placement.json")
+    )
+    assert parse_ids(shared["cpus"]["shared"]).isdisjoint(parse_ids(own))
+    assert shared["metadata"]["uid"] == other
+    node.podman.remove(made, other)
+    node.bayplan.await_known([])
+    node.guest.run("timeout", str(LIMIT_S), "sh", "-c", GONE)

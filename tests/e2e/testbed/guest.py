@@ -2,17 +2,29 @@
 
 import base64
 import shutil
+import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from testbed.channel import LIMIT_S, Channel
 from testbed.errors import CommandError, GuestError
 from testbed.forwarding import Forwarding
 from testbed.monitor import Monitor
-from testbed.qemu import Qemu
+
+
+class GuestProcess(Protocol):
+    """What the guest ends with: QEMU's process, or the first one in the namespaces."""
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]: ...
+    def alive(self) -> bool: ...
+    def aborted(self) -> bool: ...
+    def kill(self) -> None: ...
+    def console_text(self) -> str: ...
+    def why(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +37,31 @@ class Completed:
 
 
 class Guest:
-    """A virtual machine whose agent can be asked; `directory` is its own, and goes with it."""
+    """A machine whose agent can be asked, most often a virtual one; `directory` goes with it."""
 
     def __init__(
-        self, qemu: Qemu, channel: Channel, forwarding: Forwarding, monitor: Monitor, directory: Path
+        self,
+        qemu: GuestProcess,
+        channel: Channel,
+        forwarding: Forwarding,
+        monitor: Monitor | None,
+        directory: Path,
     ) -> None:
         self.qemu = qemu
-        self.monitor = monitor
+        self._monitor = monitor
         self._channel = channel
         self._forwarding = forwarding
         self._directory = directory
         # What QEMU refuses to start with, it says in its log: whoever waits for the agent tells it.
-        if qemu.alive():
+        if monitor is not None and qemu.alive():
             monitor.negotiate()
+
+    @property
+    def monitor(self) -> Monitor:
+        """QEMU's; raises GuestError where there is no machine of its own."""
+        if self._monitor is None:
+            raise GuestError("a node in namespaces has no monitor")
+        return self._monitor
 
     def forwarded(self, path: str) -> Path:
         """A socket of this machine behind which is the guest's socket of that path."""
@@ -144,7 +168,8 @@ class Guest:
     def shut_down(self) -> None:
         self._channel.close()
         self._forwarding.close()
-        self.monitor.close()
+        if self._monitor is not None:
+            self._monitor.close()
         self.qemu.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
 

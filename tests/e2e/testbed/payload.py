@@ -11,6 +11,7 @@ import sys
 import tempfile
 import tomllib
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from testbed import debian
@@ -40,6 +41,16 @@ def uv_program() -> str:
 
 def payload_disk() -> Path:
     """The disk with this tree's wheel, installed."""
+    return _payload("payload", _make_disk)
+
+
+def payload_tree() -> Path:
+    """A directory with the same."""
+    return _payload("payload-tree", lambda root, path: root.rename(path))
+
+
+def _payload(name: str, make: Callable[[Path, Path], object]) -> Path:
+    """What *make* makes of a directory with this tree's wheel, installed."""
     with tempfile.TemporaryDirectory(prefix="bayplan-wheel-") as scratch:
         # The build system is locked like all else, and in this environment.
         argv = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", scratch]
@@ -57,7 +68,9 @@ def payload_disk() -> Path:
             "programs": PROGRAMS.read_text(),
             "format": 6,
         }
-        return artefact("payload", recipe, lambda path: _install(wheel, locked, path), keep=4)
+        return artefact(
+            name, recipe, lambda path: make(_installed(wheel, locked, path.parent / "root"), path), keep=4
+        )
 
 
 def dependencies() -> Path:
@@ -79,8 +92,8 @@ def dependencies() -> Path:
     return artefact("dependencies", recipe, build, step=step)
 
 
-def _install(wheel: Path, dependencies: Path, path: Path) -> None:
-    root = path.parent / "root"
+def _installed(wheel: Path, dependencies: Path, root: Path) -> Path:
+    """*root*, with all that /opt/bayplan has."""
     library = root / "lib"
     build_command("The payload", ["cp", "-a", "--reflink=auto", dependencies, _made(root) / "lib"])
     with zipfile.ZipFile(wheel) as archive:
@@ -92,6 +105,10 @@ def _install(wheel: Path, dependencies: Path, path: Path) -> None:
     _compile(library / "bayplan")
     argv = [sys.executable, PROGRAMS, wheel, "/opt/bayplan/lib", _made(root / "bin")]
     build_command("The payload's programs", argv)
+    return root
+
+
+def _make_disk(root: Path, path: Path) -> None:
     make_ext4(root, path)
     if path.stat().st_size > DISK_BYTES:
         raise BuildError("The payload", "mkfs.ext4", f"its disk is larger than {DISK_BYTES} bytes")

@@ -34,7 +34,7 @@ def disks(*versions: str, with_bayplan: bool = True, systemd: bool = False) -> d
         waiting: list[Future[object]] = [pool.submit(root_disk, systemd=systemd), pool.submit(initramfs)]
         waiting.append(pool.submit(gobuild.memory_load))
         found += [pool.submit(version_disks, version) for version in versions]
-        found.append(pool.submit(lambda: {"images": tree_disk("images", _images_directory())}))
+        found.append(pool.submit(lambda: {"images": tree_disk("images", images_directory())}))
         if with_bayplan:
             found.append(pool.submit(lambda: {"bayplan": payload_disk()}))
         # The first that fails is heard of at once, whatever else still runs.
@@ -52,7 +52,8 @@ def missing(*versions: str, systemd: bool = False) -> list[Step]:
     return missing_steps(gobuild.crictl, root_disk, *both, *sources, dependencies)
 
 
-def _images_directory() -> Path:
+def images_directory() -> Path:
+    """A directory with the archives of the images."""
     archive, root = image_archive(), root_archive()
 
     def build(path: Path) -> None:

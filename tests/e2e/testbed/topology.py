@@ -228,6 +228,8 @@ class Topology:
         return args
 
 
+# Of no virtual machine: `namespaces.py`.
+THIS_MACHINE = Topology("this-machine", (NumaNode(),))
 TWO_NODES = Topology("two-nodes", (NumaNode(2, 1024), NumaNode(2, 1024)))
 CLUSTER_NODE = Topology("cluster-node", TWO_NODES.nodes, network=True)
 FOUR_NODES = Topology(
