@@ -339,8 +339,7 @@ class Controller:
     async def _pod_ended(self, transaction: Transaction, event: Event, pod: Pod) -> None:
         """Release what its containers hold: all when it is removed, and those without a process before."""
         report = Report.REMOVED if event is Event.REMOVE_POD_SANDBOX else Report.POD_STOPPED
-        entries = transaction.basis.ledger.entries
-        for container_id in [key for key, one in entries.items() if one.decision.request.pod_id == pod.id]:
+        for container_id in transaction.basis.ledger.ids_by_pod.get(pod.id, ()):
             await self.report(transaction, report, container_id)
 
     def _update_completed(self, transaction: Transaction, container_id: str) -> None:

@@ -36,6 +36,7 @@ from bayplan.model.origin import NRI, Origin, WithoutNri
 from bayplan.model.pod_as_a_whole import held_cpus, is_member, settled, shares_promise
 from bayplan.model.resource_claim import HeldClaim
 from bayplan.model.sidecar_scores import corrected_claim, explained_by_others
+from bayplan.persistent_map import PersistentMap
 from bayplan.sets import CpuSet, IdSet, NodeSet, nodes_text
 
 _NO_CPUS: Final = CpuSet()
@@ -94,23 +95,27 @@ class Ledger(Struct, frozen=True):
     containers on the shared CPUs ask for. ``beside_ids``: those that bayplan gives shared CPUs beside their
     own. ``followed_ids``: those for which more than cpusets follows the ledger: a placement file, a partition
     of CPUs, the affinity of interrupts, the CPUs of processes that enter it later. ``pool_ids``: the members
-    of each named pool that has some.
+    of each named pool that has some. ``ids_by_pod``: the containers of each pod, in the order of ``entries``.
+
+    What has a key for each container or pod is a `PersistentMap`: nothing that a request does walks or copies
+    all of them.
     """
 
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: PersistentMap[str, Entry] = field(default_factory=PersistentMap)
     booked_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     exclusive_cpus: CpuSet = CpuSet()
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
     claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
     retained: Mapping[str, Entry] = field(default_factory=dict)
     notices: Mapping[CpuSet, int] = field(default_factory=dict)
-    ids_by_score: Mapping[ScoreKey, tuple[str, ...]] = field(default_factory=dict)
+    ids_by_score: PersistentMap[ScoreKey, tuple[str, ...]] = field(default_factory=PersistentMap)
     short_ids: frozenset[str] = frozenset()
     pinned_ids: frozenset[str] = frozenset()
     shared_milli: Mapping[QosSource, int] = field(default_factory=dict)
     beside_ids: frozenset[str] = frozenset()
     followed_ids: frozenset[str] = frozenset()
     pool_ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    ids_by_pod: PersistentMap[str, tuple[str, ...]] = field(default_factory=PersistentMap)
 
     @property
     def unmanaged(self) -> dict[str, str]:
@@ -150,7 +155,8 @@ class Ledger(Struct, frozen=True):
                 return after
             return _settled_pod(after, pod_id, entry.container_id, None if last is None else last.decision)
         order = _in_order(self.ids_by_score.get(key, ()), entry)
-        return _settled(replace(_added(base, entry), ids_by_score={**base.ids_by_score, key: order}), key)
+        ids = base.ids_by_score.with_item(key, order)
+        return _settled(replace(_added(base, entry), ids_by_score=ids), key)
 
     def without(self, container_id: str) -> "Ledger":
         """A ledger without that container; the same ledger if it holds none. What it held of a pod that has
@@ -167,10 +173,7 @@ class Ledger(Struct, frozen=True):
         left, key = _removed(self, gone), score_key(gone.decision.request)
         if key is None:
             return left
-        ids = dict(self.ids_by_score)
-        ids[key] = tuple(one for one in ids[key] if one != container_id)
-        if not ids[key]:
-            del ids[key]
+        ids = without_member(self.ids_by_score, key, container_id)
         return _settled(replace(left, ids_by_score=ids), key)
 
     def as_if_newest(self, request: Request) -> "Ledger":
@@ -195,7 +198,7 @@ class Ledger(Struct, frozen=True):
         request = entry.decision.request
         if not entry.decision.placement.is_with_whole_pod or request.pod_totals is None:
             return left
-        if any(other.decision.request.pod_id == request.pod_id for other in left.entries.values()):
+        if request.pod_id in left.ids_by_pod:
             return left
         return left.with_entry(replace(with_pool_cpus(entry, CpuSet()), ended=True))
 
@@ -203,9 +206,8 @@ class Ledger(Struct, frozen=True):
         """What that pod retains, and its containers."""
         if (last := self.retained.get(pod_id)) is not None:
             yield last
-        for entry in self.entries.values():
-            if entry.decision.request.pod_id == pod_id:
-                yield entry
+        for container_id in self.ids_by_pod.get(pod_id, ()):
+            yield self.entries[container_id]
 
     def without_retained(self, pod_id: str) -> "Ledger":
         """A ledger that retains nothing for that pod."""
@@ -290,9 +292,10 @@ class Ledger(Struct, frozen=True):
         had = self.pool_cpus(pool)
         if cpus == had:
             return self
-        entries, notices, milli = dict(self.entries), self.notices, self.shared_milli
+        entries, notices, milli = self.entries, self.notices, self.shared_milli
         for before in self.members(pool):
-            entries[before.container_id] = after = with_pool_cpus(before, cpus)
+            after = with_pool_cpus(before, cpus)
+            entries = entries.with_item(before.container_id, after)
             notices = with_count(with_count(notices, notice_of(before), -1), notice_of(after), 1)
             milli = with_shared_milli(with_shared_milli(milli, before.decision, -1), after.decision, 1)
         exclusive = self.exclusive_cpus - had | (cpus if self.pool_ids.get(pool) else CpuSet())
@@ -342,14 +345,17 @@ class Ledger(Struct, frozen=True):
         """The same promises, after updates with *cpus* (container id -> cpuset.cpus) were sent to the
         runtime, or *carried_out* by it; None for a container of which it is not known what the runtime
         applied."""
-        entries, notices = dict(self.entries), self.notices
+        entries, notices = self.entries, self.notices
         for container_id, sent in cpus.items():
             before = entries[container_id]
             previous = None if carried_out else _previous_cpus(before, sent)
             if (sent, previous) != (before.notified_cpus, before.previous_cpus):
-                entries[container_id] = after = replace(before, notified_cpus=sent, previous_cpus=previous)
+                after = replace(before, notified_cpus=sent, previous_cpus=previous)
+                entries = entries.with_item(container_id, after)
                 notices = with_count(with_count(notices, notice_of(before), -1), notice_of(after), 1)
-        return replace(self, entries=entries, notices=notices) if cpus else self
+        if entries is self.entries:
+            return self
+        return replace(self, entries=entries, notices=notices)
 
 
 def _with_pools_settled(entries: Iterable[Entry]) -> list[Entry]:
@@ -439,6 +445,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     bound: Counter[NodeSet] = Counter()
     notices: Counter[CpuSet] = Counter()
     exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
+    ids_by_pod = dict[str, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
     shared_milli: Counter[QosSource] = Counter()
     beside_ids, followed_ids, pool_ids = set[str](), set[str](), dict[str, frozenset[str]]()
@@ -453,6 +460,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         exclusive_cpus |= part.exclusive_cpus
         notices.update(part.notices)
         ids_by_score.update(part.ids_by_score)
+        ids_by_pod.update(part.ids_by_pod)
         short_ids |= part.short_ids
         pinned_ids |= part.pinned_ids
         shared_milli.update(part.shared_milli)
@@ -461,28 +469,29 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         for pool, ids in part.pool_ids.items():
             pool_ids[pool] = pool_ids.get(pool, frozenset()) | ids
     return Ledger(
-        {key: entries[key] for key in order if key in entries},
+        PersistentMap({key: entries[key] for key in order if key in entries}),
         {node: dict(row) for node, row in booked.items()},
         exclusive_cpus,
         dict(bound),
         {nodes: dict(row) for nodes, row in claimed.items()},
         retained,
         dict(notices),
-        ids_by_score,
+        PersistentMap(ids_by_score),
         frozenset(short_ids),
         frozenset(pinned_ids),
         dict(shared_milli),
         frozenset(beside_ids),
         frozenset(followed_ids),
         pool_ids,
+        PersistentMap(ids_by_pod),
     )
 
 
 def _added(ledger: Ledger, entry: Entry) -> Ledger:
     placement, container_id = entry.decision.placement, entry.container_id
-    promise = placement.promise
+    promise, pod_id = placement.promise, entry.decision.request.pod_id
     return Ledger(
-        entries={**ledger.entries, container_id: entry},
+        entries=ledger.entries.with_item(container_id, entry),
         booked_bytes=with_booking(ledger.booked_bytes, promise, 1),
         exclusive_cpus=ledger.exclusive_cpus | held_cpus(placement),
         bound=with_count(ledger.bound, placement.mems, 1),
@@ -498,6 +507,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         beside_ids=with_id(ledger.beside_ids, container_id, belongs=shares_beside(entry)),
         followed_ids=with_id(ledger.followed_ids, container_id, belongs=is_followed(entry)),
         pool_ids=with_member(ledger.pool_ids, entry.decision.request, belongs=True),
+        ids_by_pod=ledger.ids_by_pod.with_item(pod_id, (*ledger.ids_by_pod.get(pod_id, ()), container_id)),
     )
 
 
@@ -531,9 +541,9 @@ def _settled_pod(
     """*ledger* in which the containers of a pod hold what it has as a whole; see
     `bayplan.model.pod_as_a_whole`."""
     before = {
-        key: entry.decision
-        for key, entry in ledger.entries.items()
-        if entry.decision.request.pod_id == pod_id and shares_promise(entry.decision)
+        key: decision
+        for key in ledger.ids_by_pod.get(pod_id, ())
+        if shares_promise(decision := ledger.entries[key].decision)
     }
     if not before:
         return ledger
@@ -608,7 +618,7 @@ def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
     changed = replace(entry, decision=replace(entry.decision, placement=placement))
     return replace(
         ledger,
-        entries={**ledger.entries, container_id: changed},
+        entries=ledger.entries.with_item(container_id, changed),
         claimed_bytes=with_claim(
             with_claim(ledger.claimed_bytes, entry.decision.placement.promise, -1), placement.promise, 1
         ),
@@ -619,14 +629,12 @@ def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
 def _removed(ledger: Ledger, gone: Entry) -> Ledger:
     container_id, placement = gone.container_id, gone.decision.placement
     promise = placement.promise
-    entries = dict(ledger.entries)
-    del entries[container_id]
     pool_ids = with_member(ledger.pool_ids, gone.decision.request, belongs=False)
     freed = held_cpus(placement)
     if gone.decision.request.pool in pool_ids:
         freed -= placement.pool_cpus
     return Ledger(
-        entries=entries,
+        entries=ledger.entries.without(container_id),
         booked_bytes=with_booking(ledger.booked_bytes, promise, -1),
         exclusive_cpus=ledger.exclusive_cpus - freed,
         bound=with_count(ledger.bound, placement.mems, -1),
@@ -640,6 +648,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         beside_ids=with_id(ledger.beside_ids, container_id, belongs=False),
         followed_ids=with_id(ledger.followed_ids, container_id, belongs=False),
         pool_ids=pool_ids,
+        ids_by_pod=without_member(ledger.ids_by_pod, gone.decision.request.pod_id, container_id),
     )
 
 
@@ -652,6 +661,15 @@ def _in_order(order: tuple[str, ...], entry: Entry) -> tuple[str, ...]:
 
 
 Ids = TypeVar("Ids", bound=IdSet)
+GroupKey = TypeVar("GroupKey", str, ScoreKey)
+
+
+def without_member(
+    groups: PersistentMap[GroupKey, tuple[str, ...]], key: GroupKey, container_id: str
+) -> PersistentMap[GroupKey, tuple[str, ...]]:
+    """*groups* of containers without that one in the group *key*; without the group if it was the last."""
+    left = tuple(one for one in groups[key] if one != container_id)
+    return groups.with_item(key, left) if left else groups.without(key)
 
 
 def with_booking(

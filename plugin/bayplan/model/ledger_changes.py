@@ -4,19 +4,13 @@ Invariant: whoever applies to *before* what differs in *after* has the promises 
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from itertools import compress, filterfalse
-from operator import is_not
 
 from bayplan.model.ledger import Entry, Ledger
 
 
 def changed_ids(before: Ledger, after: Ledger) -> set[str]:
     """The ids of the containers about which the two say different things."""
-    old, new = before.entries, after.entries
-    # In C for all, as most entries are the same objects; then in Python for the few that are not.
-    others = compress(new, map(is_not, new.values(), map(old.get, new)))
-    ids = {key for key in others if old.get(key) != new[key]}
-    ids.update(filterfalse(new.__contains__, old))
+    ids = after.entries.differing_keys(before.entries)
     if after.retained is before.retained:
         return ids
     forgotten, kept = retained_changes(before, after)
@@ -31,13 +25,11 @@ def retained_changes(before: Ledger, after: Ledger) -> tuple[tuple[str, ...], tu
 
 
 def entries_of(ledger: Ledger, ids: Collection[str]) -> Iterator[Entry]:
-    """What *ledger* has of the containers *ids*, in its order, and of those that are gone and whose pod keeps
-    their room."""
-    if len(ids) == 1:
-        known = (entry for key in ids if (entry := ledger.entries.get(key)) is not None)
-    else:
-        known = (entry for key, entry in ledger.entries.items() if key in ids)
-    yield from known
+    """What *ledger* has of the containers *ids*, those of a pod in its order, and of those that are gone and
+    whose pod keeps their room."""
+    pods = sorted({entry.decision.request.pod_id for key in ids if (entry := ledger.entries.get(key))})
+    for pod_id in pods:
+        yield from (ledger.entries[key] for key in ledger.ids_by_pod[pod_id] if key in ids)
     yield from (one for one in ledger.retained.values() if one.container_id in ids)
 
 

@@ -129,6 +129,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
     exclusive, short, pinned, beside = CpuSet(), set[str](), set[str](), set[str]()
     followed = {key for key, entry in ledger.entries.items() if is_followed(entry)}
     pools: dict[object, set[str]] = {}
+    pods: dict[object, tuple[str, ...]] = {}
     kept = filter(holds_alone, ledger.retained.values())
     for entry in (*ledger.entries.values(), *kept):
         placement = entry.decision.placement
@@ -147,6 +148,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         short.update((key,) if is_short(placement) else ())
         pinned.update(() if request.pinned_cpus is None else (key,))
         beside.update((key,) if shares_beside(entry) else ())
+        pods[request.pod_id] = (*pods.get(request.pod_id, ()), key)
         if request.cpus is not None and request.pool:
             pools.setdefault(request.pool, set()).add(key)
     for name, found, expected in (
@@ -161,6 +163,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         ("beside_ids", set(ledger.beside_ids), beside),
         ("followed_ids", set(ledger.followed_ids), followed),
         ("pool_ids", {pool: set(ids) for pool, ids in ledger.pool_ids.items()}, pools),
+        ("ids_by_pod", dict(ledger.ids_by_pod), pods),
         ("shared_milli", _counts(ledger.shared_milli), _counts(milli)),
     ):
         if found != expected:

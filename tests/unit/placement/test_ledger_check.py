@@ -14,6 +14,7 @@ from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.persistent_map import PersistentMap
 from bayplan.placement.ledger_check import (
     LOST_CPUS,
     NOT_RECORDED,
@@ -71,7 +72,8 @@ DAMAGES: dict[str, Callable[[Ledger], Ledger]] = {
     "bound": lambda ledger: replace(ledger, bound={}),
     "exclusive_cpus": lambda ledger: replace(ledger, exclusive_cpus=CpuSet()),
     "notices": lambda ledger: replace(ledger, notices={CpuSet([0]): 9}),
-    "ids_by_score": lambda ledger: replace(ledger, ids_by_score={("nowhere", 1): ("nobody",)}),
+    "ids_by_score": lambda ledger: replace(ledger, ids_by_score=PersistentMap({("nowhere", 1): ("nobody",)})),
+    "ids_by_pod": lambda ledger: replace(ledger, ids_by_pod=ledger.ids_by_pod.with_item("nowhere", ("one",))),
     "short_ids": lambda ledger: replace(ledger, short_ids=frozenset({"one"})),
     "pinned_ids": lambda ledger: replace(ledger, pinned_ids=frozenset({"one"})),
     "beside_ids": lambda ledger: replace(ledger, beside_ids=frozenset({"one"})),
@@ -112,10 +114,10 @@ def test_a_cpu_has_one_owner(good: Ledger) -> None:
 
 
 def test_an_id_is_its_entrys(good: Ledger) -> None:
-    damaged = replace(good, entries={**good.entries, "other": first(good)})
+    damaged = replace(good, entries=good.entries.with_item("other", good.entries["four"]))
     assert WRONG_ID in {fault.code for fault in contradictions(damaged)}
     assert mended(damaged) == good
-    ended = {**good.entries, "one": replace(first(good), ended=True)}
+    ended = good.entries.with_item("one", replace(first(good), ended=True))
     assert WRONG_ID in {fault.code for fault in contradictions(replace(good, entries=ended))}
 
 
