@@ -55,7 +55,7 @@ def test_maps_that_have_nothing_in_common_are_compared_whole(
 
 @given(st.lists(st.tuples(KEYS, st.integers(0, 2)), min_size=1, max_size=8))
 def test_no_change_walks_what_stays_the_same(changes: list[tuple[int, int]]) -> None:
-    before = one = PersistentMap({key: 0 for key in range(100_000)})
+    before = one = PersistentMap(dict.fromkeys(range(100000), 0))
     for key, value in changes:
         one = one.without(key).with_item(key, value)
     assert one.parts.base is before.parts.base

@@ -73,9 +73,9 @@ def on_node(node_name: str, reason: str, note: str) -> Happening:
 
 def between(before: Ledger, after: Ledger) -> Iterator[Happening]:
     """What happened to containers when *before* became *after*."""
-    for container_id, entry in after.entries.items():
-        former = before.entries.get(container_id)
-        if former is entry:
+    for container_id in sorted(after.entries.differing_keys(before.entries)):
+        entry, former = after.entries.get(container_id), before.entries.get(container_id)
+        if entry is None:
             continue
         decision, earlier = entry.decision, None if former is None else former.decision
         if decision.outcome is Outcome.DEGRADED and (
