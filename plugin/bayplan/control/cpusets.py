@@ -40,7 +40,8 @@ _NO_PARTITIONS: Final = CpuPartitions("", ChangedFiles(None))
 class Cpusets:
     """The cpusets of all containers. *expected* is asked in the thread where *in_thread* has things done.
     ``starts`` gets the containers of the wrapper that have no cgroup yet. *pause_s* is between a change and
-    the look at all, and between looks at those that do not run yet."""
+    the look at all, and between looks at those that do not run yet. As long as *version* gives the same object
+    *expected* does not change."""
 
     def __init__(
         self,
@@ -51,8 +52,10 @@ class Cpusets:
         pause_s: float = RESYNC_PAUSE_S,
         partitions: CpuPartitions = _NO_PARTITIONS,
         isolated: Callable[[], Mapping[str, CpuSet]] = dict,
+        version: Callable[[], object] = object,
     ) -> None:
         self.starts = starts
+        self._version = version
         self._partitions = partitions
         self._isolated = isolated
         self._directories: dict[str, str] = {}
@@ -139,15 +142,24 @@ class Cpusets:
         Blocks. Containers without a cgroup are passed over; what the kernel refuses is logged.
         """
         self._end_partitions()
-        if container_ids is None:
-            expected = [one for one in self._expected() if one.cpus is not None]
-            # Who gets CPUs of its own while it runs gets them once the others have left them.
-            expected.sort(key=lambda one: one.apart)
-            container_ids = [one.container.id for one in expected]
-        for container_id in container_ids:
+        for container_id in container_ids or ():
             with self._lock:
                 for one in self._expected((container_id,)):
                     self._write(one, mems=mems)
+        if container_ids is None:
+            self._write_all(mems=mems)
+
+    def _write_all(self, *, mems: bool) -> None:
+        version = self._version()
+        expected = [one for one in self._expected() if one.cpus is not None]
+        # Who gets CPUs of its own while it runs gets them once the others have left them.
+        expected.sort(key=lambda one: one.apart)
+        for one in expected:
+            with self._lock:
+                # To ask again of each costs as much as half of a look.
+                current = self._version() is version
+                for now in (one,) if current else self._expected((one.container.id,)):
+                    self._write(now, mems=mems)
 
     def move_memory(self, container_ids: Iterable[str]) -> None:
         """Write the nodes that those containers should have, until they are what the ledger has, which may
@@ -166,7 +178,7 @@ class Cpusets:
 
     def _write(self, one: Expectation, *, mems: bool) -> None:
         def compared(cgroup: ContainerCgroup) -> None:
-            shown_cpus, shown_mems = cgroup.effective()
+            shown_cpus, shown_mems = cgroup.effective(mems=mems)
             cpus = one.cpus if one.cpus != shown_cpus else None
             nodes = one.mems if mems and one.mems != shown_mems else None
             if cpus is not None or nodes is not None:

@@ -173,6 +173,7 @@ class Daemon:
             self.starts,
             partitions=self.kernel_settings.partitions,
             isolated=state.isolated_cpus,
+            version=lambda: state.basis,
         )
         self.placement_files = self.parts.placement_files(
             PlacementDirectory(self.settings.placement_directory),

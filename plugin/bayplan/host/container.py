@@ -177,11 +177,11 @@ class ContainerCgroup:
         except AbsentError as error:
             raise self._explained(error) from error
 
-    def effective(self) -> tuple[CpuSet, NodeSet]:
-        """The CPUs and nodes that are used in fact."""
+    def effective(self, *, mems: bool) -> tuple[CpuSet, NodeSet | None]:
+        """The CPUs that are used in fact, and with *mems* the nodes."""
         cpuset = self._cpusets[-1]
         try:
-            return cpuset.cpus_effective, cpuset.mems_effective
+            return cpuset.cpus_effective, cpuset.mems_effective if mems else None
         except AbsentError as error:
             raise self._explained(error) from error
 

@@ -42,6 +42,33 @@ async def test_who_has_cpus_of_its_own_gets_them_once_the_others_have_left(tmp_p
     assert asked == ["shared", "own"]
 
 
+async def test_each_container_goes_by_what_is_expected_at_that_moment(tmp_path: Path) -> None:
+    mounts = {CPUSET: str(tmp_path), MEMORY: str(tmp_path)}
+    hierarchy = Hierarchy(Layout.UNIFIED, mounts, {"": "/system.slice/bayplan.service"})
+    before, after = CpuSet([0, 1]), CpuSet([0])
+    files = {name: tmp_path / name / "cpuset.cpus" for name in "abc"}
+    for file in files.values():
+        file.parent.mkdir()
+        for name in ("cgroup.procs", "cpuset.mems.effective"):
+            (file.parent / name).write_text("\n")
+        (file.parent / "cpuset.cpus.effective").write_text("0-3\n")
+        file.write_text("\n")
+    versions = iter([before, before, after, after])
+    asked: list[str] = []
+
+    def expected(container_ids: Collection[str] | None = None) -> list[Expectation]:
+        asked.extend(container_ids or ())
+        cpus = after if container_ids else before
+        return [
+            Expectation(Container(name, "p", cgroups_path=f"/{name}"), "", name, cpus, None)
+            for name in container_ids or files
+        ]
+
+    await Cpusets(hierarchy, expected, here, version=lambda: next(versions)).sync()
+    assert asked == ["b", "c"]
+    assert [file.read_text().strip() for file in files.values()] == ["0-1", "0", "0"]
+
+
 async def test_who_does_not_run_yet_leaves_the_cpus_of_others_whenever_its_runtime_makes_its_cgroup(
     tmp_path: Path,
 ) -> None:
