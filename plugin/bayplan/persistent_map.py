@@ -46,45 +46,50 @@ class _Parts(NamedTuple, Generic[Key, Value]):
 
     def keys_unlike(self, before: "_Parts[Key, Value]") -> Iterable[Key] | None:
         """Keys that include all in which the two differ; None if they have nothing by which to tell."""
-        apart = chain(self.apart, self.gone, before.apart, before.gone)
+        unlike = self.gone ^ before.gone
+        unlike |= {key for key, value in self.apart.items() if before.apart.get(key, _ABSENT) is not value}
+        unlike |= before.apart.keys() - self.apart.keys()
         if self.base is before.base:
-            return apart
-        return chain(self.merged, apart) if self.earlier is before.base else None
+            return unlike
+        if self.earlier is not before.base:
+            return None
+        return chain(self.merged, self.apart, self.gone, before.apart, before.gone)
 
 
 class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
     """See the module. Equal to every mapping with the same items."""
 
-    __slots__ = ("_apart", "_base", "_gone", "_length", "_whole", "parts")
+    __slots__ = ("_length", "_whole", "parts")
+    _length: int
+    _whole: dict[Key, Value] | None
+    parts: _Parts[Key, Value]
 
     def __init__(self, items: Mapping[Key, Value] = {}) -> None:
-        self._set(_Parts(dict(items), {}, frozenset(), {}, frozenset()), len(items))
-
-    def _set(self, parts: _Parts[Key, Value], length: int) -> None:
-        self.parts, self._length = parts, length
-        self._base, self._apart, self._gone, *_ = parts
-        self._whole: dict[Key, Value] | None = None
+        self.parts, self._length, self._whole = _unchanged(dict(items)), len(items), None
 
     def with_item(self, key: Key, value: Value) -> "PersistentMap[Key, Value]":
         """This map with *value* for *key*: in its place if it has the key, else at the end."""
-        return self._with({**self._apart, key: value}, self._gone, self._length + (key not in self))
+        base, apart, gone, _, _ = self.parts
+        known = key in apart or (key in base and key not in gone)
+        return self._with({**apart, key: value}, gone, self._length if known else self._length + 1)
 
     def without(self, key: Key) -> "PersistentMap[Key, Value]":
         """This map without *key*; the same map if it has none."""
         if key not in self:
             return self
-        apart = {one: value for one, value in self._apart.items() if one != key}
-        gone = self._gone | {key} if key in self._base else self._gone
-        return self._with(apart, gone, self._length - 1)
+        apart = {one: value for one, value in self.parts.apart.items() if one != key}
+        gone = self.parts.gone
+        return self._with(apart, gone | {key} if key in self.parts.base else gone, self._length - 1)
 
     def _with(
         self, apart: dict[Key, Value], gone: frozenset[Key], length: int
     ) -> "PersistentMap[Key, Value]":
-        parts = self.parts._replace(apart=apart, gone=gone)
+        base, _, _, earlier, merged = self.parts
+        parts = _Parts(base, apart, gone, earlier, merged)
         if len(apart) + len(gone) > MOST_APART:
-            parts = _Parts(parts.whole(), {}, frozenset(), self._base, gone.union(apart))
+            parts = _Parts(parts.whole(), {}, frozenset(), base, gone.union(apart))
         after: PersistentMap[Key, Value] = PersistentMap.__new__(PersistentMap)
-        after._set(parts, length)
+        after.parts, after._length, after._whole = parts, length, None
         return after
 
     def differing_keys(self, other: "PersistentMap[Key, Value]") -> set[Key]:
@@ -104,11 +109,12 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
         return mine is not others and mine != others
 
     def __getitem__(self, key: Key) -> Value:
-        if key in self._apart:
-            return self._apart[key]
-        if key in self._gone:
+        base, apart, gone, _, _ = self.parts
+        if key in apart:
+            return apart[key]
+        if key in gone:
             raise KeyError(key)
-        return self._base[key]
+        return base[key]
 
     @overload
     def get(self, key: Key, /) -> Value | None: ...
@@ -118,12 +124,14 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
 
     def get(self, key: Key, /, default: Any = None) -> Any:
         """The value of *key*, else *default*."""
-        if key in self._apart:
-            return self._apart[key]
-        return default if key in self._gone else self._base.get(key, default)
+        base, apart, gone, _, _ = self.parts
+        if key in apart:
+            return apart[key]
+        return default if key in gone else base.get(key, default)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._apart or (key in self._base and key not in self._gone)
+        base, apart, gone, _, _ = self.parts
+        return key in apart or (key in base and key not in gone)
 
     def __len__(self) -> int:
         return self._length
@@ -159,3 +167,7 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
 
     def __repr__(self) -> str:
         return repr(self._dict())
+
+
+def _unchanged(items: dict[Key, Value]) -> _Parts[Key, Value]:
+    return _Parts(items, {}, frozenset(), {}, frozenset())

@@ -40,8 +40,8 @@ _NO_PARTITIONS: Final = CpuPartitions("", ChangedFiles(None))
 class Cpusets:
     """The cpusets of all containers. *expected* is asked in the thread where *in_thread* has things done.
     ``starts`` gets the containers of the wrapper that have no cgroup yet. *pause_s* is between a change and
-    the look at all, and between looks at those that do not run yet. As long as *version* gives the same object
-    *expected* does not change."""
+    the look at all, and between looks at those that do not run yet. *expected* says the same as long as
+    *version* gives the same object."""
 
     def __init__(
         self,

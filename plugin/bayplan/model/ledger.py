@@ -445,7 +445,6 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     bound: Counter[NodeSet] = Counter()
     notices: Counter[CpuSet] = Counter()
     exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
-    ids_by_pod = dict[str, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
     shared_milli: Counter[QosSource] = Counter()
     beside_ids, followed_ids, pool_ids = set[str](), set[str](), dict[str, frozenset[str]]()
@@ -460,7 +459,6 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         exclusive_cpus |= part.exclusive_cpus
         notices.update(part.notices)
         ids_by_score.update(part.ids_by_score)
-        ids_by_pod.update(part.ids_by_pod)
         short_ids |= part.short_ids
         pinned_ids |= part.pinned_ids
         shared_milli.update(part.shared_milli)
@@ -468,8 +466,12 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         followed_ids |= part.followed_ids
         for pool, ids in part.pool_ids.items():
             pool_ids[pool] = pool_ids.get(pool, frozenset()) | ids
+    entries = {key: entries[key] for key in order if key in entries}
+    ids_by_pod = dict[str, list[str]]()
+    for key, entry in entries.items():
+        ids_by_pod.setdefault(entry.decision.request.pod_id, []).append(key)
     return Ledger(
-        PersistentMap({key: entries[key] for key in order if key in entries}),
+        PersistentMap(entries),
         {node: dict(row) for node, row in booked.items()},
         exclusive_cpus,
         dict(bound),
@@ -483,7 +485,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         frozenset(beside_ids),
         frozenset(followed_ids),
         pool_ids,
-        PersistentMap(ids_by_pod),
+        PersistentMap({pod_id: tuple(ids) for pod_id, ids in ids_by_pod.items()}),
     )
 
 
