@@ -140,7 +140,8 @@ class Ledger(Struct, frozen=True):
 
     def with_entry(self, entry: Entry) -> "Ledger":
         """A ledger in which *entry* is the only entry of its container."""
-        base = self._left_without(entry.container_id)
+        before = self.entries.get(entry.container_id)
+        base = self if before is None else self._left_without(before)
         pod_id, request = entry.decision.request.pod_id, entry.decision.request
         if entry.ended:
             return _retaining(base, entry)
@@ -161,19 +162,19 @@ class Ledger(Struct, frozen=True):
     def without(self, container_id: str) -> "Ledger":
         """A ledger without that container; the same ledger if it holds none. What it held of a pod that has
         resources as a whole goes to the pod's others."""
-        gone, left = self.entries.get(container_id), self._left_without(container_id)
-        if gone is None or not is_member(gone.decision.request):
-            return left
-        return _settled_pod(left, gone.decision.request.pod_id, leaving=gone.decision)
-
-    def _left_without(self, container_id: str) -> "Ledger":
         gone = self.entries.get(container_id)
         if gone is None:
             return self
+        left = self._left_without(gone)
+        if not is_member(gone.decision.request):
+            return left
+        return _settled_pod(left, gone.decision.request.pod_id, leaving=gone.decision)
+
+    def _left_without(self, gone: Entry) -> "Ledger":
         left, key = _removed(self, gone), score_key(gone.decision.request)
         if key is None:
             return left
-        ids = without_member(self.ids_by_score, key, container_id)
+        ids = without_member(self.ids_by_score, key, gone.container_id)
         return _settled(replace(left, ids_by_score=ids), key)
 
     def as_if_newest(self, request: Request) -> "Ledger":

@@ -207,8 +207,10 @@ def cpus_updates(ledger: Ledger, shared: CpuSet, only: Iterable[str] | None = No
     if not ledger.has_due_updates(shared):
         return []
     updates = []
-    for key in sorted(ledger.entries if only is None else ledger.entries.keys() & set(only)):
-        entry = ledger.entries[key]
+    for key in sorted(ledger.entries if only is None else set(only)):
+        entry = ledger.entries.get(key)
+        if entry is None:
+            continue
         cpus = cpus_for(entry.decision, shared) if entry.origin.runtime_applies else None
         if cpus is not None and cpus != entry.notified_cpus:
             updates.append(Update(key, cpuset_cpus=cpus))
