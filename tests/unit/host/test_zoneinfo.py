@@ -127,6 +127,30 @@ def test_one_block_by_which_the_marks_are_raised_at_once_is_not_promised(
     assert found.low_bytes == 1250 * PAGE
 
 
+@given(
+    boost=st.integers(0, 1 << 20),
+    least=st.integers(0, 1 << 20),
+    gap=st.integers(0, 1 << 18),
+    protection=st.integers(0, 1 << 20),
+    managed=st.integers(0, 1 << 24),
+)
+def test_nobody_is_promised_what_is_below_the_mark_at_which_the_kernel_kills(
+    tmp_path_factory: pytest.TempPathFactory,
+    boost: int,
+    least: int,
+    gap: int,
+    protection: int,
+    managed: int,
+) -> None:
+    text = (
+        f"Node 0, zone Normal\n  boost {boost}\n  min {least + boost}\n  low {least + gap + boost}\n"
+        f"  high {least + 2 * gap + boost}\n  managed {managed}\n  protection: (0, {protection})\n"
+    )
+    found = zones(tmp_path_factory.mktemp("marks"), text)[0]
+    assert found.reserve_bytes >= min(managed, protection + least + boost) * PAGE
+    assert found.low_bytes == (least + gap) * PAGE
+
+
 def test_what_the_kernel_can_use_for_itself_is_not_movable(tmp_path: Path) -> None:
     found = zones(tmp_path, OLD + raised_by(0))
     assert {node: one.kernel_bytes for node, one in found.items()} == {0: (3977 + 16_000_000) * PAGE, 1: 0}
