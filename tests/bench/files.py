@@ -1,6 +1,7 @@
 """What it costs to tell 4000 containers what they were given."""
 
 import asyncio
+import resource
 import tempfile
 import time
 from collections import Counter
@@ -49,7 +50,9 @@ async def _measured() -> list[Row]:
             PlacementDirectory(Path(root)), thread.do, lambda: basis, lambda _: Phase.RUNNING, lambda: True,
             Counter(),
         )  # fmt: skip
+        before_mib = _resident_mib()
         made = await _ms(files.update)
+        resident_mib = _resident_mib() - before_mib
         creations, changes, waits = list[float](), list[float](), list[float]()
         for number in range(100):
             new = entry(CONTAINERS + number)
@@ -68,6 +71,8 @@ async def _measured() -> list[Row]:
             Row("a change that concerns none of them", [await _ms(files.update) for _ in range(9)]),
             Row("a look at all directories", [await _ms(files.sweep) for _ in range(9)]),
             Row("memory of the files", [_size_mib(Path(root))], unit="MiB"),
+            Row("inodes of files and directories", [_inodes(Path(root))], unit=""),
+            Row("memory of the process for them", [resident_mib], unit="MiB"),
         ]
         thread.end()
         return found
@@ -82,6 +87,15 @@ async def _ms(work: Callable[[], Awaitable[object]]) -> float:
 async def _wait(waits: list[float]) -> None:
     while True:
         waits.append(await _ms(partial(asyncio.sleep, 0.001)) - 1)
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / (1 << 20)
+
+
+def _inodes(root: Path) -> int:
+    return sum(1 for _ in root.rglob("*"))
 
 
 def _size_mib(root: Path) -> float:

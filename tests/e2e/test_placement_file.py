@@ -1,6 +1,7 @@
 """What containers read of their place in a real kernel: over NRI, by hook and by wrapper."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from testbed.errors import CommandError
 from testbed.kernel import parse_ids
 from testbed.node import Node
 from testbed.podman import Asked
-from testbed.pods import guaranteed
+from testbed.pods import best_effort, guaranteed
 from testbed.scenario import on, on_systemd
 from testbed.topology import THIS_MACHINE, TWO_NODES
 
+NOBODY = 65534
+INSIDE = "/run/bayplan.dev/placement.json"
 FORMS = ("hook", "wrapper")
 DIRECTORIES = "/run/bayplan-placements"
 GONE = f"while ls {DIRECTORIES} | grep .; do sleep 0.1; done"
@@ -105,6 +108,25 @@ def test_containers_of_hook_and_wrapper_are_told_too(node: Node) -> None:
     for form in FORMS:
         for running in follows(node, form):
             node.crictl.remove_sandbox(running.sandbox_id)
+
+
+@pytest.mark.matrix
+@on(THIS_MACHINE, "2.4-nri")
+def test_whoever_runs_in_a_container_reads_it_whatever_its_root_is(node: Node) -> None:
+    node.bayplan.start("--set-oom-score-adj", "false", "--placement-files", "all")
+    node.bayplan.await_synchronized()
+    plain = best_effort("plain").containers[0]
+    kinds = {
+        "read-only": replace(plain, read_only_root=True),
+        "nobody": replace(plain, user_id=NOBODY),
+        "both": replace(plain, user_id=NOBODY, read_only_root=True),
+    }
+    for name, container in kinds.items():
+        running = node.launch(replace(best_effort(name), containers=(container,)))
+        seen = node.crictl.execute(running.container_id, "/bin/cat", INSIDE)
+        assert json.loads(seen.stdout)["metadata"]["uid"] == running.container_id
+        with pytest.raises(CommandError):
+            node.crictl.execute(running.container_id, "/bin/sh", "-c", f"echo mine >{INSIDE}")
 
 
 @pytest.mark.matrix

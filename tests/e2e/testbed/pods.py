@@ -47,6 +47,8 @@ class Container:
     unified: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    user_id: int | None = None
+    read_only_root: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
 
@@ -64,7 +66,7 @@ class Container:
             "log_path": f"{self.name}.log",
             "annotations": dict(self.annotations),
             "labels": {"io.kubernetes.container.name": self.name, **self.labels},
-            "linux": {"resources": self.resources()},
+            "linux": {"resources": self.resources(), **self._security()},
             "devices": [
                 {"container_path": inside, "host_path": outside, "permissions": "rwm"}
                 for inside, outside in self.devices.items()
@@ -73,6 +75,12 @@ class Container:
                 {"container_path": inside, "host_path": outside} for inside, outside in self.mounts.items()
             ],
         }
+
+    def _security(self) -> dict[str, object]:
+        """CRI's LinuxContainerSecurityContext, where it says anything."""
+        user = {} if self.user_id is None else {"run_as_user": {"value": self.user_id}}
+        root = {"readonly_rootfs": True} if self.read_only_root else {}
+        return {"security_context": {**user, **root}} if user or root else {}
 
     def resources(self) -> dict[str, object]:
         """CRI's LinuxContainerResources."""

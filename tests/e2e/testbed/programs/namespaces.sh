@@ -40,8 +40,13 @@ echo 'nameserver 127.0.0.1' >"$root/etc/resolv.conf"
 hostname node
 ip link set lo up
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
+# No chroot: whoever enters a container's mounts has the root of these mounts then, which would be this machine's.
+cd "$root"
+mkdir .outside
+pivot_root . .outside
+umount -l /.outside
 # The guests' agent, at other ports; cgroups of its services are of no interest here.
-exec chroot "$root" /usr/bin/python3 -I -S -c '
+exec chroot . /usr/bin/python3 -I -S -c '
 import sys
 agent = {"__name__": "agent"}
 with open("/run/guest/agent.py") as file:
