@@ -127,18 +127,28 @@ async def raced(
 
 
 async def owners_beside_a_tmpfs(
-    seed: int, directory: Path, afterwards: Callable[[Racing], Awaitable[None]] | None = None
+    seed: int,
+    directory: Path,
+    afterwards: Callable[[Racing], Awaitable[None]] | None = None,
+    batches: int = 1,
+    kills: int = 0,
 ) -> Ended | None:
-    """A BestEffort container has filled a tmpfs, which nobody can move; then Guaranteed ones start."""
+    """BestEffort containers have filled a tmpfs, which nobody can move; then Guaranteed ones start."""
     draw = Random(seed)
     sizes = [draw.randrange(384, 1024) * MIB for _ in range(draw.randint(3, 6))]
     async with racing(directory, sizes, draw.randrange(60, 500) * MIB) as it:
-        await it.create("batch", QosClass.BEST_EFFORT, 0)
-        it.touchers["batch"].claims = False
-        files = split(draw, whole(sum(sizes) * draw.uniform(0.05, 0.2)), dict(enumerate(sizes)))
-        it.has("batch", files, files)
+        free = dict(enumerate(sizes))
+        in_files = whole(sum(sizes) * draw.uniform(0.05, 0.2))
+        for number in range(batches):
+            name = f"batch{number}"
+            await it.create(name, QosClass.BEST_EFFORT, 0)
+            it.touchers[name].claims = False
+            files = split(draw, whole(in_files / batches), free)
+            for node, amount in files.items():
+                free[node] -= amount
+            it.has(name, files, files)
         await it.pass_by(3)
-        left = int((sum(sizes) - sum(files.values())) * 0.85)
+        left = int(sum(free.values()) * 0.85)
         owners, count = {}, draw.randint(2, 6)
         for number in range(count):
             promised = whole(min(left / count, min(sizes) * 0.9))
@@ -146,7 +156,7 @@ async def owners_beside_a_tmpfs(
             if await it.create(name, QosClass.GUARANTEED, promised) is not Outcome.PLACED:
                 return None
             owners[name] = whole(promised * 0.9), draw.randrange(100, 900) * MIB
-        found = await raced(it, owners, 0)
+        found = await raced(it, owners, 0, [draw.uniform(0.2, 10.0) for _ in range(kills)])
         if afterwards is not None and not found.killed:
             await afterwards(it)
         return found
@@ -203,6 +213,14 @@ def test_nor_where_what_they_were_promised_is_taken_by_what_cannot_be_moved(seed
     check_all_kept(found)
 
 
+@a_third
+@given(SEEDS, st.integers(2, 4), st.integers(0, 2))
+def test_nor_beside_several_of_these_and_a_daemon_that_is_killed(seed: int, batches: int, kills: int) -> None:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:
+        found = asyncio.run(owners_beside_a_tmpfs(seed, Path(directory), batches=batches, kills=kills))
+    check_all_kept(found)
+
+
 def test_who_got_more_nodes_goes_back_once_the_tmpfs_is_emptied() -> None:
     """Or its own nodes have no room for it; and nobody is killed on the way."""
     wide, back = Counter[str](), Counter[str]()
@@ -213,7 +231,7 @@ def test_who_got_more_nodes_goes_back_once_the_tmpfs_is_emptied() -> None:
             return {key for key, entry in entries if entry.decision.placement.original_nodes}
 
         before = wider()
-        it.has("batch", {}, {})
+        it.has("batch0", {}, {})
         await it.pass_by(100)
         wide["all"] += len(before)
         back["all"] += len(before - wider())
