@@ -137,7 +137,12 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
         return self._length
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self.keys())
+        """All keys, in order; who takes the first few has only those looked at."""
+        base, apart, gone, _, _ = self.parts
+        if not apart and not gone:
+            return iter(base)
+        new = (key for key in apart if key not in base or key in gone)
+        return chain((key for key in base if key not in gone), new)
 
     def keys(self) -> KeysView[Key]:
         """All keys, in order."""

@@ -536,8 +536,8 @@ class Placements:
         if most_running is None:
             return ledger, moved, due
         # The others' would not go out, and of 4000 they take ten milliseconds to make.
-        only = self._state.notifications.first_updated(answered) | due if most_running == 0 else None
-        cpus = cpus_updates(ledger, shared, only)
+        first = self._state.notifications.first_updated(answered) | due
+        cpus = cpus_updates(ledger, shared, first, most_running)
         updates = self._state.notifications.for_reply(
             merged(moved, cpus) if moved else cpus, answered, most_running
         )

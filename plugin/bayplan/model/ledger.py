@@ -85,9 +85,9 @@ class Ledger(Struct, frozen=True):
     to each set of nodes. ``retained``: who has no container at the moment: pods, by id, that were given room
     as a whole, each with the entry of its last one; and resource claims, by their keys.
 
-    ``notices``: for how many containers that share CPUs the runtime was sent which cpuset.cpus; under the
-    empty set those of which it is not known, and those with exclusive or a pool's CPUs for which it was sent
-    others.
+    ``ids_by_notice``: the containers that share CPUs, by the cpuset.cpus that the runtime was sent for them;
+    under the empty set those of which it is not known, and those with exclusive or a pool's CPUs for which it
+    was sent others.
 
     ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
     see `bayplan.model.sidecar_scores`. ``short_ids``: those whose claims could not be promised in full.
@@ -107,7 +107,7 @@ class Ledger(Struct, frozen=True):
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
     claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
     retained: Mapping[str, Entry] = field(default_factory=dict)
-    notices: Mapping[CpuSet, int] = field(default_factory=dict)
+    ids_by_notice: Mapping[CpuSet, PersistentMap[str, None]] = field(default_factory=dict)
     ids_by_score: PersistentMap[ScoreKey, tuple[str, ...]] = field(default_factory=PersistentMap)
     short_ids: frozenset[str] = frozenset()
     pinned_ids: frozenset[str] = frozenset()
@@ -293,14 +293,16 @@ class Ledger(Struct, frozen=True):
         had = self.pool_cpus(pool)
         if cpus == had:
             return self
-        entries, notices, milli = self.entries, self.notices, self.shared_milli
+        entries, noted, milli = self.entries, self.ids_by_notice, self.shared_milli
         for before in self.members(pool):
             after = with_pool_cpus(before, cpus)
             entries = entries.with_item(before.container_id, after)
-            notices = with_count(with_count(notices, notice_of(before), -1), notice_of(after), 1)
+            noted = with_notice(with_notice(noted, before, belongs=False), after, belongs=True)
             milli = with_shared_milli(with_shared_milli(milli, before.decision, -1), after.decision, 1)
         exclusive = self.exclusive_cpus - had | (cpus if self.pool_ids.get(pool) else CpuSet())
-        return replace(self, entries=entries, notices=notices, shared_milli=milli, exclusive_cpus=exclusive)
+        return replace(
+            self, entries=entries, ids_by_notice=noted, shared_milli=milli, exclusive_cpus=exclusive
+        )
 
     def shared_cpus(
         self, machine: Machine, withheld: CpuSet = CpuSet(), becoming_exclusive: CpuSet = CpuSet()
@@ -337,26 +339,34 @@ class Ledger(Struct, frozen=True):
     def has_due_updates(self, shared: CpuSet) -> bool:
         """Whether a runtime has other CPUs for a container than it should; *shared* are those of the
         containers without exclusive CPUs."""
-        beside = (self.entries[key] for key in self.beside_ids)
-        return any(cpus != shared for cpus in self.notices) or any(
-            one.decision.placement.cpus_among(shared) != one.notified_cpus for one in beside
-        )
+        return next(self.due_ids(shared), None) is not None
+
+    def due_ids(self, shared: CpuSet) -> Iterator[str]:
+        """The containers for which a runtime has other CPUs than it should, where *shared* are those of the
+        containers without exclusive CPUs: who has waited longest first."""
+        for cpus, ids in self.ids_by_notice.items():
+            if cpus != shared:
+                yield from ids
+        for key in sorted(self.beside_ids):
+            one = self.entries[key]
+            if one.decision.placement.cpus_among(shared) != one.notified_cpus:
+                yield key
 
     def with_notified_cpus(self, cpus: Mapping[str, CpuSet | None], *, carried_out: bool = False) -> "Ledger":
         """The same promises, after updates with *cpus* (container id -> cpuset.cpus) were sent to the
         runtime, or *carried_out* by it; None for a container of which it is not known what the runtime
         applied."""
-        entries, notices = self.entries, self.notices
+        entries, noted = self.entries, self.ids_by_notice
         for container_id, sent in cpus.items():
             before = entries[container_id]
             previous = None if carried_out else _previous_cpus(before, sent)
             if (sent, previous) != (before.notified_cpus, before.previous_cpus):
                 after = replace(before, notified_cpus=sent, previous_cpus=previous)
                 entries = entries.with_item(container_id, after)
-                notices = with_count(with_count(notices, notice_of(before), -1), notice_of(after), 1)
+                noted = with_notice(with_notice(noted, before, belongs=False), after, belongs=True)
         if entries is self.entries:
             return self
-        return replace(self, entries=entries, notices=notices)
+        return replace(self, entries=entries, ids_by_notice=noted)
 
 
 def _with_pools_settled(entries: Iterable[Entry]) -> list[Entry]:
@@ -444,7 +454,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     booked: dict[int, Counter[str]] = {}
     claimed: dict[NodeSet, Counter[str]] = {}
     bound: Counter[NodeSet] = Counter()
-    notices: Counter[CpuSet] = Counter()
+    noted: dict[CpuSet, dict[str, None]] = {}
     exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
     shared_milli: Counter[QosSource] = Counter()
@@ -458,7 +468,8 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
             claimed.setdefault(nodes, Counter()).update(row)
         bound.update(part.bound)
         exclusive_cpus |= part.exclusive_cpus
-        notices.update(part.notices)
+        for cpus, told in part.ids_by_notice.items():
+            noted.setdefault(cpus, {}).update(told)
         ids_by_score.update(part.ids_by_score)
         short_ids |= part.short_ids
         pinned_ids |= part.pinned_ids
@@ -478,7 +489,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
         dict(bound),
         {nodes: dict(row) for nodes, row in claimed.items()},
         retained,
-        dict(notices),
+        {cpus: PersistentMap(ids) for cpus, ids in noted.items()},
         PersistentMap(ids_by_score),
         frozenset(short_ids),
         frozenset(pinned_ids),
@@ -500,7 +511,7 @@ def _added(ledger: Ledger, entry: Entry) -> Ledger:
         bound=with_count(ledger.bound, placement.mems, 1),
         claimed_bytes=with_claim(ledger.claimed_bytes, promise, 1),
         retained=ledger.retained,
-        notices=with_count(ledger.notices, notice_of(entry), 1),
+        ids_by_notice=with_notice(ledger.ids_by_notice, entry, belongs=True),
         ids_by_score=ledger.ids_by_score,
         short_ids=with_id(ledger.short_ids, container_id, belongs=bool(promise.short_bytes)),
         pinned_ids=with_id(
@@ -562,7 +573,7 @@ def _settled_pod(
 
 
 def notice_of(entry: Entry) -> CpuSet | None:
-    """Under what *entry* counts in ``notices``; None where no update can become due."""
+    """Under what *entry* is in ``ids_by_notice``; None where no update can become due."""
     decision, sent = entry.decision, entry.notified_cpus
     if not entry.origin.runtime_applies:
         return None
@@ -643,7 +654,7 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         bound=with_count(ledger.bound, placement.mems, -1),
         claimed_bytes=with_claim(ledger.claimed_bytes, promise, -1),
         retained=ledger.retained,
-        notices=with_count(ledger.notices, notice_of(gone), -1),
+        ids_by_notice=with_notice(ledger.ids_by_notice, gone, belongs=False),
         ids_by_score=ledger.ids_by_score,
         short_ids=with_id(ledger.short_ids, container_id, belongs=False),
         pinned_ids=with_id(ledger.pinned_ids, container_id, belongs=False),
@@ -719,6 +730,18 @@ def with_count(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping
     if count:
         changed[ids] = count
     return changed
+
+
+def with_notice(
+    noted: Mapping[CpuSet, PersistentMap[str, None]], entry: Entry, *, belongs: bool
+) -> Mapping[CpuSet, PersistentMap[str, None]]:
+    """The containers by what the runtime was sent, with *entry* if it *belongs* there, else without it."""
+    cpus = notice_of(entry)
+    if cpus is None:
+        return noted
+    ids = noted.get(cpus) or PersistentMap[str, None]()
+    ids = ids.with_item(entry.container_id, None) if belongs else ids.without(entry.container_id)
+    return {**noted, cpus: ids} if ids else {key: one for key, one in noted.items() if key != cpus}
 
 
 def with_shared_milli(

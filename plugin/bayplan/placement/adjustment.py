@@ -5,6 +5,7 @@ write where none was chosen.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from msgspec import Struct
@@ -201,20 +202,25 @@ def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     return decision.placement.cpus_among(shared)
 
 
-def cpus_updates(ledger: Ledger, shared: CpuSet, only: Iterable[str] | None = None) -> list[Update]:
-    """Updates for the containers for which the runtime has other CPUs than they should have, *only* of these
-    where some are named; *shared* are the CPUs of those without exclusive CPUs."""
+def cpus_updates(
+    ledger: Ledger, shared: CpuSet, first: Collection[str] = (), most: int | None = None
+) -> list[Update]:
+    """Updates for the containers for which the runtime has other CPUs than they should have: of the *first*,
+    and of *most* of the others, None for all; *shared* are the CPUs of those without exclusive CPUs."""
     if not ledger.has_due_updates(shared):
         return []
-    updates = []
-    for key in sorted(ledger.entries if only is None else set(only)):
-        entry = ledger.entries.get(key)
-        if entry is None:
-            continue
-        cpus = cpus_for(entry.decision, shared) if entry.origin.runtime_applies else None
-        if cpus is not None and cpus != entry.notified_cpus:
-            updates.append(Update(key, cpuset_cpus=cpus))
-    return updates
+    named = filter(None, (_cpus_update(ledger, key, shared) for key in first))
+    others = (_cpus_update(ledger, key, shared) for key in ledger.due_ids(shared) if key not in first)
+    return sorted((*named, *islice(filter(None, others), most)), key=lambda one: one.container_id)
+
+
+def _cpus_update(ledger: Ledger, container_id: str, shared: CpuSet) -> Update | None:
+    entry = ledger.entries.get(container_id)
+    if entry is None or not entry.origin.runtime_applies:
+        return None
+    cpus = cpus_for(entry.decision, shared)
+    due = cpus is not None and cpus != entry.notified_cpus
+    return Update(container_id, cpuset_cpus=cpus) if due else None
 
 
 def nodes_updates(ledger: Ledger, container_ids: Iterable[str]) -> list[Update]:

@@ -123,7 +123,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
     booked: dict[int, Counter[str]] = {}
     claimed: dict[object, Counter[str]] = {}
     bound: Counter[object] = Counter()
-    notices: Counter[object] = Counter()
+    noted: dict[object, set[str]] = {}
     milli: Counter[object] = Counter()
     scores: dict[object, set[str]] = {}
     exclusive, short, pinned, beside = CpuSet(), set[str](), set[str](), set[str]()
@@ -141,7 +141,8 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         for node, row in placement.promise.booked_bytes.items():
             booked.setdefault(node, Counter()).update(row)
         bound.update(() if placement.mems is None else (placement.mems,))
-        notices.update(() if (notice := notice_of(entry)) is None else (notice,))
+        if (notice := notice_of(entry)) is not None:
+            noted.setdefault(notice, set()).add(key)
         milli[request.qos_source] += decision.pool_milli
         if (score := score_key(request)) is not None:
             scores.setdefault(score, set()).add(key)
@@ -156,7 +157,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         ("claimed_bytes", _rows(ledger.claimed_bytes), _rows(claimed)),
         ("bound", _counts(ledger.bound), _counts(bound)),
         ("exclusive_cpus", ledger.exclusive_cpus, exclusive),
-        ("notices", _counts(ledger.notices), _counts(notices)),
+        ("ids_by_notice", {cpus: set(ids) for cpus, ids in ledger.ids_by_notice.items()}, noted),
         ("ids_by_score", {key: set(ids) for key, ids in ledger.ids_by_score.items()}, scores),
         ("short_ids", set(ledger.short_ids), short),
         ("pinned_ids", set(ledger.pinned_ids), pinned),

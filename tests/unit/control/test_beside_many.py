@@ -22,7 +22,7 @@ from bayplan.model.workload import Container, Pod
 from bayplan.nri import Event
 from bayplan.persistent_map import MOST_APART
 from bayplan.quantity import GIB, MIB
-from support.controllers import Controlled, begun, controlled
+from support.controllers import Controlled, begun, controlled, has_due_updates
 from support.machines import container, machine, pod
 
 PACKAGE = "/bayplan/"
@@ -63,8 +63,9 @@ class Counting:
 
 
 async def beside(one: Controlled, count: int) -> None:
-    """So many containers that run, of three classes, each in a pod of its own."""
-    kinds = (QosClass.GUARANTEED, 500), (QosClass.BURSTABLE, None), (QosClass.BEST_EFFORT, None)
+    """So many containers that run, of three classes, each in a pod of its own, and one with CPUs that the
+    others had: an update of each of them is due."""
+    kinds = (QosClass.GUARANTEED, 10), (QosClass.BURSTABLE, None), (QosClass.BEST_EFFORT, None)
     entries = []
     for qos, milli in kinds:
         owner, name = pod(qos.value, qos), f"first-{qos.value}"
@@ -76,6 +77,9 @@ async def beside(one: Controlled, count: int) -> None:
     await one.controller.state.wait_written()
     for entry in copies:
         one.controller.state.lives.begin(entry.container_id, Phase.RUNNING)
+    owner = pod("owner", QosClass.GUARANTEED)
+    await begun(one.controller, owner, container("owner", owner, memory_bytes=MIB, milli_cpus=2000))
+    assert has_due_updates(one.controller)
 
 
 def _copied(entry: Entry, name: str) -> Entry:

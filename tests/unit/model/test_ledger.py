@@ -150,12 +150,15 @@ def test_updates_are_due_where_the_runtime_was_sent_other_cpus(
             ledger = ledger.with_notified_cpus(updates)
             sent |= updates
         assert {key: one.notified_cpus for key, one in ledger.entries.items()} == sent
-        assert ledger.notices == Ledger.of(ledger.entries.values()).notices
+        assert ledger.ids_by_notice == Ledger.of(ledger.entries.values()).ids_by_notice
         for shared in SHARED:
             wanted = {key: cpus_for(one.decision, shared) for key, one in ledger.entries.items()}
             due = {key for key, cpus in wanted.items() if cpus != sent[key]}
             assert {update.container_id for update in cpus_updates(ledger, shared)} == due
             assert ledger.has_due_updates(shared) == bool(due)
+            few = cpus_updates(ledger, shared, {one.container_id}, 1)
+            assert {update.container_id for update in few} <= due
+            assert len(few) == min(len(due - {one.container_id}), 1) + (one.container_id in due)
 
 
 def test_a_change_leaves_the_old_ledger_alone() -> None:
