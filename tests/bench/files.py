@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from table import Row
 
-from bayplan.control.placement_files import PlacementFiles
+from bayplan.control.container_files import PlacementFiles
 from bayplan.control.state import Current
 from bayplan.control.threads import WorkThread
 from bayplan.engines.exact.engine import ExactEngine

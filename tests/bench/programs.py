@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from table import Row
 
-from bayplan.control.starts import Starts
+from bayplan.control.container_files import Starts
 from support.oci_daemon import OciDaemon
 
 CALLS = 51

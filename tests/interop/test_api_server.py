@@ -16,7 +16,7 @@ from testbed import kubernetes
 
 from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
-from bayplan.control.exact_requests import ExactRequests
+from bayplan.control.placements import ExactRequests
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.eviction_records import EvictionRecord

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from bayplan.agent.kubelet_pods import pods_of_json
-from bayplan.control.exact_requests import ExactRequests
-from bayplan.control.kubelet_pods import KubeletPods
+from bayplan.control.known_containers import KubeletPods
+from bayplan.control.placements import ExactRequests
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.pod_facts import PodFacts

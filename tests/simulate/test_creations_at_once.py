@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.control.agreement import grounds_of
-from bayplan.control.verify import Verifier
+from bayplan.control.verify import Verifier, grounds_of
 from bayplan.nri import Identity, Session
 from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB

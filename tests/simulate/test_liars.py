@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.agent_protocol import FromAgent, PodGone, PodKnown, decode_from_agent, encode
-from bayplan.control.exact_requests import ExactRequests
+from bayplan.control.placements import ExactRequests
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine

@@ -18,8 +18,8 @@ from typing import Any, Final
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.control.container_files import Starts
 from bayplan.control.ended_containers import ASK_AFTER_S, EndedContainers, ListContainers
-from bayplan.control.starts import Starts
 from bayplan.errors import UnavailableError
 from bayplan.host.container_processes import Occupancy
 from bayplan.model.policy import PlacementPolicy

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from bayplan.agent.command_line import AgentSettings, ClusterTask
 from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.agent.main import serve
-from bayplan.control.exact_requests import ExactRequests
+from bayplan.control.placements import ExactRequests
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine

@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bayplan.admin.agent_server import AgentServer, Answering, PodReceiver, everything
+from bayplan.admin.agent_server import AgentServer, Answering, KnowClaimed, PodReceiver, claiming, everything
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import rehearsing
-from bayplan.admin.resource_claims import KnowClaimed, claiming
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (
@@ -24,7 +23,7 @@ from bayplan.agent_protocol import (
     decode_from_daemon,
     encode,
 )
-from bayplan.control.changes import ChangeLog
+from bayplan.control.commit_listeners import ChangeLog
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.control.state import Current
 from bayplan.placement.memory_policy import MemoryPolicyAbility

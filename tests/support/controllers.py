@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from bayplan.control.container_files import Starts
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
 from bayplan.control.placements import AdmissionStep, Creation, GrowPools, Placements
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.control.recorder import Recorder
-from bayplan.control.starts import Starts
 from bayplan.control.state import Current, NodeState, Transaction
 from bayplan.control.threads import InThread
 from bayplan.daemon.shadow import Parts

@@ -14,11 +14,11 @@ from typing import Any, Final, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.config.eviction import missing_grace_periods
 from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_documents import KUBELETS_KIND
 from bayplan.config.kubelet_files import kubelet_defaults, kubelet_sources
 from bayplan.config.kubelet_rules import without_effect, wrong_options
+from bayplan.config.reservations import missing_grace_periods
 from bayplan.config.settings import Settings
 from bayplan.config.sources import (
     Document,

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.known_containers import KnownContainers
-from bayplan.control.lives import listed_as
-from bayplan.control.notified import KNOWN_SINCE, KernelCpusets, updates_over_nri
+from bayplan.control.lives import KNOWN_SINCE, KernelCpusets, listed_as, updates_over_nri
 from bayplan.control.placements import Placements
 from bayplan.control.state import NodeState, Transaction
 from bayplan.errors import BayplanError

@@ -6,7 +6,8 @@ will follow. So the kernel is asked, with every verification, whether it still h
 has none has ended. Who never had one is about to start, which is bounded: it keeps what it was promised as
 long as its runtime lists it over CRI, as that may start it at any time, and else for `PATIENCE_S`, unless
 CRI-O's storage shows that its creation failed. One that is started after that is found when it starts, before
-its first instruction."""
+its first instruction.
+"""
 
 import logging
 import time

@@ -1,12 +1,18 @@
-"""What the creation, the change, the end and the discovery of a container do to the ledger.
+"""What the creation, the change, the end and the discovery of a container do to the ledger, and what kubelet
+says of its requests later.
 
 Each step is one function from the request to the updates that follow from it: decide, record, answer. A step
 takes the open `Transaction`; the receiver of the event (NRI's controller, the OCI socket) opens it. A step
 that fails or is cancelled before its commit leaves the ledger as it was.
+
+A correction by what kubelet says is a transaction like every other change of a promise. It moves nothing and
+ends nothing. Creations never wait for it: what is known before them is used there.
 """
 
+import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, NoReturn
 
@@ -14,13 +20,13 @@ from msgspec.structs import replace
 
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.known_containers import without_cpus
-from bayplan.control.notified import KernelCpusets
+from bayplan.control.lives import KernelCpusets
 from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import EngineThread, InThread
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, looks_at_devices
-from bayplan.errors import HostError
+from bayplan.errors import HostError, StateError
 from bayplan.model.basis import Basis
-from bayplan.model.decision import Decision, Move, Outcome
+from bayplan.model.decision import Decision, Move, Outcome, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Phase, Report, Step
 from bayplan.model.machine import Machine
@@ -29,7 +35,7 @@ from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.model.policy import Defragment
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.resources import Resources
-from bayplan.model.sentences import refusal
+from bayplan.model.sentences import memory_text, refusal
 from bayplan.model.wishes import Wishes
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.placement.adjustment import (
@@ -44,6 +50,7 @@ from bayplan.placement.adjustment import (
     resized,
 )
 from bayplan.placement.after_removal import with_completed_claims, with_resized_pools
+from bayplan.placement.corrected_requests import with_corrected_requests
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
@@ -565,3 +572,81 @@ def _has_decided_cpus(container: Container) -> bool:
     """Whether the CPUs of *container* are those of our decision that its annotation carries."""
     carried = entries_in([container]).get(container.id)
     return carried is not None and carried.notified_cpus == container.resources.cpuset_cpus
+
+
+logger = logging.getLogger(__name__)
+
+PODS_AT_ONCE: Final = 4
+"""In one transaction, which a creation may have to wait for: a millisecond for each container."""
+
+PAUSE_S: Final = 0.5
+"""Between two rounds: where many pods come at once one write to the disk is enough."""
+
+
+class ExactRequests:
+    """Follows what becomes known of pods and corrects the claims of their containers."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._pods = state.kubelet_pods
+        self._due = asyncio.Event()
+        self._pods.became_due = self._due.set
+
+    async def follow(self, pause_s: float = PAUSE_S) -> None:
+        """Correct claims whenever something is known that was not, until cancelled."""
+        while True:
+            await self._due.wait()
+            await asyncio.sleep(pause_s)
+            self._due.clear()
+            try:
+                await self.correct()
+            except StateError as error:
+                logger.warning("requests not corrected yet", extra={"problem": str(error)})
+                self._due.set()
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("requests could not be corrected")
+
+    async def correct(self) -> None:
+        """Correct the claims of all containers whose pods are due, of a few pods at a time: whoever waits for
+        the ledger has it in between.
+
+        Raises:
+            StateError: it could not be recorded; they stay due.
+        """
+        while due := self._pods.take_due(PODS_AT_ONCE):
+            try:
+                await self._correct(due)
+            except BaseException:
+                self._pods.put_back(due)
+                raise
+
+    async def _correct(self, due: Mapping[str, bool]) -> None:
+        async with self._state.transaction() as transaction:
+            basis = transaction.basis
+            requests = dict(self._found(basis.machine, basis.ledger, due))
+            if not requests:
+                return
+            corrected = with_corrected_requests(basis, basis.engine, requests)
+            await transaction.commit(corrected)
+        for container_id, request in requests.items():
+            fields = {"container": request.name, "container_id": container_id}
+            logger.info("request corrected", extra={**fields, "memory": memory_text(request.memory)})
+        self._state.counters["requests_corrected"] += len(requests)
+        self._state.capacity_freed()
+
+    def _found(
+        self, machine: Machine, ledger: Ledger, due: Mapping[str, bool]
+    ) -> Iterator[tuple[str, Request]]:
+        """The containers of the pods *due* that request something else than the ledger has, by their ids."""
+        known = self._state.known
+        for container in known.containers.values():
+            pod, entry = known.pods.get(container.pod_id), ledger.entries.get(container.id)
+            if pod is None or entry is None or pod.uid not in due:
+                continue
+            before = entry.decision.request
+            request = self._pods.corrected(
+                pod, container.name, machine.memory_bytes, before, new=due[pod.uid]
+            )
+            if request != before:
+                yield container.id, request

@@ -20,16 +20,12 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.control.changes import ChangeLog
-from bayplan.control.decision_log import DecisionLog
+from bayplan.control.commit_listeners import ChangeLog, DecisionLog
 from bayplan.control.expectations import Expectation, expectations
-from bayplan.control.known_containers import KnownContainers
-from bayplan.control.kubelet_pods import KubeletPods
-from bayplan.control.latency import Latency
-from bayplan.control.lives import REMEMBERED, Lives
-from bayplan.control.notified import Notifications
+from bayplan.control.known_containers import KnownContainers, KubeletPods
+from bayplan.control.lives import REMEMBERED, Lives, Notifications
 from bayplan.control.recorder import Recorder
-from bayplan.control.threads import Job
+from bayplan.control.threads import Job, Latency
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.model.basis import Basis

@@ -1,4 +1,5 @@
-"""The daemon's threads beside the event loop: the store's, and those for everything else that may block.
+"""The daemon's threads and tasks: the event loop's, the store's, and those for everything else that may
+block; and how long decisions, commits and replies take.
 
 The store's thread runs its jobs in order, and the event loop can wait for a job in two ways: by blocking for
 a moment, when the job takes less than one iteration of the loop, or by awaiting it. An executor of the
@@ -10,17 +11,56 @@ not keep the event loop from answering by default at the deadline. Nothing here 
 
 import asyncio
 import threading
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from bayplan.control.latency import DurationCounter
 from bayplan.engines.interface import Engine
 from bayplan.host.libc import SharedCpu, use_every_cpu
 from bayplan.model.machine import Machine
+from bayplan.views.snapshot import BOUNDS_MS, Durations
+
+
+class DurationCounter:
+    """What was observed so far."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_MS) + 1)
+        self._total_ms = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Something took so long."""
+        duration_ms = seconds * 1000
+        self._counts[bisect_left(BOUNDS_MS, duration_ms)] += 1
+        self._total_ms += duration_ms
+
+    def durations(self) -> Durations:
+        """The counts at this moment."""
+        return Durations(tuple(self._counts), self._total_ms)
+
+
+class Latency:
+    """The three of them: ``decision`` is an engine's, ``commit`` from the decision until it is on the disk,
+    ``reply`` from the arrival of the runtime's request until it is answered, whatever it was waiting for."""
+
+    def __init__(self) -> None:
+        self.decision = DurationCounter()
+        self.commit = DurationCounter()
+        self.reply = DurationCounter()
+
+    def durations(self) -> Mapping[str, Durations]:
+        """All three, by name."""
+        return {
+            "decision": self.decision.durations(),
+            "commit": self.commit.durations(),
+            "reply": self.reply.durations(),
+        }
+
 
 Result = TypeVar("Result")
 
@@ -185,3 +225,43 @@ class EngineThread:
             return await self._in_thread(partial(decide, self._engines[1]))
         finally:
             self._durations.observe(perf_counter() - begun_s)
+
+
+PAUSE_S: Final = 0.02
+"""After a change, for those that follow it."""
+
+
+async def until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all of *work* until one ends, then cancel the rest; its exception, if it has one."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+class Recurring:
+    """Has *do* done at the start, every so often, and 20 ms after it became due: several reasons come
+    together."""
+
+    def __init__(self, do: Callable[[], Awaitable[None]], every_s: float) -> None:
+        self._do = do
+        self._every_s = every_s
+        self._due = asyncio.Event()
+
+    def make_due(self) -> None:
+        """There is a reason to do it."""
+        self._due.set()
+
+    async def follow(self) -> None:
+        """Go on until cancelled."""
+        while True:
+            await self._do()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), self._every_s)
+                await asyncio.sleep(PAUSE_S)
+            self._due.clear()

@@ -17,13 +17,11 @@ from bayplan import logs
 from bayplan.admin.server import AdminServer
 from bayplan.config.settings import Settings
 from bayplan.control.recorder import Recorder
-from bayplan.control.tasks import until_one_ends
-from bayplan.control.threads import executor
+from bayplan.control.threads import executor, until_one_ends
 from bayplan.daemon.components import Daemon
 from bayplan.daemon.configuration import Configuration
 from bayplan.daemon.hardware import LOST_CPUS
-from bayplan.daemon.process_limits import protect, raise_file_limit
-from bayplan.daemon.systemd import Notifier
+from bayplan.daemon.process import Notifier, protect, raise_file_limit
 from bayplan.errors import HostError
 from bayplan.files import check_kind
 from bayplan.host import shadow_mode

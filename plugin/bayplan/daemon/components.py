@@ -9,52 +9,42 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bayplan import __version__, logs
-from bayplan.admin.agent_server import AgentServer
+from bayplan.admin.agent_server import AgentServer, claiming
 from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import Question, checking, rehearsing
 from bayplan.admin.release import releasing
-from bayplan.admin.resource_claims import claiming
-from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of
-from bayplan.admin.top import watching
+from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of, watching
 from bayplan.agent_protocol import QUESTIONS, PodWanted, Unusable
-from bayplan.config.eviction import observed_thresholds, remarks_here
 from bayplan.config.keys import changed_at_start
 from bayplan.config.kubelet_rules import engine_of
-from bayplan.config.reservations import static_managers
+from bayplan.config.reservations import observed_thresholds, remarks_here, static_managers
 from bayplan.config.settings import Settings
 from bayplan.config.values import InvalidValueError, kubelet_minor
-from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
+from bayplan.control.cpusets import LOOK_S, IrqsAway
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.ended_containers import CRIO, EndedContainers
-from bayplan.control.exact_requests import ExactRequests
-from bayplan.control.irqs_away import LOOK_S, IrqsAway
-from bayplan.control.placements import Placements
+from bayplan.control.placements import ExactRequests, Placements
 from bayplan.control.promised_nodes import Bounds
-from bayplan.control.reading import read_meanwhile
 from bayplan.control.recorder import Recorder
 from bayplan.control.state import Current, NodeState
-from bayplan.control.tasks import Recurring
-from bayplan.control.threads import WorkThread
-from bayplan.daemon.cgroup_lookups import lookups_of
-from bayplan.daemon.configuration import BY_NODE, Configuration
+from bayplan.control.threads import Recurring, WorkThread
+from bayplan.control.verify import Verifier, grounds_of
+from bayplan.daemon.configuration import BY_NODE, Configuration, read_meanwhile
 from bayplan.daemon.container_usage import ContainerUsage
-from bayplan.daemon.engine_choice import engine_for, open_recording
-from bayplan.daemon.eviction import EvictionManager
-from bayplan.daemon.hardware import Hardware
-from bayplan.daemon.measurement import Host
-from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.daemon.pressure_signals import PressureSignals
-from bayplan.daemon.process_limits import spare_files
+from bayplan.daemon.eviction import EvictionManager, PressureSignals
+from bayplan.daemon.hardware import Hardware, Host
+from bayplan.daemon.memory_pressure import PressureWatch, lookups_of
+from bayplan.daemon.process import Notifier, spare_files
 from bayplan.daemon.shadow import Parts
-from bayplan.daemon.systemd import Notifier
-from bayplan.daemon.verification import Verification
+from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError
 from bayplan.host.container import raise_hugepage_limits
 from bayplan.host.container_processes import Occupancy, Place
@@ -77,7 +67,89 @@ from bayplan.oci.unmanaged_containers import UnlistedContainers, UnmanagedContai
 from bayplan.views.snapshot import Observation, Snapshot
 from bayplan.views.status import View
 
+if TYPE_CHECKING:
+    from bayplan.recording.recording import Recording
+
+
+def open_recording(path: Path | None) -> "Recording | None":
+    """Begin a recording at *path*; None where nothing is to be recorded.
+
+    Raises:
+        ConfigError: something else is there, or the file cannot be made.
+    """
+    if path is None:
+        return None
+    from bayplan.recording.recording import Recording  # noqa: PLC0415 - only where it is switched on
+
+    return Recording.open(path)
+
+
+def engine_for(settings: Settings, recording: "Recording | None") -> Engine:
+    """The engine of *settings*, whose answers go into *recording*."""
+    engine = engine_of(settings)
+    if recording is None:
+        return engine
+    from bayplan.recording.engine import RecordedEngine  # noqa: PLC0415 - only where it is switched on
+
+    return RecordedEngine(engine, recording)
+
+
 logger = logging.getLogger(__name__)
+
+VERIFY_INTERVAL_S: Final = 10.0
+"""kubelet's cpuManagerReconcilePeriod."""
+
+
+class Verification:
+    """See the module. It is asked for by setting *due*; drift is counted in *counters*."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        due: asyncio.Event,
+        ended: EndedContainers,
+        unmanaged: UnmanagedContainers,
+        counters: Counter[str],
+    ) -> None:
+        self._verifier = verifier
+        self._due = due
+        self._ended = ended
+        self._unmanaged = unmanaged
+        self._counters = counters
+
+    async def follow(self) -> None:
+        """Compare whenever that is due, until cancelled."""
+        while True:
+            asked = await self._next()
+            try:
+                drift = await self._verifier.verify(at_once=asked)
+            except Exception:
+                # Placing containers does not depend on it.
+                logger.exception("the kernel could not be compared with the ledger")
+                continue
+            self._counters["drifted"] += len(drift)
+            self._counters["repairs_failed"] = self._verifier.failed
+            await self._find_unreported()
+
+    async def _next(self) -> bool:
+        """Wait until the next comparison is due; whether it was asked for."""
+        try:
+            async with asyncio.timeout(VERIFY_INTERVAL_S):
+                await self._due.wait()
+        except TimeoutError:
+            return False
+        self._due.clear()
+        return True
+
+    async def _find_unreported(self) -> None:
+        try:
+            await self._ended.release_ended()
+            await self._unmanaged.enter_found()
+        except BayplanError as error:
+            logger.debug("running containers are still not recorded", extra={"problem": str(error)})
+        except Exception:
+            logger.exception("ended and unmanaged containers could not be looked for")
+
 
 DEVICES_SHARE: Final = 0.25
 """Of the request deadline: so long may a creation wait for what its devices say."""

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from bayplan.control.state import NodeState
-from bayplan.daemon.cgroup_lookups import lookups_of
-from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.memory_pressure import PressureWatch, lookups_of
 from bayplan.errors import BayplanError, HostError
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.disk_usage import DiskUsage, disk_usage, log_directory, writable_layer

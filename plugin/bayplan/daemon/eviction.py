@@ -1,53 +1,259 @@
 """Ends pods where eviction thresholds are met and that is switched on: kubelet's eviction manager.
 
+The formulas are in `bayplan.host.eviction_signals`, the rules in `bayplan.kubelet.eviction_manager`. Nodes
+are relieved by `memory_pressure`.
+
+The API server deletes the pod, so that its controller makes another one where there is room; of a pod that
+only ended kubelet starts the containers again. Nothing depends on the agent: where it does not answer, or the
+processes are still there after the time that kubelet has for them, they are ended here.
+
+The runtime cannot be asked: what NRI has for it no runtime carries out, and CRI takes gRPC. The runtime
+reports the end as it does every other one.
+
 One pod at a time, in kubelet's order, of those whom `bayplan.placement.eviction` leaves. Memory of a node is
 relieved first: nobody is evicted for it as long as pages can go elsewhere. Nobody is for a disk while what
 ended pods left there would do. Where a kubelet runs pods, the machine's own signals are kubelet's to act on,
 and nobody is evicted here while one of them on memory is met; a single node's are ours. Each eviction is
-recorded before it is carried out (`bayplan.daemon.pod_end`).
+recorded before it is carried out.
 """
 
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
-from bayplan.agent_protocol import EvictionOutcome
+from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.config.settings import MemoryPressure
 from bayplan.control.placements import Creation
 from bayplan.control.state import NodeState
 from bayplan.control.threads import InThread
 from bayplan.daemon.container_usage import ContainerUsage
 from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.daemon.pod_end import HARD_GRACE_S, SOFT_GRACE_S, PodEnd
-from bayplan.daemon.pressure_signals import PressureSignals
-from bayplan.errors import StateError
-from bayplan.host.eviction_signals import has_kubelet
+from bayplan.errors import BayplanError, StateError
+from bayplan.host.container_processes import end_processes, wait_for_end
+from bayplan.host.eviction_signals import FileSystems, has_kubelet, read_signals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.kubelet.eviction_manager import (
     EPHEMERAL_STORAGE,
     INODES,
     EvictionNote,
     NodeCondition,
+    Observation,
+    Pressure,
     Threshold,
+    after_look,
     conditions,
     eviction_note,
     node_of,
+    node_signal,
     reclaimed_first,
+    shortage,
     starved,
     wanted,
 )
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.decision import Decision, Outcome, Reason
 from bayplan.model.eviction_records import EvictionRecord
+from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.machine import MEMORY
 from bayplan.model.workload import Pod
 from bayplan.placement.eviction import EvictablePod, candidates, victim
+from bayplan.placement.page_placement import NodeMemory
 from bayplan.views.event_counts import eviction_counter
 
 logger = logging.getLogger(__name__)
+
+NEAR: Final = 1.5
+"""A threshold is near where less than so many times what it asks for is available."""
+
+
+class PressureSignals:
+    """See the module. *thresholds* and *transition_ns* are asked at each look. ``pressure`` is what the looks
+    have found so far."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        hierarchy: Hierarchy,
+        disks: FileSystems,
+        in_thread: InThread,
+        watch: PressureWatch,
+        *,
+        thresholds: Callable[[], tuple[Threshold, ...]],
+        transition_ns: Callable[[], int],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        read: Callable[[Hierarchy, FileSystems, KubeletRules], dict[str, Observation]] = read_signals,
+    ) -> None:
+        self.pressure = Pressure()
+        self.clock_ns = clock_ns
+        self._observations: Mapping[str, Observation] = {}
+        self._state = state
+        self._hierarchy = hierarchy
+        self._disks = disks
+        self._in_thread = in_thread
+        self._watch = watch
+        self._thresholds = thresholds
+        self._transition_ns = transition_ns
+        self._read = read
+        self._unobserved: frozenset[str] = frozenset()
+        self._problem = ""
+
+    async def look(self) -> None:
+        """Look once, and have relief keep available what thresholds of nodes ask for that are met."""
+        if self._watch.mode is MemoryPressure.OFF:
+            self.pressure, self._observations, self._problem = Pressure(), {}, ""
+            return
+        thresholds = self._thresholds()
+        found, nodes, self._problem = await self._in_thread(self._read_all)
+        self._observations = {**found, **self._of_nodes(nodes)}
+        if found:
+            self._name_unobserved(thresholds)
+        before = self.pressure
+        self.pressure = after_look(before, thresholds, self._observations, self.clock_ns())
+        self._report(before)
+        self._watch.keep_available(self._kept_bytes())
+
+    def is_any_near(self) -> bool:
+        """Whether a threshold is met, or half as much again as it asks for is not available."""
+        return bool(self.pressure.since_ns) or any(
+            seen.available < NEAR * one.value.of(seen.capacity)
+            for one in self._thresholds()
+            if (seen := self._observations.get(one.signal)) is not None
+        )
+
+    def seen(self, threshold: Threshold) -> Observation:
+        """What was observed of a threshold that is met."""
+        return self._observations[threshold.signal]
+
+    def conditions(self) -> tuple[NodeCondition, ...]:
+        """The conditions that kubelet would report of the node."""
+        return self.pressure.conditions(self.clock_ns(), self._transition_ns())
+
+    def problems(self) -> tuple[str, ...]:
+        """What lasts and an operator should know, each a sentence."""
+        problems = [f"eviction signals cannot be read: {self._problem}"] if self._problem else []
+        met = (f"eviction threshold met: {self._shortage(one)}" for one in self.pressure.since_ns)
+        return (*problems, *met)
+
+    def _read_all(self) -> tuple[dict[str, Observation], dict[int, NodeMemory], str]:
+        """The signals, what the nodes have, and the problem with the signals. Blocks. Nothing is done by
+        numbers of an earlier look; what is wrong with the nodes the watch says."""
+        found, problem = {}, ""
+        try:
+            found = self._read(self._hierarchy, self._disks, self._state.policy.kubelet_rules)
+        except BayplanError as error:
+            problem = str(error)
+        try:
+            return found, self._watch.read_nodes(), problem
+        except BayplanError:
+            return found, {}, problem
+
+    def _of_nodes(self, nodes: Mapping[int, NodeMemory]) -> dict[str, Observation]:
+        """What each node can give: free, or to be reclaimed at once. Unlike kubelet's formula for the machine
+        this counts what the kernel itself holds."""
+        machine = self._state.machine
+        return {
+            node_signal(node): Observation(one.room_bytes, machine.node_by_id[node].memory_bytes)
+            for node, one in nodes.items()
+            if node in machine.node_by_id
+        }
+
+    def _kept_bytes(self) -> dict[int, int]:
+        kept: dict[int, int] = {}
+        for one in self.pressure.since_ns:
+            node = node_of(one.signal)
+            if node is not None:
+                kept[node] = max(kept.get(node, 0), wanted(one, self.seen(one)))
+        return kept
+
+    def _shortage(self, threshold: Threshold) -> str:
+        return shortage(threshold, self._observations.get(threshold.signal))
+
+    def _report(self, before: Pressure) -> None:
+        for one in self.pressure.since_ns.keys() - before.since_ns.keys():
+            logger.warning("eviction threshold met", extra={"threshold": self._shortage(one)})
+        for one in before.since_ns.keys() - self.pressure.since_ns.keys():
+            logger.info("eviction threshold no longer met", extra={"threshold": self._shortage(one)})
+
+    def _name_unobserved(self, thresholds: Iterable[Threshold]) -> None:
+        """Say once which thresholds can never be met, because nothing is known of their signals. Nodes are
+        looked at by somebody else, perhaps later."""
+        missing = {one.signal for one in thresholds} - self._observations.keys()
+        unobserved = frozenset(signal for signal in missing if node_of(signal) is None)
+        if unobserved - self._unobserved:
+            extra = {"signals": sorted(unobserved)}
+            logger.warning("eviction signals that cannot be observed here", extra=extra)
+        self._unobserved = unobserved
+
+
+RELIEF_NS: Final = 60_000_000_000
+"""For so long pages are moved before a pod is ended for memory."""
+HARD_GRACE_S: Final = 1
+"""kubelet's own for hard thresholds."""
+SOFT_GRACE_S: Final = 30
+"""Kubernetes' default of terminationGracePeriodSeconds; the pod's own is not known here."""
+ANSWER_S: Final = 5.0
+"""For the agent's answer. Until then the pod goes on using what is short."""
+KUBELET_S: Final = 10.0
+"""For kubelet, beside the grace period: to notice the deletion, and to have the runtime stop the pod."""
+
+AskAgent = Callable[[EvictPod, float], Awaitable[EvictionAnswer | None]]
+EndProcesses = Callable[[Hierarchy, Sequence[str], float], str]
+WaitForEnd = Callable[[Hierarchy, Sequence[str], float], bool]
+
+
+async def no_agent(_: EvictPod, __: float) -> None:
+    """There is nobody to ask."""
+
+
+class PodEnd:
+    """See the module. Blocking calls run where *in_thread* says; ``ask_agent`` is `AgentServer.evict`.
+    ``obstacle`` says why no pod is ended, empty where they are; nobody is before pages were moved for him for
+    ``relief_ns``."""
+
+    obstacle: ClassVar[str] = ""
+    relief_ns: ClassVar[float] = RELIEF_NS
+
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        in_thread: InThread,
+        end: EndProcesses = end_processes,
+        wait: WaitForEnd = wait_for_end,
+    ) -> None:
+        self.ask_agent: AskAgent = no_agent
+        self._hierarchy = hierarchy
+        self._in_thread = in_thread
+        self._end = end
+        self._wait = wait
+
+    async def ask_api_server(self, pod: Pod, grace_s: int) -> EvictionAnswer | None:
+        """What it says of evicting *pod*; None if nobody has asked it."""
+        if not pod.uid:
+            return None
+        asked = EvictPod(pod.uid, pod.namespace, pod.name, grace_s)
+        answer = await self.ask_agent(asked, ANSWER_S)
+        if answer is not None and answer.outcome is not EvictionOutcome.ACCEPTED:
+            extra = {"pod": f"{pod.namespace}/{pod.name}", "problem": answer.problem}
+            logger.warning("the API server does not evict a pod", extra=extra)
+        return answer
+
+    async def end(self, cgroups: Sequence[str], grace_s: int, *, deleted: bool) -> str:
+        """End everybody in *cgroups*, or have kubelet do so if the pod is *deleted*; what is left, as a
+        sentence, empty for nobody."""
+        try:
+            if deleted:
+                wait = partial(self._wait, self._hierarchy, cgroups, grace_s + KUBELET_S)
+                if await self._in_thread(wait):
+                    return ""
+                logger.warning("kubelet has not ended a pod that was deleted", extra={"cgroups": cgroups})
+            return await self._in_thread(partial(self._end, self._hierarchy, cgroups, grace_s))
+        except BayplanError as error:
+            return str(error)
+
 
 LOOK_S: Final = 2.0
 """Where a threshold is near: what happens between two looks is missed."""

@@ -2,24 +2,30 @@
 
 An event of the kernel is only a reason to read sysfs again; a burst of events is one reason. What has been
 promised stays promised, whatever hardware leaves; what is missing then is reported by `problems` and logged
-once. Blocking calls are in `measurement` and run where `in_thread` says.
+once. Blocking calls run where `in_thread` says.
 """
 
 import asyncio
 import logging
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from bayplan.config.reservations import reserved_bytes, resolve_policy, wanted_memory_bytes
 from bayplan.config.settings import Settings
 from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import InThread
-from bayplan.daemon.measurement import Host
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import BayplanError, ConfigError
+from bayplan.host.hierarchy import Hierarchy
+from bayplan.host.kernelfs import AbsentError
+from bayplan.host.live_memory import ContainerMemory, read_held_memory, read_memory_totals
+from bayplan.host.memory_statistics import HeldPages
+from bayplan.host.sysfs import read_hugepages, read_machine
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -30,6 +36,56 @@ from bayplan.placement.hugepage_pools import Pools, with_pools
 from bayplan.placement.measured_reservation import Learned, learn, step_bytes
 from bayplan.placement.shortfall import lost_cpus, overclaims
 from bayplan.views.snapshot import MemoryReservation
+
+
+class Measurement(NamedTuple):
+    """What was found by node: bytes held outside of containers, the huge page pools by page size, and
+    MemTotal."""
+
+    held_bytes: dict[int, int]
+    hugepages_bytes: dict[int, dict[int, int]]
+    memory_bytes: dict[int, int]
+
+
+class Host(Struct, frozen=True):
+    """The blocking calls; tests have others."""
+
+    machine: Callable[[], Machine]
+    measure: Callable[[Iterable[tuple[Pod, Container]], Iterable[int]], Measurement]
+
+    @classmethod
+    def of(cls, hierarchy: Hierarchy) -> "Host":
+        """Those of the machine that this runs on."""
+        return cls(read_machine, partial(measure, hierarchy, ContainerMemory(hierarchy)))
+
+
+def measure(
+    hierarchy: Hierarchy,
+    memory: ContainerMemory,
+    containers: Iterable[tuple[Pod, Container]],
+    nodes: Iterable[int],
+) -> Measurement:
+    """Measure once. Blocks; containers that are gone are passed over.
+
+    Raises:
+        BayplanError: a container's cgroup is not to be found out, or a file is missing or garbled.
+    """
+    wanted = list(nodes)
+    pools = {node: dict(sizes) for node, sizes in read_hugepages(wanted, hierarchy.root).items()}
+    sums = {node: sum(sizes.values()) for node, sizes in pools.items()}
+    everybody = list(containers)
+    memory.keep(container.id for _, container in everybody)
+    inside = (_held(memory, pod, container) for pod, container in everybody)
+    held_bytes = read_held_memory(inside, sums, hierarchy.root)
+    return Measurement(held_bytes, pools, read_memory_totals(wanted, hierarchy.root))
+
+
+def _held(memory: ContainerMemory, pod: Pod, container: Container) -> HeldPages:
+    try:
+        return memory.read(container.id, container.cgroups_path, pod.cgroup_parent, {})
+    except AbsentError:
+        return HeldPages()
+
 
 logger = logging.getLogger(__name__)
 

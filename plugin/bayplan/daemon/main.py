@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from bayplan import logs
-from bayplan.config.eviction import remarks_here
 from bayplan.config.keys import build_parser, given_flags
-from bayplan.config.reservations import resolve_policy, wrong_here
+from bayplan.config.reservations import remarks_here, resolve_policy, wrong_here
 from bayplan.config.settings import Settings
-from bayplan.control.reading import read_within
-from bayplan.daemon.configuration import PATIENCE_S, Configuration
+from bayplan.daemon.configuration import PATIENCE_S, Configuration, read_within
 from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
 from bayplan.host.kubelet_program import LIMIT_S
 from bayplan.model.memory_kinds import with_owners

@@ -1,18 +1,23 @@
 """Sees that the nodes can give what was promised on them, before the kernel has to kill somebody for it.
 
 Each second it is asked whether a look is due, which costs one number of each node and does not wake the event
-loop. Who holds what on them, two hundred files on a full node, is read only when nodes lost so much that it
-matters, when the ledger is another one, or after a while. Everything blocks in threads of its own. Nothing is
-decided here: `page_placement` says what is at risk, and which pages would have to lie elsewhere, be it for a
-promise or because a container goes back to its own nodes; `page_relief` moves them, and `promised_nodes` has
-in the ledger what follows for the nodes of promises. All go by the ledger as it was at the look, an immutable
-value; the kernel holds each page against the cpuset of that moment.
+loop: that would take ten times as long as the question. Who holds what on them, two hundred files on a full
+node, is read only when nodes lost so much that it matters, when the ledger is another one, or after a while.
+Everything blocks in threads of its own. Nothing is decided here: `page_placement` says what is at risk, and
+which pages would have to lie elsewhere, be it for a promise or because a container goes back to its own
+nodes; `page_relief` moves them, and `promised_nodes` has in the ledger what follows for the nodes of
+promises. All go by the ledger as it was at the look, an immutable value; the kernel holds each page against
+the cpuset of that moment.
+
+On a full node a risk comes and goes every few seconds. It is logged when it begins, and when all are over.
 """
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -24,19 +29,18 @@ from bayplan.control.promised_nodes import PromisedNodes
 from bayplan.control.state import NodeState
 from bayplan.control.threads import InThread
 from bayplan.daemon.brakes import Brakes
-from bayplan.daemon.cgroup_lookups import CgroupLookup, lookups_of
 from bayplan.daemon.page_relief import STEP_S, PageRelief
-from bayplan.daemon.risk_log import RiskLog
-from bayplan.daemon.ticks import ticking
 from bayplan.errors import BayplanError
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
+from bayplan.host.libc import use_every_cpu
 from bayplan.host.live_memory import ContainerMemory, FreeMemory, read_held, read_nodes
 from bayplan.host.memory_statistics import NO_ZONES, HeldPages, NodeZones, read_zones
 from bayplan.host.reclaim import missing_abilities
 from bayplan.model.decision import Decision, Move
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
+from bayplan.model.page_records import PageMoveRecord
 from bayplan.placement.brakes import allowed_growth
 from bayplan.placement.losing_nodes import LEAD_S, soon_lost_bytes, widened
 from bayplan.placement.node_losses import enough_free_bytes, have_lost_much, have_to_reclaim
@@ -54,8 +58,10 @@ from bayplan.placement.page_placement import (
     ContainerPages,
     LivePages,
     NodeMemory,
+    PageMove,
     Plan,
     Return,
+    Risk,
     homeward,
     plan,
 )
@@ -63,7 +69,107 @@ from bayplan.placement.starting_nodes import StartingRoom, with_starting_nodes
 from bayplan.placement.widening import goes_back
 from bayplan.sets import NodeSet
 
+
+class CgroupLookup(NamedTuple):
+    """A container, and where its cgroup is looked for."""
+
+    container_id: str
+    cgroups_path: str
+    cgroup_parent: str
+    cgroups: Mapping[str, str]
+
+
+def lookups_of(state: NodeState) -> list[CgroupLookup]:
+    """The containers that are known to run, with where the cgroup of each is looked for; in any thread."""
+    known, found = state.known, []
+    for container in list(known.containers.values()):
+        pod = known.pods.get(container.pod_id)
+        entry = state.ledger.entries.get(container.id)
+        found.append(
+            CgroupLookup(
+                container.id,
+                container.cgroups_path,
+                "" if pod is None else pod.cgroup_parent,
+                {} if entry is None else entry.origin.cgroups,
+            )
+        )
+    return found
+
+
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def ticking(is_due: Callable[[], bool], pause_s: float) -> Iterator[asyncio.Event]:
+    """Ask *is_due* every *pause_s* in a thread of its own; the event is set each time that it says yes, or
+    fails. For the event loop that runs."""
+    loop, due, ended = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def ask() -> None:
+        use_every_cpu()
+        while not ended.is_set():
+            # Half as dear as an Event with a timeout. Nobody waits for this thread to end.
+            time.sleep(pause_s)
+            try:
+                if not is_due():
+                    continue
+            except Exception:
+                logger.exception("the check whether something is due failed")
+            try:
+                loop.call_soon_threadsafe(due.set)
+            except RuntimeError:
+                return  # The loop was closed meanwhile.
+
+    threading.Thread(target=ask, name="ticks", daemon=True).start()
+    try:
+        yield due
+    finally:
+        ended.set()
+
+
+QUIET_S: Final = 60.0
+"""A set of nodes was not at risk for so long when it is logged that it is, or that nothing is any more."""
+
+
+Unmoved = Callable[[LivePages, Risk, Sequence[PageMove]], Sequence[PageMoveRecord]]
+
+
+class RiskLog:
+    """See the module. *unmoved* is `PageRelief.unmoved`."""
+
+    def __init__(self, state: NodeState, unmoved: Unmoved, clock_s: Callable[[], float]) -> None:
+        self._state = state
+        self._unmoved = unmoved
+        self._clock_s = clock_s
+        self._at_risk_at_s: dict[NodeSet, float] = {}
+
+    def report(self, seen: LivePages, mode: MemoryPressure) -> None:
+        """Log what is new in *seen*; *mode* says what is done about it."""
+        now_s = self._clock_s()
+        for risk in seen.plan.risks:
+            last_s = self._at_risk_at_s.get(risk.nodes, -QUIET_S)
+            self._at_risk_at_s[risk.nodes] = now_s
+            if now_s - last_s >= QUIET_S:
+                self._begun(seen, risk, mode)
+        if self._at_risk_at_s and now_s - max(self._at_risk_at_s.values()) >= QUIET_S:
+            logger.info("nodes can give what is outstanding again")
+            self._at_risk_at_s.clear()
+
+    def _begun(self, seen: LivePages, risk: Risk, mode: MemoryPressure) -> None:
+        self._state.counters["memory_at_risk"] += 1
+        moves = [move for move in seen.plan.moves if move.source in risk.nodes]
+        logger.warning(
+            "less memory than is outstanding",
+            extra={
+                "problem": str(risk),
+                "mode": mode.value,
+                "to_move_bytes": sum(move.amount_bytes for move in moves),
+                "to_move": sorted({move.container_id for move in moves}),
+            },
+        )
+        if records := self._unmoved(seen, risk, moves):
+            self._state.recorder.pages_moved(records)
+
 
 LOOK_S: Final = 1.0
 ZONES_S: Final = 300.0

@@ -1,10 +1,17 @@
 """The parts by which the daemon changes something outside of itself, and those that leave it as it is.
 
+In shadow mode everything is decided and recorded as if the runtime had carried out each answer. Answers go to
+the runtime through a handler only.
+
+An oom_score_adj is written here where a runtime cannot set it: the container exists and has not started yet.
+What fails is logged and counted; the container starts all the same.
+
 Shadow mode is the choice between the two (`Parts.of_process`), made once where the daemon's parts are put
 together. Everything else is the same code: all is decided and recorded as if it had been carried out. Behind
 it is the gate (`bayplan.host.shadow_mode`), which lets nothing through.
 """
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,20 +19,20 @@ from typing import ClassVar, Final, NamedTuple
 
 from bayplan.admin.release import KernelSettings
 from bayplan.agent_protocol import EvictionAnswer
+from bayplan.control.container_files import Execs, PlacementFiles, Starts
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
-from bayplan.control.placement_files import PlacementFiles
 from bayplan.control.promised_nodes import PromisedNodes
 from bayplan.control.resource_claims import ResourceClaims
-from bayplan.control.shadow_handler import ShadowHandler
-from bayplan.control.starts import Execs, Starts
 from bayplan.control.state import Transaction
+from bayplan.control.threads import InThread
 from bayplan.control.verify import Drift, Verifier
+from bayplan.daemon.eviction import PodEnd
 from bayplan.daemon.hugepage_pools import HugepagePools
-from bayplan.daemon.oom_score_adj import OomScoreAdjWriter
 from bayplan.daemon.page_relief import STEP_S, PageRelief
-from bayplan.daemon.pod_end import PodEnd
-from bayplan.host import shadow_mode
+from bayplan.errors import BayplanError, PlacementError
+from bayplan.host import proc, shadow_mode
+from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.irq_affinity import IrqAffinity, Staying
 from bayplan.host.reclaim import CpuListLimit
@@ -34,8 +41,9 @@ from bayplan.model.decision import Move
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
 from bayplan.model.page_records import PageMoveRecord
-from bayplan.model.workload import Container, Pod, Update
-from bayplan.nri import Handler
+from bayplan.model.resources import Resources
+from bayplan.model.workload import Adjustment, Container, Pod, Update
+from bayplan.nri import Event, Handler, Runtime
 from bayplan.oci.announced_container import AnnouncedContainer
 from bayplan.oci.protocol import Answer, Status, Verb
 from bayplan.oci.request_handler import OciRequestHandler, WriteBack
@@ -43,6 +51,105 @@ from bayplan.oci.runtime_update import RuntimeCommand
 from bayplan.placement.hugepage_pools import Pools
 from bayplan.placement.page_placement import LivePages, PageMove, Return, Risk
 from bayplan.sets import CpuSet
+
+logger = logging.getLogger(__name__)
+
+_NOTHING: Final[Sequence[Update]] = ()
+
+
+class ShadowHandler:
+    """See the module; *decides* is the real handler, and `bayplan.nri.handler` says what each method is."""
+
+    def __init__(self, decides: Handler) -> None:
+        self._decides = decides
+
+    def events(self, runtime: Runtime) -> frozenset[Event]:
+        """The same as ever."""
+        return self._decides.events(runtime)
+
+    def connected(self, runtime: Runtime) -> None:
+        """The decisions depend on it."""
+        self._decides.connected(runtime)
+
+    def disconnected(self, why: str) -> None:
+        """The decisions depend on it."""
+        self._decides.disconnected(why)
+
+    async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
+        """What runs is recorded."""
+        await self._decides.synchronize(pods, containers)
+        return _NOTHING
+
+    async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
+        """A container that would be refused is created."""
+        try:
+            await self._decides.create_container(pod, container)
+        except PlacementError as error:
+            _log_not_applied(container, error)
+        return Adjustment(), _NOTHING
+
+    async def update_container(
+        self, pod: Pod, container: Container, resources: Resources
+    ) -> Sequence[Update]:
+        """A change that would be refused is made."""
+        try:
+            await self._decides.update_container(pod, container, resources)
+        except PlacementError as error:
+            _log_not_applied(container, error)
+        return _NOTHING
+
+    async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:
+        """What it would have held is released."""
+        await self._decides.stop_container(pod, container)
+        return _NOTHING
+
+    async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
+        """There is no answer to these."""
+        await self._decides.state_changed(event, pod, container)
+
+    def refuses_undecided(self) -> bool:
+        """Nothing is refused."""
+        return False
+
+    def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
+        """Nothing, as for every other container."""
+        return Adjustment()
+
+    def missed(
+        self, event: Event, container_id: str, why: str, described: tuple[Pod, Container] | None = None
+    ) -> None:
+        """As ever: what is not known of it is found later."""
+        self._decides.missed(event, container_id, why, described)
+
+
+def _log_not_applied(container: Container, error: PlacementError) -> None:
+    logger.warning(
+        "would be refused, but for shadow mode", extra={"container_id": container.id, "problem": str(error)}
+    )
+
+
+class OomScoreAdjWriter:
+    """Call it to set the value for all processes of a container. *failed* is called when that fails."""
+
+    def __init__(self, hierarchy: Hierarchy, in_thread: InThread, failed: Callable[[], object]) -> None:
+        self._hierarchy = hierarchy
+        self._in_thread = in_thread
+        self._failed = failed
+
+    async def __call__(self, pod: Pod, container: Container, value: int) -> None:
+        """Write *value*."""
+
+        def processes() -> tuple[int, ...]:
+            with ContainerCgroup.find(
+                self._hierarchy, container.cgroups_path, pod.cgroup_parent, container.id
+            ) as cgroup:
+                return cgroup.processes()
+
+        try:
+            await self._in_thread(lambda: proc.write_oom_score_adj_of_all(processes, value))
+        except BayplanError as error:
+            self._failed()
+            logger.warning("oom_score_adj not set", extra={"container": container.id, "problem": str(error)})
 
 
 class ShadowCpusets(Cpusets):

@@ -5,7 +5,7 @@
   configuration with these functions, because the hard threshold for memory counts as reserved.
 * *Signals of single NUMA nodes*, which kubelet does not have: ``node0.memory.available``.
   ``node.memory.available`` stands for every node that has no threshold of its own. What is available on a
-  node is measured otherwise than memory.available of the machine, see `bayplan.daemon.pressure_signals`.
+  node is measured otherwise than memory.available of the machine, see `bayplan.daemon.eviction`.
 * *Reserved*: kubeReserved, systemReserved and the hard eviction threshold. The reservations per NUMA node
   must add up to this, for memory and each size of huge pages. Here is the sum, and how it came about.
 * *One look*: which thresholds are met, what follows, and what kubelet says, so that the rules can be held

@@ -10,10 +10,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from bayplan.admin_protocol import API_VERSION
-from bayplan.config.eviction import remarks_here
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.load import load_settings
-from bayplan.config.reservations import reserved_bytes, resolve_policy
+from bayplan.config.reservations import remarks_here, reserved_bytes, resolve_policy
 from bayplan.config.settings import Settings
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, Problem

@@ -9,15 +9,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from bayplan.config.settings import Settings
-from bayplan.control.agreement import grounds_of
 from bayplan.control.controller import Controller
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.control.placements import Placements
 from bayplan.control.promised_nodes import Bounds
 from bayplan.control.recorder import Recorder
 from bayplan.control.state import Current, NodeState
-from bayplan.daemon.hardware import Hardware
-from bayplan.daemon.measurement import Host, Measurement
+from bayplan.control.verify import grounds_of
+from bayplan.daemon.hardware import Hardware, Host, Measurement
 from bayplan.daemon.shadow import Parts
 from bayplan.engines.interface import Engine
 from bayplan.host.container_processes import Occupancy, Place

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.settings import Settings
+from bayplan.control.container_files import GRACE_S
 from bayplan.control.ended_containers import PATIENCE_S
-from bayplan.control.placement_files import GRACE_S
 from bayplan.control.state import RETRY_S, Current
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, UnavailableError

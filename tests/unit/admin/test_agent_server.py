@@ -26,7 +26,7 @@ from bayplan.agent_protocol import (
     encode,
 )
 from bayplan.backoff import Allowance
-from bayplan.control.changes import MAX_KEPT, ChangeLog
+from bayplan.control.commit_listeners import MAX_KEPT, ChangeLog
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Ledger

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from bayplan.admin.top import watching
+from bayplan.admin.snapshot_source import watching
 from bayplan.host.hierarchy import Hierarchy, Layout
 from bayplan.quantity import GIB, MIB
 from support.controllers import here

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.config.eviction import remarks_on_thresholds, thresholds_on
 from bayplan.config.load import load_settings
-from bayplan.config.reservations import wrong_here
+from bayplan.config.reservations import remarks_on_thresholds, thresholds_on, wrong_here
 from bayplan.config.settings import MemoryPressure, Settings
 from bayplan.errors import ConfigError
 from bayplan.kubelet.eviction_manager import Threshold, ThresholdValue, read_threshold

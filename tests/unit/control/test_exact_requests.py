@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.control.exact_requests import ExactRequests
-from bayplan.control.kubelet_pods import NOT_USED
+from bayplan.control.known_containers import NOT_USED
+from bayplan.control.placements import ExactRequests
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from bayplan.control.starts import Execs
+from bayplan.control.container_files import Execs
 from bayplan.daemon.shadow import ShadowExecs
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, ExecCpus, Outcome, Placement

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from bayplan.control.irqs_away import IrqsAway
-from bayplan.control.tasks import Recurring
+from bayplan.control.cpusets import IrqsAway
+from bayplan.control.threads import Recurring
 from bayplan.host.irq_affinity import RECORD, IrqAffinity
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Outcome, Placement

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from bayplan.control.latency import DurationCounter
-from bayplan.control.threads import EngineThread
+from bayplan.control.threads import DurationCounter, EngineThread
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.model.decision import Decision

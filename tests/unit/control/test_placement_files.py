@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.control.placement_files import GRACE_S, UNLISTED_S, PlacementFiles
+from bayplan.control.container_files import GRACE_S, UNLISTED_S, PlacementFiles
 from bayplan.control.state import Current
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import HostError

@@ -8,14 +8,14 @@ import threading
 
 import pytest
 
-from bayplan.control.reading import read_meanwhile, read_within
+from bayplan.daemon.configuration import read_meanwhile, read_within
 from bayplan.errors import HostError
 
 TOO_LATE = r"configuration: it could not be read within 0\.01 s"
 
 BLOCKED = """
 import asyncio, sys, threading
-from bayplan.control.reading import read_meanwhile, read_within
+from bayplan.daemon.configuration import read_meanwhile, read_within
 def read():
     print("reading", flush=True)
     threading.Event().wait()

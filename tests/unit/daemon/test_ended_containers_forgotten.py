@@ -14,11 +14,11 @@ from types import CoroutineType, FrameType, FunctionType, ModuleType
 import pytest
 from msgspec.structs import replace
 
-from bayplan.control.changes import ChangeLog
+from bayplan.control.commit_listeners import ChangeLog
+from bayplan.control.container_files import Starts
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.control.lives import Lives
-from bayplan.control.starts import Starts
 from bayplan.control.verify import Verifier
 from bayplan.daemon.brakes import LET_GO_S, STALLED_S
 from bayplan.daemon.page_relief import STUCK_S

@@ -15,10 +15,8 @@ from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent_protocol import Evicted, EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.container_usage import ContainerUsage
-from bayplan.daemon.eviction import BUDGET_NS, EvictionManager
+from bayplan.daemon.eviction import BUDGET_NS, KUBELET_S, RELIEF_NS, EvictionManager, PressureSignals
 from bayplan.daemon.memory_pressure import PressureWatch
-from bayplan.daemon.pod_end import KUBELET_S, RELIEF_NS
-from bayplan.daemon.pressure_signals import PressureSignals
 from bayplan.daemon.shadow import Parts
 from bayplan.errors import PlacementError
 from bayplan.host.eviction_signals import FileSystems, read_signals

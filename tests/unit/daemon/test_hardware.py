@@ -11,8 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.config.settings import Settings
-from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware
-from bayplan.daemon.measurement import Host, Measurement, measure
+from bayplan.daemon.hardware import HUGEPAGES, MEMORY_SIZE, Hardware, Host, Measurement, measure
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, HostError, PlacementError
 from bayplan.host.changed_files import ChangedFiles

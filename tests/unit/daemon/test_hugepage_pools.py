@@ -14,9 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.config.settings import Settings
-from bayplan.daemon.hardware import Hardware
+from bayplan.daemon.hardware import Hardware, Host, Measurement
 from bayplan.daemon.hugepage_pools import IDLE_S, HugepagePools
-from bayplan.daemon.measurement import Host, Measurement
 from bayplan.daemon.shadow import Parts
 from bayplan.errors import PlacementError
 from bayplan.host import shadow_mode

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import MemoryPressure
-from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, ZONES_S, PressureWatch
+from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, ZONES_S, PressureWatch
 from bayplan.daemon.page_relief import PASSING_S, STUCK_S
-from bayplan.daemon.risk_log import QUIET_S
 from bayplan.daemon.shadow import Parts
 from bayplan.host.hierarchy import Layout
 from bayplan.host.kernelfs import AbsentError, RefusedError

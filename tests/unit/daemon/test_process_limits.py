@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.process_limits import NEEDED_FILES, OOM_SCORE_ADJ, WATCHED_FILES, protect, spare_files
+from bayplan.daemon.process import NEEDED_FILES, OOM_SCORE_ADJ, WATCHED_FILES, protect, spare_files
 
 
 def root_with(tmp_path: Path, score: str) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.daemon.systemd import Notifier
+from bayplan.daemon.process import Notifier
 
 
 @pytest.fixture(params=["path", "abstract"])

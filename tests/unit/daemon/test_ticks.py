@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from bayplan.daemon.ticks import ticking
+from bayplan.daemon.memory_pressure import ticking
 
 
 async def test_the_event_is_set_for_each_yes_and_for_what_fails() -> None:

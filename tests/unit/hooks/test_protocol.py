@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bayplan.control.starts import Starts
+from bayplan.control.container_files import Starts
 from bayplan.host.unix_socket import Peer
 from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_TEXT_BYTES, Answer, Status, Verb
 from bayplan.oci.server import OciServer

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bayplan.control.starts import Starts
+from bayplan.control.container_files import Starts
 from support.oci_daemon import OciDaemon, Question, error, ok, refused
 
 if TYPE_CHECKING:

@@ -76,8 +76,8 @@ def test_whatever_changes_something_asks_first() -> None:
     }
     gated = {name for name in found if "shadow_mode.check_off(" in (root / name).read_text()}
     assert found - gated == {
-        "control/starts.py",  # returns before it, in shadow mode
-        "daemon/process_limits.py",  # this process's own oom_score_adj
+        "control/container_files.py",  # returns before it, in shadow mode
+        "daemon/process.py",  # this process's own oom_score_adj
         "host/lock.py",  # of the state directory
         "oci/cri.py",  # a child that asks a runtime what there is
         "host/kubelet_program.py",  # `kubelet --version`

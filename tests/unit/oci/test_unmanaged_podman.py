@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from bayplan.control.container_files import Starts
 from bayplan.control.ended_containers import EndedContainers
-from bayplan.control.starts import Starts
 from bayplan.control.verify import compare, repair
 from bayplan.host.container_processes import Occupancy
 from bayplan.host.hierarchy import container_path

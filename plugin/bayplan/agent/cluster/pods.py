@@ -7,7 +7,7 @@ source knows more; the pods are followed all the same, to be there at once, and 
 API server is away, what it said last stays known.
 
 Only what the daemon asks for is evicted, one after the other, each answered once. An answer comes before
-the daemon has done with waiting (`bayplan.daemon.pod_end.ANSWER_S`): what could not be had in time is
+the daemon has done with waiting (`bayplan.daemon.eviction.ANSWER_S`): what could not be had in time is
 ended without it.
 """
 

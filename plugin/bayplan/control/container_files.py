@@ -1,20 +1,31 @@
-"""The owner of the files that tell containers what they were given (`bayplan.placement.placement_file`).
+"""The owners of the files that are there for each container: what it was given, and what the wrapper has to
+know without asking.
 
-A file is there before its container is created, and follows the ledger: 20 ms after a change, several changes
-together, all that say something else now are replaced, in a thread. What does not concern a container leaves
-its file alone, and its generation. Invariant: at rest each container that the ledger says has a file has one
-that says what the ledger says, and there is no other directory but of a creation that may be under way.
+A placement file (`bayplan.placement.placement_file`) is there before its container is created, and follows
+the ledger: 20 ms after a change, several changes together, all that say something else now are replaced, in a
+thread. What does not concern a container leaves its file alone, and its generation. Invariant: at rest each
+container that the ledger says has a file has one that says what the ledger says, and there is no other
+directory but of a creation that may be under way.
 
 A directory goes when its container is known to have ended. Of whom nothing is known it goes after a while,
 and not before a runtime has listed what runs: a mount of a directory that is gone stays empty for good.
+
+For the wrapper the files are beside the OCI socket: a shell can see whether a file is there without a new
+process. So only the starts that need it cost a question: of a container with CPUs of its own, of one whose
+memory has to be freed first, and of one that could not be given other cpusets because its spec was rewritten
+and its cgroup not made yet. And crun takes the CPUs of a process that enters a container from that process'
+own document, which the wrapper adds them to. docs/oci-hook.md has the paths, which the wrapper knows.
 """
 
 import asyncio
 import logging
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -28,6 +39,7 @@ from bayplan.model.ledger import Entry
 from bayplan.model.life import Phase
 from bayplan.model.machine import Machine
 from bayplan.model.sentences import placement_file_problem
+from bayplan.placement.adjustment import exec_cpus_of
 from bayplan.placement.placement_file import Known, body_of, with_generation
 from bayplan.sets import CpuSet
 
@@ -222,3 +234,74 @@ class PlacementFiles:
 def _with_files(basis: Basis) -> dict[str, Entry]:
     entries, followed = basis.ledger.entries, basis.ledger.followed_ids
     return {key: entries[key] for key in followed if entries[key].decision.request.placement_file}
+
+
+class Execs:
+    """The CPUs of processes that enter a container later, by the ledger, in a directory beside the OCI
+    *socket*; without one there is no wrapper to read them. Those of containers that are gone go with the next
+    change."""
+
+    def __init__(self, socket: Path | None, in_thread: InThread, basis: Callable[[], Basis]) -> None:
+        self._directory = None if socket is None else socket.with_name(f"{socket.name}.execs")
+        self._do = in_thread
+        self._basis = basis
+        self._noted: dict[str, CpuSet] | None = None
+
+    async def update(self) -> None:
+        """Have the files as the ledger says."""
+        basis = self._basis()
+        if basis.ledger.followed_ids or self._noted != {}:
+            await self._do(partial(self._update, basis))
+
+    def _update(self, basis: Basis) -> None:
+        decisions = {key: basis.ledger.entries[key].decision for key in basis.ledger.followed_ids}
+        found = {key: exec_cpus_of(basis.machine, decision) for key, decision in decisions.items()}
+        wanted = {key: cpus for key, cpus in found.items() if cpus}
+        if self._directory is None or wanted == self._noted:
+            return
+        try:
+            for path in self._directory.iterdir() if self._directory.is_dir() else ():
+                if path.name not in wanted:
+                    path.unlink()
+            for container_id, cpus in wanted.items():
+                self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+                unfinished = self._directory / f".{container_id}"
+                unfinished.write_text(f"{cpus}\n", encoding="ascii")
+                unfinished.replace(self._directory / container_id)
+        except OSError as error:
+            extra = {"directory": str(self._directory), "problem": str(error)}
+            logger.warning("the wrapper does not know the CPUs of later processes", extra=extra)
+            return
+        self._noted = wanted
+
+
+class Starts:
+    """The containers that are to be compared with the ledger before they start, in a directory beside the OCI
+    *socket*; without one nobody could ask. Any thread."""
+
+    def __init__(self, socket: Path | None) -> None:
+        self._directory = None if socket is None else socket.with_name(f"{socket.name}.starts")
+
+    def clear(self) -> None:
+        """Forget all that an earlier daemon noted."""
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def expect(self, container_id: str) -> bool:
+        """Have the wrapper ask before that container starts; whether it will."""
+        if self._directory is None:
+            return False
+        try:
+            self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            (self._directory / container_id).touch(mode=0o644)
+        except OSError as error:
+            extra = {"container_id": container_id, "problem": str(error)}
+            logger.warning("the wrapper will not ask before the start of a container", extra=extra)
+            return False
+        return True
+
+    def forget(self, container_id: str) -> None:
+        """It asks, or it is gone."""
+        if self._directory is not None:
+            with suppress(OSError):
+                (self._directory / container_id).unlink()
