@@ -21,11 +21,12 @@ from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import InThread
 from bayplan.engines.interface import KUBELET
 from bayplan.errors import BayplanError, ConfigError
+from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.kernelfs import AbsentError
 from bayplan.host.live_memory import ContainerMemory, read_held_memory, read_memory_totals
 from bayplan.host.memory_statistics import HeldPages
-from bayplan.host.sysfs import read_hugepages, read_machine
+from bayplan.host.sysfs import read_hugepages, read_isolated, read_machine
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -35,16 +36,18 @@ from bayplan.model.workload import Container, Pod
 from bayplan.placement.hugepage_pools import Pools, with_pools
 from bayplan.placement.measured_reservation import Learned, learn, step_bytes
 from bayplan.placement.shortfall import lost_cpus, overclaims
+from bayplan.sets import CpuSet
 from bayplan.views.snapshot import MemoryReservation
 
 
 class Measurement(NamedTuple):
     """What was found by node: bytes held outside of containers, the huge page pools by page size, and
-    MemTotal."""
+    MemTotal; and the CPUs that the kernel gives to no cgroup."""
 
     held_bytes: dict[int, int]
     hugepages_bytes: dict[int, dict[int, int]]
     memory_bytes: dict[int, int]
+    lost_cpus: CpuSet = CpuSet()
 
 
 class Host(Struct, frozen=True):
@@ -54,14 +57,27 @@ class Host(Struct, frozen=True):
     measure: Callable[[Iterable[tuple[Pod, Container]], Iterable[int]], Measurement]
 
     @classmethod
-    def of(cls, hierarchy: Hierarchy) -> "Host":
+    def of(cls, hierarchy: Hierarchy, partitions: CpuPartitions) -> "Host":
         """Those of the machine that this runs on."""
-        return cls(read_machine, partial(measure, hierarchy, ContainerMemory(hierarchy)))
+        memory = ContainerMemory(hierarchy)
+        return cls(partial(machine_with, partitions), partial(measure, hierarchy, memory, partitions))
+
+
+def machine_with(partitions: CpuPartitions) -> Machine:
+    """What sysfs says, with the CPUs that the kernel gives to no cgroup as if they were offline. Blocks.
+
+    Raises:
+        HostError: a file that decides is missing or garbled.
+    """
+    found = read_machine()
+    lost = partitions.lost_cpus(read_isolated())
+    return found.without_cpus(lost) if lost else found
 
 
 def measure(
     hierarchy: Hierarchy,
     memory: ContainerMemory,
+    partitions: CpuPartitions,
     containers: Iterable[tuple[Pod, Container]],
     nodes: Iterable[int],
 ) -> Measurement:
@@ -77,7 +93,8 @@ def measure(
     memory.keep(container.id for _, container in everybody)
     inside = (_held(memory, pod, container) for pod, container in everybody)
     held_bytes = read_held_memory(inside, sums, hierarchy.root)
-    return Measurement(held_bytes, pools, read_memory_totals(wanted, hierarchy.root))
+    lost = partitions.lost_cpus(read_isolated(hierarchy.root))
+    return Measurement(held_bytes, pools, read_memory_totals(wanted, hierarchy.root), lost)
 
 
 def _held(memory: ContainerMemory, pod: Pod, container: Container) -> HeldPages:
