@@ -1,0 +1,266 @@
+"""Kubernetes' own scheduler and API server, and two nodes with agents: where pods are sent by a scheduler
+that knows no NUMA nodes, by NodeResourceTopology and by resource claims, and what the nodes then refuse."""
+
+import enum
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from goside import GoSideError, compiled
+from msgspec.structs import replace
+from testbed import kubernetes
+
+from bayplan._proto.dra import api_pb2 as pb
+from bayplan.agent.dra.slice_publisher import COLLECTION
+from bayplan.agent.kubelet_pods import pod_of_object
+from bayplan.control.resource_claims import ResourceClaims
+from bayplan.errors import PlacementError
+from bayplan.host.cdi import ClaimSpecs
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.quantity import GIB
+from bayplan.views.node_room import free_bytes_by_node
+from support.agents import serving
+from support.cluster_agents import MACHINE, PODS, agent, create, make_node, make_pod, until
+from support.control_plane import MERGE, ControlPlane, Object
+from support.controllers import Controlled, begun, controlled, here
+from support.dra_kubelet import DraKubelet, registered
+from support.kubelet_pods import sandbox
+from support.kubernetes_page import agent_rules, scheduler_configuration
+from support.machines import container
+from support.resource_claims import environment
+
+pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("control-plane")]
+
+SOURCE = Path(__file__).parent / "kubescheduler"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+# GiB that each NUMA node of 16 has promised to containers without claims before.
+LOADS = {"even": (10, 10), "uneven": (15, 7)}
+STEPS = 30
+
+
+class Way(enum.Enum):
+    """How pods find a NUMA node with room."""
+
+    BLIND = "requests, and a scheduler that knows no NUMA nodes"
+    TOPOLOGY = "requests, and a scheduler that reads NodeResourceTopology"
+    CLAIMS = "resource claims"
+
+
+CLASS = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "numa.bayplan.dev"},
+    "spec": {"selectors": [{"cel": {"expression": 'device.driver == "bayplan.dev"'}}]},
+}
+
+
+@pytest.fixture(scope="module")
+def kube_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with bin/scheduler, Kubernetes' own."""
+    try:
+        program = compiled(SOURCE, "kube-scheduler", package="k8s.io/kubernetes/cmd/kube-scheduler")
+    except GoSideError as error:
+        pytest.fail(str(error), pytrace=False)
+    directory = tmp_path_factory.mktemp("scheduler")
+    (directory / "bin").mkdir()
+    (directory / "bin/scheduler").symlink_to(program)
+    return directory
+
+
+class Node:
+    """A daemon's controller, and the kubelet that has claims prepared by the agent beside it."""
+
+    def __init__(self, one: Controlled, specs: Path, kubelet: DraKubelet) -> None:
+        self.one = one
+        self.specs = specs
+        self.kubelet = kubelet
+
+    def most_free_bytes(self) -> int:
+        """The most that a NUMA node has left alone."""
+        rooms = free_bytes_by_node(self.one.controller.state.basis)
+        return max(row["memory"] for row in rooms.values())
+
+
+class Cluster:
+    """Two nodes; what became of the pods, and which have ended meanwhile."""
+
+    def __init__(self, plane: ControlPlane, nodes: dict[str, Node]) -> None:
+        self.plane = plane
+        self.nodes = nodes
+        self.placed: dict[str, tuple[str, Object, Object | None]] = {}
+        self.outcomes: Counter[str] = Counter()
+
+    async def run(self, name: str, gib: int, *, claims: bool) -> None:
+        """Make a pod of that size, and do on the node that it is bound to what kubelet does."""
+        claim = self._make_claim(name, gib) if claims else None
+        amounts = {"cpu": "100m", "memory": "16Mi" if claims else f"{gib}Gi"}
+        more: dict[str, Any] = {}
+        if claims:
+            more = {"resourceClaims": [{"name": "near", "resourceClaimName": name}]}
+        make_pod(self.plane, name, {"requests": amounts, "limits": amounts}, **more)
+        made = await until(lambda: self._scheduled(name))
+        node_name = made["spec"].get("nodeName")
+        if node_name is None:
+            fits = any(node.most_free_bytes() >= gib * GIB for node in self.nodes.values())
+            self.outcomes["pending, would fit" if fits else "pending"] += 1
+            await self._delete(name, made, claim)
+            return
+        if await self._started(self.nodes[node_name], made, claim):
+            self.outcomes["placed"] += 1
+            self.placed[name] = node_name, made, claim
+            self.plane.ask("PATCH", f"{PODS}/{name}/status", {"status": {"phase": "Running"}}, MERGE)
+            return
+        self.outcomes["refused"] += 1
+        await self._delete(name, made, claim)
+
+    async def end(self, name: str) -> None:
+        """A pod ends."""
+        node_name, made, claim = self.placed.pop(name)
+        node = self.nodes[node_name]
+        owner = sandbox(pod_of_object(made))
+        await node.one.controller.stop_container(owner, container(name, owner))
+        if claim is not None:
+            assert await node.kubelet.unprepare(_asked(claim)) == {claim["metadata"]["uid"]: ""}
+        await self._delete(name, made, claim)
+
+    async def _started(self, node: Node, made: Object, claim: Object | None) -> bool:
+        try:
+            if claim is None:
+                await create(node.one, made, made["metadata"]["name"])
+                return True
+            answer = (await node.kubelet.prepare(_asked(claim)))[claim["metadata"]["uid"]]
+            if answer.error:
+                return False
+            names = [name for device in answer.devices for name in device.cdi_device_ids]
+            owner = sandbox(pod_of_object(made))
+            one = container(made["metadata"]["name"], owner, memory_bytes=16 << 20, milli_cpus=100)
+            told = replace(one, resource_claims=environment(node.specs, names))
+            await begun(node.one.controller, owner, told)
+        except PlacementError:
+            return False
+        return True
+
+    def _make_claim(self, name: str, gib: int) -> Object:
+        capacity = {"requests": {"bayplan.dev/memory": f"{gib}Gi"}}
+        exactly = {"deviceClassName": "numa.bayplan.dev", "capacity": capacity}
+        return self.plane.ask(
+            "POST",
+            CLAIMS,
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {"name": name, "namespace": "default"},
+                "spec": {"devices": {"requests": [{"name": "near", "exactly": exactly}]}},
+            },
+        )
+
+    def _scheduled(self, name: str) -> Object | None:
+        found = self.plane.ask("GET", f"{PODS}/{name}")
+        reasons = [one.get("reason") for one in found["status"].get("conditions", ())]
+        return found if "nodeName" in found["spec"] or "Unschedulable" in reasons else None
+
+    async def _delete(self, name: str, made: Object, claim: Object | None) -> None:
+        """As a controller does it, once kubelet has ended it."""
+        self.plane.ask("DELETE", f"{PODS}/{made['metadata']['name']}?gracePeriodSeconds=0")
+        if claim is not None:
+            self.plane.ask("PATCH", f"{CLAIMS}/{name}", {"metadata": {"finalizers": None}}, MERGE)
+            self.plane.ask("DELETE", f"{CLAIMS}/{name}")
+
+
+def _asked(claim: Object) -> pb.Claim:
+    metadata = claim["metadata"]
+    return pb.Claim(namespace="default", name=metadata["name"], uid=metadata["uid"])
+
+
+@asynccontextmanager
+async def cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
+    """The nodes of LOADS, with what they publish."""
+    token = plane.make_service_account("bayplan-agent", agent_rules(claims=True))
+    kubeconfig = plane.kubeconfig("agent", token=token)
+    plane.apply("/apis/resource.k8s.io/v1/deviceclasses/numa.bayplan.dev", CLASS)
+    async with AsyncExitStack() as running:
+        # A socket's path has 107 bytes.
+        directory = Path(running.enter_context(TemporaryDirectory(prefix="dra")))
+        nodes: dict[str, Node] = {}
+        for name, loads in LOADS.items():
+            make_node(plane, name)
+            plane.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
+            own = directory / name
+            (own / "registry").mkdir(parents=True)
+            one = await running.enter_async_context(controlled(own / "state", ONE_NODE, on=MACHINE))
+            part = one.controller.state, one.controller.placements
+            claims = ResourceClaims(*part, ClaimSpecs(own / "cdi"), here)
+            await running.enter_async_context(serving(one, own / "agent.sock", claims=claims))
+            places = (f"--kubelet-plugins={own}/plugins", f"--kubelet-plugins-registry={own}/registry")
+            await running.enter_async_context(
+                agent(own / "agent.sock", kubeconfig, name, "--cluster-tasks=topology,claims", *places)
+            )
+            kubelet = await running.enter_async_context(registered(own / "registry"))
+            nodes[name] = Node(one, own / "cdi", kubelet)
+            for number, gib in enumerate(loads):
+                key = f"{name}-{number}"
+                amounts = {"cpu": "100m", "memory": f"{gib}Gi"}
+                made = make_pod(plane, key, {"requests": amounts, "limits": amounts}, nodeName=name)
+                await create(one, made, key)
+        await until(lambda: _room_is_published(plane, nodes))
+        try:
+            yield Cluster(plane, nodes)
+        finally:
+            for each in plane.ask("GET", CLAIMS)["items"]:
+                path = f"{CLAIMS}/{each['metadata']['name']}"
+                plane.ask("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
+                plane.ask("DELETE", path)
+            for each in plane.ask("GET", PODS)["items"]:
+                plane.ask("DELETE", f"{PODS}/{each['metadata']['name']}?gracePeriodSeconds=0")
+            for name in LOADS:
+                plane.ask("DELETE", f"/api/v1/nodes/{name}")
+            for each in plane.ask("GET", COLLECTION)["items"]:
+                plane.ask("DELETE", f"{COLLECTION}/{each['metadata']['name']}")
+
+
+def _room_is_published(plane: ControlPlane, nodes: dict[str, Node]) -> bool:
+    """Whether each node's largest room is what a device has."""
+    found: dict[str, int] = {}
+    for one in plane.ask("GET", COLLECTION)["items"]:
+        for device in one["spec"]["devices"]:
+            text = device["capacity"].get("bayplan.dev/memory", {"value": "0Gi"})["value"]
+            node = one["spec"]["nodeName"]
+            found[node] = max(found.get(node, 0), int(text.removesuffix("Gi")) if text.endswith("Gi") else 0)
+    return all(found.get(name) == node.most_free_bytes() // GIB for name, node in nodes.items())
+
+
+async def outcomes(plane: ControlPlane, kube_scheduler: Path, way: Way) -> Counter[str]:
+    """What becomes of STEPS pods, some of which end in between."""
+    configuration = scheduler_configuration()
+    scheduler = kubernetes.scheduler() if way is Way.TOPOLOGY else kube_scheduler
+    if way is not Way.TOPOLOGY:
+        configuration = {key: one for key, one in configuration.items() if key != "profiles"}
+    draw = random.Random(37)
+    async with cluster(plane) as found:
+        plane.start_scheduler(scheduler, configuration)
+        try:
+            for number in range(STEPS):
+                if found.placed and draw.random() < 0.5:
+                    await found.end(draw.choice(sorted(found.placed)))
+                await found.run(f"pod-{number}", draw.choice([3, 5, 8]), claims=way is Way.CLAIMS)
+        finally:
+            plane.stop_scheduler()
+    return found.outcomes
+
+
+@pytest.mark.usefixtures("topologies")
+async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, kube_scheduler: Path) -> None:
+    found = {way: await outcomes(control_plane, kube_scheduler, way) for way in Way}
+    print({way.name: dict(counts) for way, counts in found.items()})
+    assert found[Way.BLIND]["refused"] > 0
+    assert found[Way.TOPOLOGY]["refused"] == 0
+    claimed = found[Way.CLAIMS]
+    assert claimed["refused"] == 0
+    assert claimed["pending, would fit"] == 0
+    assert claimed["placed"] > found[Way.BLIND]["placed"]
