@@ -63,7 +63,13 @@ WHOLE = spec(
     resources={"requests": {"cpu": "100m", "memory": "203Mi"}, "limits": {"memory": "301Mi"}},
 )
 LATE = spec([container("main", {"cpu": "150m", "memory": "155Mi"}, {"memory": "260Mi"})])
-EXACT = {"mixed/helper": 11 * MIB, "mixed/main": 133 * MIB, "whole/some": 47 * MIB, "whole/none": 0}
+# Each container of `whole` is promised half of what the pod requests beyond its containers, 156Mi.
+EXACT = {
+    "mixed/helper": 11 * MIB,
+    "mixed/main": 133 * MIB,
+    "whole/some": (47 + 78) * MIB,
+    "whole/none": 78 * MIB,
+}
 
 
 @pytest.fixture(scope="module")

@@ -137,9 +137,13 @@ def _containers(pod: pb.Pod) -> Iterator[ContainerFacts]:
 
 def _container(one: pb.Container, kind: ContainerKind, status: pb.ContainerStatus) -> ContainerFacts:
     desired = _resources(one.resources)
+    # Of a container without a limit of its own kubelet reports the one that its cgroup has: its pod's.
+    limits = {
+        name: amount for name, amount in status.resources.limits.items() if name in one.resources.limits
+    }
     allocated = ContainerResources(
         _amounts(status.allocatedResources) if status.allocatedResources else desired.requests,
-        _amounts(status.resources.limits) if status.resources.limits else desired.limits,
+        _amounts(limits) if limits else desired.limits,
     )
     return ContainerFacts(one.name, kind, allocated, None if allocated == desired else desired)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bayplan.agent.kubelet_pods import pod_of_bytes, pod_of_object, pods_of_json
 from bayplan.errors import ParseError
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_requests import promised_bytes, requested_bytes
 from bayplan.model.pod_facts import Amounts, ContainerKind, ContainerResources
 from bayplan.quantity import GIB, MIB
 from support.fake_kubelet import RECORDED, recorded
@@ -61,6 +62,33 @@ def test_a_pod_with_resources_as_a_whole() -> None:
     pod = PODS["as-a-whole"]
     assert pod.pod_level == ContainerResources(Amounts(2000, 4 * GIB), Amounts(None, 8 * GIB))
     assert [one.allocated.requests for one in pod.containers] == [Amounts(1000, GIB), Amounts()]
+
+
+def test_a_limit_of_the_pod_that_kubelet_reports_of_a_container_is_not_its_request() -> None:
+    """Of a running container kubelet reports the limit of its cgroup (kubelet_pods.go,
+    convertContainerStatusResources): where it has none of its own, with an empty table, that of the pod."""
+    limit = {"limits": {"memory": "301Mi"}}
+    facts = pod_of_object(
+        {
+            "metadata": {"uid": "u", "namespace": "shop", "name": "web"},
+            "spec": {
+                "containers": [
+                    {"name": "some", "resources": {"requests": {"memory": "47Mi"}, "limits": {}}},
+                    {"name": "none", "resources": {"requests": {}, "limits": {}}},
+                ],
+                "resources": {"requests": {"memory": "203Mi"}, **limit},
+            },
+            "status": {
+                "qosClass": "Burstable",
+                "containerStatuses": [
+                    {"name": "some", "allocatedResources": {"memory": "47Mi"}, "resources": limit},
+                    {"name": "none", "resources": limit},
+                ],
+            },
+        }
+    )
+    assert [requested_bytes(one.allocated) for one in facts.containers] == [47 * MIB, 0]
+    assert [promised_bytes(facts, one, one.allocated) for one in facts.containers] == [125 * MIB, 78 * MIB]
 
 
 def test_a_resize_under_way_has_what_is_allocated_and_what_is_desired() -> None:
