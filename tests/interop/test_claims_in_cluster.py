@@ -1,10 +1,11 @@
 """Kubernetes' own scheduler and API server, and two nodes with agents: where pods are sent by a scheduler
 that knows no NUMA nodes, by NodeResourceTopology and by resource claims, and what the nodes then refuse."""
 
+import asyncio
 import enum
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +26,18 @@ from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB
 from bayplan.views.node_room import free_bytes_by_node
 from support.agents import serving
-from support.cluster_agents import MACHINE, PODS, agent, create, make_node, make_pod, until
-from support.control_plane import MERGE, ControlPlane, Object
+from support.cluster_agents import (
+    MACHINE,
+    PODS,
+    TOPOLOGIES,
+    agent,
+    create,
+    make_node,
+    make_pod,
+    published,
+    until,
+)
+from support.control_plane import MERGE, ControlPlane, Object, running_control_plane
 from support.controllers import Controlled, begun, controlled, here
 from support.dra_kubelet import DraKubelet, registered
 from support.kubelet_pods import sandbox
@@ -42,6 +53,9 @@ ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 # GiB that each NUMA node of 16 has promised to containers without claims before.
 LOADS = {"even": (10, 10), "uneven": (15, 7)}
 STEPS = 30
+COUNTS_CLAIMS = "DRANodeAllocatableResources"
+RESYNC_S = 2
+"""``cacheResyncPeriodSeconds`` of the documented configuration."""
 
 
 class Way(enum.Enum):
@@ -113,11 +127,18 @@ class Cluster:
             return
         if await self._started(self.nodes[node_name], made, claim):
             self.outcomes["placed"] += 1
+            self.outcomes["counted as requests"] += "nodeAllocatableResourceClaimStatuses" in made["status"]
             self.placed[name] = node_name, made, claim
             self.plane.ask("PATCH", f"{PODS}/{name}/status", {"status": {"phase": "Running"}}, MERGE)
             return
         self.outcomes["refused"] += 1
         await self._delete(name, made, claim)
+
+    async def settle(self) -> None:
+        """Give a scheduler that counts by NodeResourceTopology the room as it is, and time to compare it."""
+        for name, node in self.nodes.items():
+            await until(lambda name=name, node=node: published(self.plane, name, node.one))
+        await asyncio.sleep(2 * RESYNC_S)
 
     async def end(self, name: str) -> None:
         """A pod ends."""
@@ -179,7 +200,7 @@ def _asked(claim: Object) -> pb.Claim:
 
 
 @asynccontextmanager
-async def cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
+async def cluster(plane: ControlPlane, features: Collection[str] = ()) -> AsyncIterator[Cluster]:
     """The nodes of LOADS, with what they publish."""
     token = plane.make_service_account("bayplan-agent", agent_rules(claims=True))
     kubeconfig = plane.kubeconfig("agent", token=token)
@@ -189,7 +210,7 @@ async def cluster(plane: ControlPlane) -> AsyncIterator[Cluster]:
         directory = Path(running.enter_context(TemporaryDirectory(prefix="dra")))
         nodes: dict[str, Node] = {}
         for name, loads in LOADS.items():
-            make_node(plane, name)
+            make_node(plane, name, *features)
             plane.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
             own = directory / name
             (own / "registry").mkdir(parents=True)
@@ -235,19 +256,23 @@ def _room_is_published(plane: ControlPlane, nodes: dict[str, Node]) -> bool:
     return all(found.get(name) == node.most_free_bytes() // GIB for name, node in nodes.items())
 
 
-async def outcomes(plane: ControlPlane, kube_scheduler: Path, way: Way) -> Counter[str]:
-    """What becomes of STEPS pods, some of which end in between."""
+async def outcomes(
+    plane: ControlPlane, kube_scheduler: Path, way: Way, features: Collection[str] = ()
+) -> Counter[str]:
+    """What becomes of STEPS pods, some of which end in between, on nodes that declare these features."""
     configuration = scheduler_configuration()
     scheduler = kubernetes.scheduler() if way is Way.TOPOLOGY else kube_scheduler
     if way is not Way.TOPOLOGY:
         configuration = {key: one for key, one in configuration.items() if key != "profiles"}
     draw = random.Random(37)
-    async with cluster(plane) as found:
+    async with cluster(plane, features) as found:
         plane.start_scheduler(scheduler, configuration)
         try:
             for number in range(STEPS):
                 if found.placed and draw.random() < 0.5:
                     await found.end(draw.choice(sorted(found.placed)))
+                if way is Way.TOPOLOGY:
+                    await found.settle()
                 await found.run(f"pod-{number}", draw.choice([3, 5, 8]), claims=way is Way.CLAIMS)
         finally:
             plane.stop_scheduler()
@@ -264,3 +289,27 @@ async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, kub
     assert claimed["refused"] == 0
     assert claimed["pending, would fit"] == 0
     assert claimed["placed"] > found[Way.BLIND]["placed"]
+    assert claimed["counted as requests"] == 0
+
+
+@pytest.fixture(scope="module")
+def counting_plane() -> Iterator[ControlPlane]:
+    """A control plane whose scheduler counts claims as requests of their pods."""
+    with running_control_plane(kubernetes.api_server(), gates=(COUNTS_CLAIMS,)) as plane:
+        definition = kubernetes.topology_crd()
+        plane.define(definition)
+        plane.wait_for(TOPOLOGIES, bool)
+        yield plane
+
+
+@pytest.mark.parametrize("features", [(COUNTS_CLAIMS,), ()], ids=["declared", "not declared"])
+async def test_where_claims_count_as_requests_none_counts_twice(
+    counting_plane: ControlPlane, kube_scheduler: Path, features: tuple[str, ...]
+) -> None:
+    """Also on a node whose kubelet has the gate off, while the rest of the cluster has it on."""
+    found = await outcomes(counting_plane, kube_scheduler, Way.CLAIMS, features)
+    print(dict(found))
+    assert found["refused"] == 0
+    assert found["pending, would fit"] == 0
+    assert found["placed"] > STEPS / 3
+    assert found["counted as requests"] == (found["placed"] if features else 0)

@@ -78,11 +78,14 @@ async def until(condition: Callable[[], Any], limit_s: float = PATIENCE_S) -> An
     return found
 
 
-def make_node(plane: ControlPlane, name: str) -> None:
-    """A node of the cluster, with the room of MACHINE, which no kubelet looks after."""
+def make_node(plane: ControlPlane, name: str, *features: str) -> None:
+    """A node of the cluster, with the room of MACHINE, which no kubelet looks after. *features* are what it
+    declares."""
     allocatable = {"cpu": "8", "memory": "32Gi", "pods": "110"}
     ready = {"type": "Ready", "status": "True", "reason": "Made", "message": ""}
     status = {"allocatable": allocatable, "capacity": allocatable, "conditions": [ready]}
+    if features:
+        status["declaredFeatures"] = list(features)
     made = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}
     plane.ask("POST", "/api/v1/nodes", made)
 

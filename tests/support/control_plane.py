@@ -65,14 +65,18 @@ class ApiRefusalError(Exception):
 
 class ControlPlane:
     """A control plane of *programs*, a directory with ``bin/etcd`` and ``bin/kube-apiserver``, with its files
-    in *directory*. *nodes* are names of kubelets, whose token is their name."""
+    in *directory*. *nodes* are names of kubelets, whose token is their name; *gates* are feature gates that
+    API server and scheduler have on."""
 
-    def __init__(self, programs: Path, directory: Path, nodes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, programs: Path, directory: Path, nodes: tuple[str, ...] = (), gates: tuple[str, ...] = ()
+    ) -> None:
         self.directory = directory
         self.ca = directory / "server.pem"
         self.to_nodes = directory / "to-nodes.sock"
         """By what is put there the API server reaches kubelets (HTTP CONNECT), as `kubectl exec` needs it."""
         self._programs = programs / "bin"
+        self._gates = [f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"] if gates else []
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api_server: subprocess.Popen[bytes] | None = None
         self._controllers: subprocess.Popen[bytes] | None = None
@@ -134,6 +138,7 @@ class ControlPlane:
             "--service-cluster-ip-range=10.96.0.0/24",
             *(f"--audit-policy-file={made}/audit.yaml", f"--audit-log-path={made}/audit.log"),
             "--audit-log-mode=blocking",
+            *self._gates,
         )
         self._await_ready(self._api_server)
 
@@ -163,7 +168,8 @@ class ControlPlane:
         path = self.directory / "scheduler.json"
         here = {"clientConnection": {"kubeconfig": str(kubeconfig)}, "leaderElection": {"leaderElect": False}}
         path.write_text(json.dumps(configuration | here))
-        self._scheduler = self._start(programs / "bin/scheduler", f"--config={path}", "--secure-port=0")
+        flags = (f"--config={path}", "--secure-port=0", *self._gates)
+        self._scheduler = self._start(programs / "bin/scheduler", *flags)
 
     def stop_scheduler(self) -> None:
         """It is gone at once."""
@@ -375,10 +381,10 @@ def _base64(text: str) -> str:
 
 
 @contextlib.contextmanager
-def running_control_plane(programs: Path, *nodes: str) -> Iterator[ControlPlane]:
-    """A control plane that runs, for these nodes; its files are gone at the end."""
+def running_control_plane(programs: Path, *nodes: str, gates: tuple[str, ...] = ()) -> Iterator[ControlPlane]:
+    """A control plane that runs, for these nodes and with these gates on; its files are gone at the end."""
     # A socket's path is short; pytest's directories are not.
     with tempfile.TemporaryDirectory() as directory:
-        plane = ControlPlane(programs, Path(directory), nodes)
+        plane = ControlPlane(programs, Path(directory), nodes, gates)
         with plane.running():
             yield plane

@@ -34,6 +34,7 @@ class _NodeInfo(Struct, frozen=True):
 
 class _Status(Struct, frozen=True):
     nodeInfo: _NodeInfo = _NodeInfo()  # noqa: N815 - likewise
+    declaredFeatures: tuple[str, ...] = ()  # noqa: N815 - likewise
 
 
 class _Node(Struct):
@@ -41,10 +42,17 @@ class _Node(Struct):
     status: _Status = _Status()
 
 
-async def own_node_uid(api: Api, node_name: str) -> str:
-    """The uid of the Node *node_name*; ConfigError if it is another machine's. Raises ApiError,
-    UnavailableError."""
-    return (await _own_node(api, node_name)).metadata.uid
+class OwnNode(Struct, frozen=True):
+    """The Node of this machine. ``features`` are those that its kubelet has declared to have."""
+
+    uid: str
+    features: tuple[str, ...] = ()
+
+
+async def own_node(api: Api, node_name: str) -> OwnNode:
+    """The Node *node_name*; ConfigError if it is another machine's. Raises ApiError, UnavailableError."""
+    found = await _own_node(api, node_name)
+    return OwnNode(found.metadata.uid, found.status.declaredFeatures)
 
 
 class KubeletVersionWatch:

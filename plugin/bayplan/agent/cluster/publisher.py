@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from bayplan.agent.cluster.api import Api, ApiError, Object, pause_s
 from bayplan.agent.cluster.events import NOT_PUBLISHED, OVERWRITTEN, Happening, on_node
-from bayplan.agent.cluster.own_node import own_node_uid
+from bayplan.agent.cluster.own_node import own_node
 from bayplan.agent.cluster.pods import AwaitedPods, PodName
 from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
 from bayplan.agent.condition import Condition
@@ -211,7 +211,7 @@ class TopologyPublisher(Publisher[_Basis]):
     async def _publish(self, basis: _Basis) -> None:
         if self._published is None:
             # Another node object of this name has another uid, and would leave this one to be collected.
-            self._node_uid = await own_node_uid(self._api, self._node_name)
+            self._node_uid = (await own_node(self._api, self._node_name)).uid
         wanted = await asyncio.to_thread(
             topology_object, self._node_name, self._node_uid, basis.snapshot, basis.awaited
         )

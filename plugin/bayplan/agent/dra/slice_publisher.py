@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct, field
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.cluster.own_node import own_node_uid
+from bayplan.agent.cluster.own_node import own_node
 from bayplan.agent.cluster.publisher import AGAIN_AFTER_S, LEAST_INTERVAL_S, Publisher, first_of, is_same_room
 from bayplan.agent.condition import Condition
 from bayplan.agent.dra.slices import (
@@ -38,16 +38,12 @@ from bayplan.views.snapshot import Snapshot
 
 COLLECTION: Final = f"/apis/{API_GROUP}/{API_VERSION}/{RESOURCE}"
 WATCH_S: Final = 240
-MAPPING_SINCE: Final = (1, 37)
-"""In 1.36 the field had another name."""
+MAPPING_FEATURE: Final = "DRANodeAllocatableResources"
+"""What a kubelet declares (from 1.37 on, if the gate is on): else the API server, which is never older, takes
+no slice of its node that says what devices are made of (``plugin/pkg/admission/nodedeclaredfeatures``)."""
 CAREFUL_US: Final = 600_000_000
 """So long after a refused claim only what all devices have together is published: the scheduler would send
 the next one, as it adds up what each of them has alone."""
-
-
-class _Version(Struct, frozen=True):
-    major: str = ""
-    minor: str = ""
 
 
 class _Pool(Struct, frozen=True, rename="camel"):
@@ -152,8 +148,9 @@ class SlicePublisher(Publisher[_Room]):
             [] if basis.engine != EXACT else await asyncio.to_thread(devices_of, basis, jointly=room.jointly)
         )
         if self._published is None:
-            self._node_uid = await own_node_uid(self._api, self._node_name)
-            self._maps = await self._knows_mapping()
+            node = await own_node(self._api, self._node_name)
+            self._node_uid = node.uid
+            self._maps = MAPPING_FEATURE in node.features
             await self._list()
         assert self._published is not None
         if self._maps:
@@ -171,16 +168,6 @@ class SlicePublisher(Publisher[_Room]):
         if basis.engine != EXACT:
             found = Problem("engine", basis.engine, f"{EXACT}, which alone keeps promises to claims")
             raise ConfigError("--cluster-tasks claims", (found,))
-
-    async def _knows_mapping(self) -> bool:
-        """Whether the API server knows what devices of a node are made of; it drops that where the feature is
-        off. An older one takes no field that it does not know."""
-        try:
-            version = await self._api.get("/version", _Version)
-        except ApiError:
-            return False  # Not everybody may ask.
-        digits = "".join(one for one in version.minor if one.isdigit())
-        return (int(version.major or 0), int(digits or 0)) >= MAPPING_SINCE
 
     def _slices(self, devices: list[Object]) -> dict[str, Object]:
         made = resource_slices(self._node_name, self._node_uid, devices, self._generation)

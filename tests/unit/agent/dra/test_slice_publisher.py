@@ -61,10 +61,15 @@ async def test_the_devices_follow_the_ledger_with_a_higher_generation_each() -> 
     assert writes(api) == 3
 
 
-@pytest.mark.parametrize(("minor", "mapped"), [("37", True), ("38+", True), ("36", False), ("", False)])
-async def test_what_devices_are_made_of_is_said_to_who_knows_that(minor: str, mapped: bool) -> None:
+@pytest.mark.parametrize(
+    ("declared", "mapped"),
+    [(["DRANodeAllocatableResources", "Other"], True), (["Other"], False), ([], False)],
+)
+async def test_what_devices_are_made_of_is_said_where_kubelet_declares_to_know_it(
+    declared: list[str], mapped: bool
+) -> None:
     api, mirror = FakeApiServer(), mirror_of(EVERYTHING)
-    api.objects["/version"] = {"major": "1", "minor": minor}
+    api.objects[f"/api/v1/nodes/{NODE}"]["status"] = {"declaredFeatures": declared}
     async with publishing(api, mirror, again_s=0.05):
         await until(lambda: bool(api.slices()))
         (one,) = api.slices()
