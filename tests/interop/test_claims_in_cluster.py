@@ -53,6 +53,7 @@ ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 # GiB that each NUMA node of 16 has promised to containers without claims before.
 LOADS = {"even": (10, 10), "uneven": (15, 7)}
 STEPS = 30
+RUNNING = {"status": {"phase": "Running"}}
 COUNTS_CLAIMS = "DRANodeAllocatableResources"
 RESYNC_S = 2
 """``cacheResyncPeriodSeconds`` of the documented configuration."""
@@ -129,7 +130,7 @@ class Cluster:
             self.outcomes["placed"] += 1
             self.outcomes["counted as requests"] += "nodeAllocatableResourceClaimStatuses" in made["status"]
             self.placed[name] = node_name, made, claim
-            self.plane.ask("PATCH", f"{PODS}/{name}/status", {"status": {"phase": "Running"}}, MERGE)
+            self.plane.ask("PATCH", f"{PODS}/{name}/status", RUNNING, MERGE)
             return
         self.outcomes["refused"] += 1
         await self._delete(name, made, claim)
@@ -229,6 +230,7 @@ async def cluster(plane: ControlPlane, features: Collection[str] = ()) -> AsyncI
                 amounts = {"cpu": "100m", "memory": f"{gib}Gi"}
                 made = make_pod(plane, key, {"requests": amounts, "limits": amounts}, nodeName=name)
                 await create(one, made, key)
+                plane.ask("PATCH", f"{PODS}/{key}/status", RUNNING, MERGE)
         await until(lambda: _room_is_published(plane, nodes))
         try:
             yield Cluster(plane, nodes)
