@@ -1,7 +1,9 @@
-"""The questions ``import-state`` and ``export-state``: kubelet's state files in, and out again.
+"""The questions ``import-state`` and ``export-state``: kubelet's state files in, and out again; and
+``import-claims``: what dra-driver-cpu has prepared.
 
-The client reads and writes the files; here they are text. Either everything is taken over in one transaction,
-or nothing, with all the reasons. Nothing about a container is changed: docs/kubelet-state.md says why.
+The client reads and writes the files; here they are text. Of the managers either everything is taken over in
+one transaction, or nothing, with all the reasons; of claims those that can be. Nothing about a container is
+changed: docs/kubelet-state.md says why.
 """
 
 import json
@@ -22,8 +24,11 @@ from bayplan.host import shadow_mode
 from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
+from bayplan.placement.claim_adoption import CHECKPOINT, Adoption, adopt_claims, read_checkpoint
 from bayplan.placement.hand_back import hand_back
+from bayplan.placement.resource_claims import users_of
 from bayplan.placement.take_over import KubeletState, Names, TakeOver, take_over
+from bayplan.sets import NodeSet
 from bayplan.views.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -52,6 +57,38 @@ def importing(controller: Controller, verify_soon: Callable[[], None]) -> Questi
         return _view(result, dry_run=dry_run)
 
     return import_state
+
+
+def importing_claims(controller: Controller, verify_soon: Callable[[], None]) -> Question:
+    """The question ``import-claims``; a ``dryRun`` changes nothing. ``checkpoint`` is the text of kubelet's
+    record of claims, ``specs`` are those of the driver's CDI specs, by the names of their files."""
+
+    async def import_claims(_: Snapshot, request: Mapping[str, object]) -> dict[str, Any]:
+        dry_run, state = request.get("dryRun") is not False, controller.state
+        checkpoint, specs = request.get("checkpoint"), _texts(request.get("specs"))
+        if not isinstance(checkpoint, str):
+            found = Problem("checkpoint", type(checkpoint).__name__, f"the text of {CHECKPOINT}")
+            raise ConfigError("request", (found,))
+        shadow_mode.check_off("resource claims")
+        prepared = read_checkpoint(checkpoint)
+        async with state.transaction() as transaction:
+            basis, known = transaction.basis, state.known
+            pods = {key: known.pods.get(one.pod_id) for key, one in known.containers.items()}
+            running = {key: (pod, known.containers[key]) for key, pod in pods.items() if pod is not None}
+            result = adopt_claims(basis, basis.engine, prepared, specs, running)
+            if not dry_run and result.adopted:
+                controller.placements.take_over(transaction, result.ledger)
+        if not dry_run:
+            await state.wait_written()
+            verify_soon()
+            count = {"claims": len(result.adopted), "leftOut": len(result.left_out)}
+            logger.warning("claims that dra-driver-cpu has prepared are taken over", extra=count)
+            for one in result.left_out:
+                fields = {"claim": one.name, "uid": one.uid, "problem": one.problem}
+                logger.warning("a resource claim is not taken over", extra=fields)
+        return _claims_view(result, dry_run=dry_run)
+
+    return import_claims
 
 
 def exporting(
@@ -88,6 +125,12 @@ def _files(given: object) -> Mapping[str, str]:
             return texts
     expected = f"the texts of {' and '.join(names)}, or of one of them"
     raise ConfigError("request", (Problem("files", type(given).__name__, expected),))
+
+
+def _texts(given: object) -> Mapping[str, str]:
+    if isinstance(given, dict) and all(isinstance(text, str) for text in given.values()):
+        return given
+    raise ConfigError("request", (Problem("specs", type(given).__name__, "texts of CDI specs by file"),))
 
 
 def _planned(basis: Current, files: Mapping[str, str], names: Names) -> TakeOver:
@@ -139,4 +182,25 @@ def _view(result: TakeOver, *, dry_run: bool) -> dict[str, Any]:
         ],
         "sharing": [entries[key].decision.request.name for key in result.sharing],
         "notRunning": [f"{uid}/{name}" for uid, name in result.absent],
+    }
+
+
+def _claims_view(result: Adoption, *, dry_run: bool) -> dict[str, Any]:
+    ledger = result.ledger
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ImportClaims",
+        "dryRun": dry_run,
+        "claims": [
+            {
+                "name": f"{held.claim.namespace}/{held.claim.name}",
+                "uid": held.claim.uid,
+                "cpus": str(held.cpus_of()),
+                "nodes": str(NodeSet(device.node for device in held.claim.devices)),
+                "containers": sorted(one.decision.request.name for one in users_of(ledger, held.claim.uid)),
+            }
+            for held in result.adopted
+        ],
+        "leftOut": [{"name": one.name, "uid": one.uid, "problem": one.problem} for one in result.left_out],
+        "sharing": [ledger.entries[key].decision.request.name for key in result.sharing],
     }

@@ -1,7 +1,9 @@
-"""`bayplan import-state`: take the containers over that kubelet's static managers have placed."""
+"""`bayplan import-state`: take the containers over that kubelet's static managers have placed, or the claims
+that dra-driver-cpu has prepared."""
 
 import argparse
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +13,26 @@ from bayplan.errors import ConfigError, Problem
 from bayplan.files import check_kind, read_text, unreadable
 
 VERB: Final = "import-state"
-HELP: Final = "take over what kubelet's static CPU and Memory Manager have given to containers; moves none"
+HELP: Final = (
+    "take over what kubelet's static CPU and Memory Manager, or dra-driver-cpu, have given to containers; "
+    "moves none"
+)
 
 DEFAULT_DIRECTORY: Final = Path("/var/lib/kubelet")
 FILES: Final = {"cpu": "cpu_manager_state", "memory": "memory_manager_state"}
+CLAIMS: Final = "claims"
+CLAIMS_FILE: Final = "dra_manager_state"
+CDI_DIRECTORY: Final = Path("/var/run/cdi")
+CDI_FILES: Final = ("dra.k8s.io-cpu_*.json", "dra.cpu_metadata_*.json")
+"""The driver's CDI specs: of the CPUs of each claim, and of the file that describes these to containers."""
 _COLUMNS: Final = (Column("CONTAINER"), Column("CPUS"), Column("NODES"))
+_CLAIM_COLUMNS: Final = (
+    Column("RESOURCE CLAIM", least=16),
+    Column("NODES"),
+    Column("CPUS"),
+    Column("CONTAINERS", rank=1),
+)
+_LEFT_COLUMNS: Final = (Column("NOT TAKEN OVER", least=16), Column("BECAUSE", least=20))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"where kubelet keeps its state files (default: {DEFAULT_DIRECTORY})",
     )
-    parser.add_argument("--only", choices=tuple(FILES), help="leave the other manager's file out")
+    parser.add_argument(
+        "--only",
+        choices=(*FILES, CLAIMS),
+        help="leave the other manager's file out; with claims take over what dra-driver-cpu has prepared",
+    )
+    parser.add_argument(
+        "--cdi-directory",
+        type=Path,
+        default=CDI_DIRECTORY,
+        metavar="DIR",
+        help=f"where dra-driver-cpu's CDI specs are, with --only claims (default: {CDI_DIRECTORY})",
+    )
     confirmed = parser.add_mutually_exclusive_group()
     confirmed.add_argument(
         "--dry-run", action="store_true", help="only show what would be taken over (the default)"
@@ -43,21 +71,46 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         BayplanError: no daemon answers, or it says what is wrong with the files.
     """
     check_kind(arguments.kubelet_directory, stat.S_IFDIR, "kubelet's directory")
+    if arguments.only == CLAIMS:
+        return _claims_answer(arguments)
     names = FILES.values() if arguments.only is None else [FILES[arguments.only]]
-    texts, problems = dict[str, str](), list[Problem]()
-    for name in names:
-        path = arguments.kubelet_directory / name
-        try:
-            texts[name] = read_text(path)
-        except (OSError, UnicodeDecodeError) as error:
-            problems.append(Problem(str(path), unreadable(error), "kubelet's state file"))
-    if problems:
-        raise ConfigError("kubelet's state", tuple(problems))
+    paths = [arguments.kubelet_directory / name for name in names]
+    texts = _texts(paths, "kubelet's state", "kubelet's state file")
     return ask(arguments.admin_socket, VERB, files=texts, dryRun=not arguments.yes)
+
+
+def _claims_answer(arguments: argparse.Namespace) -> dict[str, Any]:
+    checkpoint = arguments.kubelet_directory / CLAIMS_FILE
+    check_kind(arguments.cdi_directory, stat.S_IFDIR, "the directory of CDI specs")
+    paths = [path for pattern in CDI_FILES for path in sorted(arguments.cdi_directory.glob(pattern))]
+    texts = _texts([checkpoint], "kubelet's claims", "kubelet's record of claims")
+    specs = _texts(paths, "dra-driver-cpu's claims", "a CDI spec")
+    return ask(
+        arguments.admin_socket,
+        "import-claims",
+        checkpoint=texts[CLAIMS_FILE],
+        specs=specs,
+        dryRun=not arguments.yes,
+    )
+
+
+def _texts(paths: Iterable[Path], what: str, expected: str) -> dict[str, str]:
+    """The texts of files by their names; raises ConfigError with each that cannot be read."""
+    texts, problems = dict[str, str](), list[Problem]()
+    for path in paths:
+        try:
+            texts[path.name] = read_text(path)
+        except (OSError, UnicodeDecodeError) as error:
+            problems.append(Problem(str(path), unreadable(error), expected))
+    if problems:
+        raise ConfigError(what, tuple(problems))
+    return texts
 
 
 def blocks(view: dict[str, Any]) -> list[Block]:
     """What is taken over, for people."""
+    if "claims" in view:
+        return _claims_blocks(view)
     rows = tuple((one["name"], one["cpus"] or "shared", one["mems"] or "all") for one in view["containers"])
     shown: list[Block] = (
         [Table(_COLUMNS, rows)] if rows else ["The files give nothing to a running container."]
@@ -70,4 +123,23 @@ def blocks(view: dict[str, Any]) -> list[Block]:
         shown.append("Nothing was changed. bayplan import-state --yes does it, while kubelet is stopped.")
     else:
         shown.append("Taken over. Switch kubelet's managers off before it is started: docs/kubelet-state.md.")
+    return shown
+
+
+def _claims_blocks(view: dict[str, Any]) -> list[Block]:
+    rows = tuple(
+        (one["name"], one["nodes"], one["cpus"], ", ".join(one["containers"]) or "none yet")
+        for one in view["claims"]
+    )
+    shown: list[Block] = (
+        [Table(_CLAIM_COLUMNS, rows)] if rows else ["No claim of dra-driver-cpu can be taken over."]
+    )
+    if view["leftOut"]:
+        shown.append(Table(_LEFT_COLUMNS, tuple((one["name"], one["problem"]) for one in view["leftOut"])))
+    if view["sharing"]:
+        shown.append(f"On the shared CPUs: {', '.join(view['sharing'])}.")
+    if view["dryRun"]:
+        shown.append("Nothing was changed. bayplan import-state --only claims --yes does it.")
+    else:
+        shown.append("Taken over: bayplan claims lists what is held.")
     return shown

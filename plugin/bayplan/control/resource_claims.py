@@ -71,7 +71,7 @@ class ResourceClaims:
                     await self._placements.hold(transaction, entry)
             held = entry.resource_claim
             assert held is not None, "what is not refused is held"
-            await self._do(partial(self._specs.write, claim.uid, claim.requests))
+            await self._do(partial(self._specs.write, held))
             return held
 
     async def release(self, uid: str) -> bool:
@@ -92,11 +92,14 @@ class ResourceClaims:
                     raise UnavailableError(
                         f"resource claim {uid}", f"containers run on what it holds: {names}"
                     )
-                held = key in ledger.retained
-                if held:
+                held = ledger.resource_claims.get(key)
+                if held is not None:
+                    if held.adopted is not None:
+                        # Before, as nothing but the record knows whose these files are.
+                        await self._do(partial(self._specs.remove_adopted, held.adopted))
                     await self._placements.hold_no_longer(transaction, key)
             await self._do(partial(self._specs.remove, uid))
-            return held
+            return held is not None
 
     async def before_start(self, container_id: str) -> None:
         """Have its pod's cgroup allow the huge pages that a container which is about to start has through
@@ -141,9 +144,9 @@ class ResourceClaims:
         self.problem = problem
 
     def _sweep(self, ledger: Ledger) -> None:
-        held = {one.claim.uid: one.claim for one in ledger.resource_claims.values()}
+        held = ledger.resource_claims
         for uid in self._specs.uids():
-            if uid not in held:
+            if claim_key(uid) not in held:
                 self._specs.remove(uid)
-        for claim in held.values():
-            self._specs.write(claim.uid, claim.requests)
+        for one in held.values():
+            self._specs.write(one)

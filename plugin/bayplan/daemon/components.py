@@ -581,6 +581,7 @@ class Daemon:
             ),
             "check": checking(self.state.check_ledger),
             "import-state": self._import_state,
+            "import-claims": self._import_claims,
             "export-state": self._export_state,
         }
 
@@ -593,6 +594,11 @@ class Daemon:
         from bayplan.admin.kubelet_state import importing  # noqa: PLC0415 - kubelet's managers take 40 modules
 
         return await importing(self.controller, self._verify_now.set)(snapshot, asked)
+
+    async def _import_claims(self, snapshot: Snapshot, asked: Mapping[str, object]) -> View:
+        from bayplan.admin.kubelet_state import importing_claims  # noqa: PLC0415 - as above
+
+        return await importing_claims(self.controller, self._verify_now.set)(snapshot, asked)
 
     async def _export_state(self, snapshot: Snapshot, asked: Mapping[str, object]) -> View:
         from bayplan.admin.kubelet_state import exporting  # noqa: PLC0415 - as above

@@ -32,7 +32,15 @@ from bayplan.files import MAX_FILE_BYTES, read_file
 from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import parse_file, parse_number, read_optional, refusal
 from bayplan.model.decision import DeviceHint
-from bayplan.model.resource_claim import CDI_KIND, ClaimedDevice, cdi_name, is_uid, variable_of
+from bayplan.model.resource_claim import (
+    CDI_KIND,
+    AdoptedClaim,
+    ClaimedDevice,
+    HeldClaim,
+    cdi_name,
+    is_uid,
+    variable_of,
+)
 from bayplan.model.workload import Container, DeviceType
 from bayplan.sets import NodeSet
 
@@ -273,8 +281,9 @@ def _read(path: str, version: _Version) -> _File:
 
 
 class ClaimSpecs:
-    """The CDI specs of the resource claims that are held, a file for each in *directory*: by its devices,
-    one for each request, a runtime tells a container which claims it has. All calls block.
+    """The CDI specs of the resource claims that are held, files in *directory*: by their devices, one for
+    each request, a runtime tells a container which claims it has. Of a claim that another driver has prepared
+    they are that driver's. All calls block.
 
     Readers see a file whole or not at all: it is written beside, under a name that is no spec's, and renamed.
     """
@@ -282,45 +291,39 @@ class ClaimSpecs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def write(self, uid: str, requests: Iterable[str]) -> None:
-        """Have the spec of a claim there; nothing is written where it is.
+    def write(self, held: HeldClaim) -> None:
+        """Have the specs of a claim there; nothing is written where they are.
 
         Raises:
-            HostError: it cannot be written.
+            HostError: one cannot be written.
         """
-        path, content = self._path(uid), _claim_spec(uid, requests)
-        with suppress(OSError):
-            if read_file(path, follow=False).content == content:
-                return
-        shadow_mode.check_off(str(path))
-        beside = path.with_name(f".{path.name}.new")
-        try:
-            self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-            beside.unlink(missing_ok=True)
-            with beside.open("xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.chmod(0o644)
-            beside.rename(path)
-        except OSError as error:
-            raise HostError(str(path), f"cannot be written: {error.strerror}") from error
+        if held.adopted is not None:
+            files = {self._directory / name: text.encode() for name, text in held.adopted.specs.items()}
+        else:
+            claim = held.claim
+            files = {self._path(claim.uid): _claim_spec(claim.uid, claim.requests)}
+        for path, content in files.items():
+            self._write(path, content)
 
     def remove(self, uid: str) -> None:
-        """Have no spec of that claim.
+        """Have no spec of that claim, which is ours.
 
         Raises:
             HostError: it cannot be removed.
         """
-        path = self._path(uid)
-        shadow_mode.check_off(str(path))
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise HostError(str(path), f"cannot be removed: {error.strerror}") from error
+        self._remove(self._path(uid))
+
+    def remove_adopted(self, adopted: AdoptedClaim) -> None:
+        """Have no spec of a claim that another driver has prepared.
+
+        Raises:
+            HostError: one cannot be removed.
+        """
+        for name in adopted.specs:
+            self._remove(self._directory / name)
 
     def uids(self) -> list[str]:
-        """The claims whose specs are there.
+        """The claims whose specs are there and ours.
 
         Raises:
             HostError: they cannot be listed.
@@ -339,6 +342,31 @@ class ClaimSpecs:
         if not is_uid(uid):
             raise HostError(str(self._directory), f"no uid of a claim: {uid[:80]!r}")
         return self._directory / _CLAIM_FILE.replace("*", uid)
+
+    def _write(self, path: Path, content: bytes) -> None:
+        with suppress(OSError):
+            if read_file(path, follow=False).content == content:
+                return
+        shadow_mode.check_off(str(path))
+        beside = path.with_name(f".{path.name}.new")
+        try:
+            self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            beside.unlink(missing_ok=True)
+            with beside.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.chmod(0o644)
+            beside.rename(path)
+        except OSError as error:
+            raise HostError(str(path), f"cannot be written: {error.strerror}") from error
+
+    def _remove(self, path: Path) -> None:
+        shadow_mode.check_off(str(path))
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HostError(str(path), f"cannot be removed: {error.strerror}") from error
 
 
 def _claim_spec(uid: str, requests: Iterable[str]) -> bytes:

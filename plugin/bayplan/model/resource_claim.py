@@ -5,6 +5,9 @@ not to a container. Its entry is among those that the ledger retains for who has
 (`Ledger.retained`), under a key that no pod has. The containers of its pod run on what it holds: what they
 ask for themselves is promised beside it only as far as it is more. Invariant: what a claim holds is on the
 nodes that were allocated to it, and stays so until it is released.
+
+A claim may also be one that another driver has prepared before the node was taken over from it
+(`AdoptedClaim`): it holds the CPUs that this one gave to it, and ends as any other.
 """
 
 import re
@@ -20,6 +23,10 @@ CDI_KIND: Final = "bayplan.dev/claim"
 """The kind of the CDI devices by which a runtime tells a container which claims it has."""
 VARIABLE: Final = "BAYPLAN_CLAIM_"
 """What the variable of the environment begins with that says so, as ``uid/request``."""
+CPU_DRIVER: Final = "dra.cpu"
+"""The name of dra-driver-cpu, whose claims can be taken over."""
+CPU_DRIVER_VARIABLE: Final = "DRA_CPUSET_"
+"""What the name of its variable begins with: then come the claim's uid, ``=`` and the CPUs."""
 BY_CLAIM: Final = "resource claim"
 """The source of what a claim asks for."""
 
@@ -63,11 +70,32 @@ class ResourceClaim(Struct, frozen=True):
         return tuple(dict.fromkeys(device.request for device in self.devices))
 
 
+class PreparedDevice(Struct, frozen=True):
+    """What a driver answered to kubelet of a device of a claim, as kubelet keeps it."""
+
+    pool: str
+    device: str
+    requests: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    share_id: str | None = None
+
+
+class AdoptedClaim(Struct, frozen=True):
+    """What another ``driver`` has left of a claim that it has prepared: its answer to kubelet, and its CDI
+    specs by the names of their files. Both stay as they are for as long as the claim is held."""
+
+    driver: str
+    devices: tuple[PreparedDevice, ...] = ()
+    specs: Mapping[str, str] = field(default_factory=dict)
+
+
 class HeldClaim(Struct, frozen=True):
-    """A claim with what it holds: ``cpus`` has those of each device, in their order."""
+    """A claim with what it holds: ``cpus`` has those of each device, in their order. ``adopted``: another
+    driver has prepared it."""
 
     claim: ResourceClaim
     cpus: tuple[CpuSet, ...] = ()
+    adopted: AdoptedClaim | None = None
 
     def by_node(self, requests: Iterable[str] | None = None) -> dict[int, dict[str, int]]:
         """Bytes by node and resource, of some requests, or of all."""
@@ -143,8 +171,9 @@ def variable_of(uid: str, request: str) -> tuple[str, str]:
 
 
 def claims_in(environment: Iterable[str]) -> tuple[str, ...]:
-    """The requests of claims, as ``uid/request``, that an *environment* of ``name=value`` tells of. What only
-    looks like it is none."""
+    """The requests of claims, as ``uid/request``, that an *environment* of ``name=value`` tells of; of those
+    that `CPU_DRIVER` prepares ``uid/``, for it gives a container all of a claim. What only looks like it is
+    none."""
     found = []
     for one in environment:
         if one.startswith(VARIABLE):
@@ -152,4 +181,8 @@ def claims_in(environment: Iterable[str]) -> tuple[str, ...]:
             uid, _, request = value.partition("/")
             if is_uid(uid) and is_request(request) and name == variable_of(uid, request)[0]:
                 found.append(value)
+        elif one.startswith(CPU_DRIVER_VARIABLE):
+            uid = one.removeprefix(CPU_DRIVER_VARIABLE).partition("=")[0]
+            if is_uid(uid):
+                found.append(f"{uid}/")
     return tuple(dict.fromkeys(found))

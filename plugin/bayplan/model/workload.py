@@ -86,7 +86,8 @@ class Container(Struct, frozen=True):
     is the one of its spec, ``exec_cpus`` those of processes that enter it later; NRI shows neither.
     ``placement_source`` is the source of what is mounted at PLACEMENT_MOUNT, empty where nothing is;
     ``given_environment`` are the names of the variables that its processes have, of those that we set.
-    ``resource_claims`` are the requests of claims of its pod that it has, as ``uid/request``.
+    ``resource_claims`` are the requests of claims of its pod that it has, as ``uid/request``, or as ``uid/``
+    where it has all of one that another driver prepared.
     """
 
     id: str

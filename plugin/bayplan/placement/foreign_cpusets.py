@@ -7,9 +7,11 @@ containers, in the spec only. Nothing here changes a pin: see `bayplan.engines.k
 """
 
 import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.model.decision import QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
@@ -17,6 +19,9 @@ from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet
+
+TAKEN_OVER: Final = "taken-over"
+"""Code of the reason why a container is where kubelet's managers, or another driver, have put it."""
 
 
 class PinningManager(enum.Enum):
@@ -88,6 +93,19 @@ def pin_sentences(requests: Iterable[Request], configured: Collection[PinningMan
 def kubelet_sentence(manager: PinningManager, seen: str) -> str:
     """That a manager of kubelet pins containers, and how that was *seen*."""
     return f"kubelet's {manager.value} pins containers itself (seen in {seen}); what it sets stays as it is"
+
+
+def sharing(ledger: Ledger, is_shared: Callable[[CpuSet], bool]) -> Iterator[Entry]:
+    """The entries of kubelet's containers that somebody pins to CPUs which *is_shared* knows as those of
+    everybody, on ours from now on."""
+    for entry in ledger.entries.values():
+        request = entry.decision.request
+        kubelets = request.qos_source is QosSource.CGROUP_PARENT and not request.opted_out
+        cpus = request.pinned_cpus
+        if kubelets and cpus is not None and is_shared(cpus) and not entry.decision.placement.own_cpus:
+            request = replace(request, pinned_cpus=None, pinned_by_update=False)
+            decision = replace(entry.decision, request=request)
+            yield replace(entry, decision=decision, notified_cpus=cpus)
 
 
 class CpuHolder(Struct, frozen=True):

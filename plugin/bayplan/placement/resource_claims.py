@@ -6,7 +6,7 @@ claims hold; what they ask for themselves is promised beside it as far as it is 
 higher, they cannot use more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec.structs import replace
@@ -62,8 +62,10 @@ def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim) -> Entry:
         held = before.resource_claim
         if held.claim.devices == claim.devices:
             return replace(before, resource_claim=replace(held, claim=claim))
+        if held.adopted is not None:
+            return _refused(request_of(claim), f"it is held as {held.adopted.driver} has prepared it")
         basis = basis.with_ledger(basis.ledger.without_retained(claim.key))
-    request = _request_of(claim)
+    request = request_of(claim)
     refused = _why_not(basis, engine, claim)
     if refused is not None:
         return _refused(request, refused)
@@ -102,19 +104,26 @@ def with_resource_claims(
         uid, _, name = each.partition("/")
         wanted.setdefault(uid, []).append(name)
     claims = ledger.resource_claims
+    had: list[str] = []
     rows: list[Mapping[int, Mapping[str, int]]] = []
     cpus = CpuSet()
     for uid, names in wanted.items():
         held = claims.get(claim_key(uid))
+        if names == [""] and (held is None or held.adopted is None):
+            continue  # A variable of another driver, which has not prepared it here.
         if held is None or pod.uid not in held.claim.pod_uids:
             whose = "is not held on this node" if held is None else "is not held for its pod"
             text = f"{container_name(pod, container)} has resource claim {uid}, which {whose}"
             return Decision(request, Outcome.REFUSED, reasons=(Reason(NOT_HELD, text),))
-        rows.append(held.by_node(names))
-        cpus |= held.cpus_of(names)
+        had.append(uid)
+        requests = names if held.adopted is None else None
+        rows.append(held.by_node(requests))
+        cpus |= held.cpus_of(requests)
+    if not had:
+        return request
     nodes = NodeSet(node for row in rows for node in row)
     amounts = sum_of(row for by_node in rows for row in by_node.values())
-    share = ClaimShare(tuple(wanted), nodes, _left_of(ledger, wanted, amounts), cpus)
+    share = ClaimShare(tuple(had), nodes, _left_of(ledger, had, amounts), cpus)
     request = replace(request, claimed=share)
     if cpus:
         request = replace(request, exclusive_cpus=0, cpus=None)
@@ -160,7 +169,7 @@ def pod_hugepages(ledger: Ledger, pod_uid: str) -> dict[int, int]:
     return {size: amount + beside.get(size, 0) for size, amount in claimed.items()}
 
 
-def _left_of(ledger: Ledger, wanted: Mapping[str, list[str]], amounts: Mapping[str, int]) -> dict[str, int]:
+def _left_of(ledger: Ledger, wanted: Iterable[str], amounts: Mapping[str, int]) -> dict[str, int]:
     """What of *amounts* no other container of these claims counts on: together they may use no more than is
     promised to the claims and to themselves."""
     left = dict(amounts)
@@ -174,8 +183,8 @@ def _left_of(ledger: Ledger, wanted: Mapping[str, list[str]], amounts: Mapping[s
     return {resource: amount for resource, amount in left.items() if amount}
 
 
-def _request_of(claim: ResourceClaim) -> Request:
-    """The request that a claim's entry shows."""
+def request_of(claim: ResourceClaim) -> Request:
+    """The request that the entry of *claim* shows."""
     amounts = claim.amounts_bytes
     memory_bytes = amounts.pop(MEMORY, 0)
     return Request(

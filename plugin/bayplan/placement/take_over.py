@@ -7,7 +7,6 @@ nodes that it had; where files and container do not agree nothing is taken over.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,13 +16,11 @@ from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.engines.kubelet.memory_state import Blocks, MemoryState
 from bayplan.errors import Problem
 from bayplan.model.basis import Allocatable, Basis
-from bayplan.model.decision import Decision, Outcome, QosSource, Reason
+from bayplan.model.decision import Decision, Outcome, Reason
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.placement.foreign_cpusets import TAKEN_OVER, sharing
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
-
-TAKEN_OVER: Final = "taken-over"
-"""Code of the reason why a container is where kubelet's managers have put it."""
 
 Names = Mapping[str, tuple[str, str]]
 """Pod uid and container name by container id."""
@@ -99,11 +96,12 @@ def take_over(
     after = ledger
     for entry in entries:
         after = after.with_entry(entry)
-    sharing = () if state.cpus is None else tuple(_sharing(after, state.cpus.shared))
-    for entry in sharing:
+    pool = None if state.cpus is None else state.cpus.shared
+    members = () if pool is None else tuple(sharing(after, lambda cpus: cpus == pool))
+    for entry in members:
         after = after.with_entry(entry)
     taken = tuple(sorted(entry.container_id for entry in entries))
-    others = tuple(sorted(entry.container_id for entry in sharing if entry.container_id not in taken))
+    others = tuple(sorted(entry.container_id for entry in members if entry.container_id not in taken))
     return TakeOver(after, taken, others, tuple(absent))
 
 
@@ -183,14 +181,3 @@ def _contended(basis: Basis, found: list[_Found]) -> Iterator[Problem]:
         for other in sorted({owners[cpu] for cpu in cpus if cpu in owners}):
             yield Problem(f"{name}, in a file", cpus_text(cpus), f"none of those that {other} has to itself")
         owners |= dict.fromkeys(cpus, name)
-
-
-def _sharing(ledger: Ledger, shared: CpuSet) -> Iterator[Entry]:
-    """The entries of kubelet's containers that are pinned to its *shared* CPUs, on ours from now on."""
-    for entry in ledger.entries.values():
-        request = entry.decision.request
-        kubelets = request.qos_source is QosSource.CGROUP_PARENT and not request.opted_out
-        if kubelets and request.pinned_cpus == shared and not entry.decision.placement.exclusive_cpus:
-            request = replace(request, pinned_cpus=None, pinned_by_update=False)
-            decision = replace(entry.decision, request=request)
-            yield replace(entry, decision=decision, notified_cpus=shared)

@@ -92,7 +92,8 @@ def claimable_by_node(basis: Basis, *, jointly: bool = False) -> dict[int, dict[
         free_bytes = _together(basis, free_bytes)
         most, alone = max(0, basis.exclusive_room()), sum(free_cpus.values())
         free_cpus = {node: count * min(most, alone) // (alone or 1) for node, count in free_cpus.items()}
-    held = list(basis.ledger.resource_claims.values())
+    # What another driver's claims hold the scheduler does not subtract from our devices.
+    held = [one for one in basis.ledger.resource_claims.values() if one.adopted is None]
     rows = [one.by_node() for one in held]
     own = union(one.cpus_of() for one in held)
     return {

@@ -17,7 +17,7 @@ from bayplan.errors import HostError, PlacementError, StateError, UnavailableErr
 from bayplan.host.devices import CdiSpecs, ClaimSpecs
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.decision import QosClass
-from bayplan.model.resource_claim import cdi_name, claims_in
+from bayplan.model.resource_claim import HeldClaim, cdi_name, claims_in
 from bayplan.nri import Event
 from bayplan.quantity import MIB
 from support.controllers import begun, controlled, full_disk, here
@@ -139,7 +139,7 @@ async def test_specs_that_a_reboot_took_are_made_again_and_those_of_nobody_go(tm
     for path in specs.iterdir():
         path.unlink()
     specs.rmdir()
-    ClaimSpecs(specs).write("of-nobody", ["x"])
+    ClaimSpecs(specs).write(HeldClaim(claim(device(0, request="x"), uid="of-nobody")))
     (specs / "vendor.json").write_text("{}")
     async with controlled(tmp_path / "state") as node:
         claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
@@ -233,7 +233,7 @@ async def finishes(state: Path, specs: Path, verb: str) -> None:
 def test_what_is_no_uid_is_no_file(tmp_path: Path, uid: str) -> None:
     specs = ClaimSpecs(tmp_path / "cdi")
     with pytest.raises(HostError):
-        specs.write(uid, ["near"])
+        specs.write(HeldClaim(claim(device(0), uid=uid)))
     assert not (tmp_path / "cdi").exists()
 
 
