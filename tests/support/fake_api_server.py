@@ -6,7 +6,7 @@ It keeps the rules on which the agent depends: 409 for fields of another manager
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any, Final
@@ -16,7 +16,7 @@ from bayplan.agent.cluster.api import TIMEOUT_S, Api, Reachability
 from bayplan.agent.http_client import Server
 from support.fake_kubelet import RECORDED, TOKEN
 from support.http_server import Handler, serving
-from support.slice_rules import complaints
+from support.slice_rules import complaints, without_lists
 
 Object = dict[str, Any]
 
@@ -39,7 +39,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 class FakeApiServer:
     """``objects`` by path; ``requests`` are method and path of all that came. What a test sets: ``forbidden``
     (methods and beginnings of paths), ``crd_versions``, ``hangs``, ``busy``, ``starts`` (it is not ready),
-    ``loses_answers`` (to writes of managed fields), and ``budgets``, names of pods that a
+    ``loses_answers`` (to writes of managed fields), ``takes_lists`` (`DRAListTypeAttributes`), ``budgets``, names of pods that a
     PodDisruptionBudget keeps."""
 
     def __init__(self) -> None:
@@ -53,6 +53,7 @@ class FakeApiServer:
         self.busy = False
         self.starts = False
         self.loses_answers = False
+        self.takes_lists = False
         self.budgets: set[str] = set()
         self.changed = threading.Condition()
         self.port = 0
@@ -126,7 +127,8 @@ class FakeApiServer:
                 raise Refusal(HTTPStatus.FORBIDDEN, f'"{path}" is forbidden: User "agent" cannot {method}')
             self._check_served(path)
             if method == "GET" and path in {PODS, SLICES}:
-                return {"kind": "List", "metadata": self._metadata({}), "items": self._listed(path)}
+                items = list(filter(_selected(query), self._listed(path)))
+                return {"kind": "List", "metadata": self._metadata({}), "items": items}
             if self.busy:
                 raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, "too many requests, please try again later")
             if path.endswith("/eviction") and body["metadata"]["name"] in self.budgets:
@@ -181,6 +183,8 @@ class FakeApiServer:
     def _apply(self, path: str, manager: str, applied: Object) -> Object:
         if path.endswith("/status"):
             return self._apply_status(path.removesuffix("/status"), applied)
+        if path.startswith(f"{SLICES}/") and not self.takes_lists:
+            applied = without_lists(applied)
         if path.startswith(f"{SLICES}/") and (wrong := complaints(applied)):
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "; ".join(wrong))
         other = self._managers.get(path, manager)
@@ -245,6 +249,14 @@ class FakeApiServer:
 
 def _version_of(event: Object) -> str:
     return str(event["object"]["metadata"]["resourceVersion"])
+
+
+def _selected(query: dict[str, list[str]]) -> Callable[[Object], bool]:
+    """What the field selector of a *query* selects by driver."""
+    wanted = "spec.driver="
+    fields = [one for text in query.get("fieldSelector", []) for one in text.split(",")]
+    drivers = [one.removeprefix(wanted) for one in fields if one.startswith(wanted)]
+    return lambda one: not drivers or one["spec"].get("driver") in drivers
 
 
 def _handler(fake: FakeApiServer) -> type[Handler]:

@@ -13,6 +13,9 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _MOST_DEVICES: Final = 128
+_MOST_ADVANCED_DEVICES: Final = 64
+"""Where one has a taint or a list."""
+_MOST_VALUES: Final = 48
 _MOST_ENTRIES: Final = 32
 _MOST_NAME: Final = 253
 _MOST_STRING: Final = 64
@@ -30,7 +33,8 @@ def _complaints(made: Object) -> Iterator[str]:
     pool, devices = spec["pool"], spec["devices"]
     if pool["generation"] < 0 or pool["resourceSliceCount"] < 1:
         yield f"pool: {pool}"
-    if len(devices) > _MOST_DEVICES:
+    advanced = any(any(map(_list_of, device["attributes"].values())) for device in devices)
+    if len(devices) > (_MOST_ADVANCED_DEVICES if advanced else _MOST_DEVICES):
         yield f"devices: {len(devices)}"
     if len({device["name"] for device in devices}) != len(devices):
         yield "devices: a name twice"
@@ -49,13 +53,36 @@ def _of_device(device: Object) -> Iterator[str]:
         if not _IDENTIFIER.fullmatch(identifier) or (domain and not _SUBDOMAIN.fullmatch(domain)):
             yield f"{name}: {key}"
     for key, value in attributes.items():
-        if len(value) != 1 or len(str(value.get("string", ""))) > _MOST_STRING:
-            yield f"{name}: {key}: {value}"
+        texts = [str(value.get("string", "")), *_list_of(value)]
+        if len(value) != 1 or [] in value.values() or max(map(len, texts)) > _MOST_STRING:
+            yield f"{name}: {key}: {value}: exactly one value must be specified"
+    if sum(max(1, len(_list_of(value))) for value in attributes.values()) > _MOST_VALUES:
+        yield f"{name}: more than {_MOST_VALUES} values of attributes"
     yield from _of_mapping(device)
     for key, one in capacity.items():
         if "requestPolicy" in one and not device.get("allowMultipleAllocations"):
             yield f"{name}: {key}: a policy without several allocations"
         yield from (f"{name}: {key}: {problem}" for problem in _of_policy(one))
+
+
+def _list_of(attribute: Object) -> list[str]:
+    return attribute.get("strings", [])
+
+
+def without_lists(made: Object) -> Object:
+    """What the API server makes of the slice *made* while `DRAListTypeAttributes` is off: a list is dropped,
+    and leaves an attribute without a value."""
+    devices = [
+        {
+            **device,
+            "attributes": {
+                name: {key: one for key, one in value.items() if key != "strings"}
+                for name, value in device["attributes"].items()
+            },
+        }
+        for device in made["spec"]["devices"]
+    ]
+    return {**made, "spec": {**made["spec"], "devices": devices}}
 
 
 def _of_mapping(device: Object) -> Iterator[str]:

@@ -116,13 +116,15 @@ def _claims(
     if api is None or ClusterTask.CLAIMS not in settings.cluster_tasks:
         return (), ()
     from bayplan.agent.dra.driver import ClaimDriver  # noqa: PLC0415 - loaded with that task
+    from bayplan.agent.dra.former_driver import FormerDriver  # noqa: PLC0415 - likewise
     from bayplan.agent.dra.service import DraService  # noqa: PLC0415 - likewise
     from bayplan.agent.dra.slice_publisher import SlicePublisher  # noqa: PLC0415 - likewise
 
     node_name = settings.node_name
     driver = ClaimDriver(api, link, mirror, node_name)
     sockets = settings.kubelet_plugins, settings.kubelet_plugins_registry
-    return (SlicePublisher(api, mirror, node_name), driver), (
+    former = FormerDriver(api, link, mirror, driver, node_name, sockets)
+    return (SlicePublisher(api, mirror, node_name), driver, former), (
         DraService(*sockets, node_name, driver, mirror),
     )
 

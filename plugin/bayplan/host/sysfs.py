@@ -11,6 +11,7 @@ never returned.
 """
 
 import logging
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -156,6 +157,7 @@ processing accelerators, InfiniBand. 0x0300 is the display of a server's managem
 _NETWORK: Final = "0x02"
 _CPU: Final = re.compile(r"cpu([0-9]{1,5})")
 _NODE: Final = re.compile(r"node([0-9]{1,5})")
+_PCI_ROOT: Final = re.compile(r"/devices/(pci[0-9a-f]{4,8}:[0-9a-f]{2})/")
 _CACHE_INDEX: Final = re.compile(r"index([0-9]{1,5})")
 _HUGEPAGES: Final = re.compile(r"hugepages-([0-9]{1,15})kB")
 _UNKNOWN_ID: Final = "-1"
@@ -282,7 +284,7 @@ def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ..
     }
     cpus_of = in_first_nodes(listed)
     sharing = NodeSet(node for node in online_nodes if listed[node] != cpus_of[node])
-    devices = _devices(Path(tree.root) / "sys/bus/pci/devices")
+    devices, roots = _devices(Path(tree.root) / "sys/bus/pci/devices")
     cpu_nodes = NodeSet(node for node, cpus in cpus_of.items() if cpus)
     owners = read_owners(tree.root, cpu_nodes)
     tiers = read_tiers(tree.root, NodeSet(owners))
@@ -305,6 +307,7 @@ def _numa_nodes(tree: TopologyTree, online_cpus: CpuSet) -> tuple[tuple[Node, ..
                 initiators=reach.initiators & online_nodes,
                 owner=owners.get(node_id, ""),
                 devices=devices[node_id],
+                pcie_roots=tuple(sorted(roots.get(node_id, ()))),
                 performance=reach.performance,
                 is_movable=bool(kernel_nodes) and memory_bytes > 0 and node_id not in kernel_nodes,
             )
@@ -369,19 +372,24 @@ def _distances(tree: TopologyTree, directory: str, online_nodes: NodeSet) -> Map
     return {} if row is None else dict(zip(online_nodes, row, strict=True))
 
 
-def _devices(directory: Path) -> Counter[int]:
-    """How many PCI devices that containers are made for are attached to each node."""
-    found: Counter[int] = Counter()
+def _devices(directory: Path) -> tuple[Counter[int], dict[int, set[str]]]:
+    """How many PCI devices that containers are made for are attached to each node, and the roots of all PCI
+    devices there. A root that has devices of several nodes is each one's."""
+    found, roots = Counter[int](), dict[int, set[str]]()
     if not directory.is_dir():
-        return found
+        return found, roots
     for device in map(str, directory.iterdir()):
+        node = (read_optional(f"{device}/numa_node") or "").strip()
+        if not node.isdecimal():
+            continue
+        root = _PCI_ROOT.search(os.readlink(device)) if os.path.islink(device) else None  # noqa: PTH114, PTH115 - texts
+        if root is not None:
+            roots.setdefault(int(node), set()).add(root[1])
         kind = (read_optional(f"{device}/class") or "").strip()
         functions = kind.startswith(_NETWORK) and read_optional(f"{device}/sriov_numvfs")
         if kind.startswith(_FOR_CONTAINERS) or (functions and functions.strip() != "0"):
-            node = (read_optional(f"{device}/numa_node") or "").strip()
-            if node.isdecimal():
-                found[int(node)] += 1
-    return found
+            found[int(node)] += 1
+    return found, roots
 
 
 def _cpus(tree: TopologyTree, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:

@@ -83,7 +83,7 @@ class Node(Struct, frozen=True):
     ``owner`` names the device whose memory the node is, empty for memory of the machine itself. ``devices``
     counts the devices close to it that containers are made for: accelerators, InfiniBand, adapters with
     virtual functions. ``is_movable``: the kernel has no memory there for itself, as all that there is is in
-    the zone Movable.
+    the zone Movable. ``pcie_roots`` are the PCI roots that have devices close to it (``pci0000:3a``).
     """
 
     id: int
@@ -97,6 +97,7 @@ class Node(Struct, frozen=True):
     devices: int = 0
     performance: Performance = Performance()
     is_movable: bool = False
+    pcie_roots: tuple[str, ...] = ()
 
     def capacity_bytes(self) -> dict[str, int]:
         """Bytes by resource: ordinary memory is MemTotal less what the huge page pools hold of it."""

@@ -26,6 +26,7 @@ from bayplan.model.resources import Resources
 from bayplan.model.wishes import readable_wishes, ruled_wishes, without_cpu_wishes, wrong_cpu_wish
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.memory_policy import bound_among, found_with_node_for_the_kernel
+from bayplan.placement.resource_claims import on_claimed_cpus, with_resource_claims
 from bayplan.sets import CpuSet, NodeSet
 
 AFTER_ITS_END: Final = "found-after-its-end"
@@ -166,6 +167,9 @@ def adopt(
             wishes = without_cpu_wishes(wishes)
             request = derive_request(pod, container, machine, wishes, outside=policy.outside_requests)
     request = replace(request, placement_file=container.has_our_placement, environment=(), exec_cpus=None)
+    with_claims = with_resource_claims(ledger, engine, pod, container, request)
+    if isinstance(with_claims, Request):
+        request = with_claims
     cpus, mems = request.pinned_cpus, request.pinned_mems
     isolated = request.wishes_isolated_cpus
     candidates = basis.exclusive_candidates(isolated=isolated)
@@ -181,8 +185,8 @@ def adopt(
     placement = engine.adopt(basis, request, bound)
     if cpus and own:
         placement = replace(placement, mems=mems, exclusive_cpus=cpus)
-    entry = Entry(Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)), notified_cpus=cpus)
-    return in_its_pool(basis, entry)
+    decision = on_claimed_cpus(Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)))
+    return in_its_pool(basis, Entry(decision, notified_cpus=cpus))
 
 
 def in_its_pool(basis: Basis, entry: Entry) -> Entry:

@@ -618,3 +618,17 @@ def test_devices_that_containers_are_made_for_count_on_their_node(tmp_path):
             tree.files[f"sys/devices/pci0000:00/{address}/sriov_numvfs"] = f"{functions}\n"
     root = tree.write(tmp_path)
     assert [node.devices for node in read_machine(root).nodes] == [1, 3]
+
+
+def test_the_roots_of_pci_devices_are_their_nodes(tmp_path):
+    tree = SysfsTree(machine(2))
+    for place, node in {
+        "pci0000:00/0000:00:1f.0": 0,
+        "pci0000:3a/0000:3a:00.0": 1,
+        "pci0000:3a/0000:3a:00.0/0000:3b:00.0": 1,
+        "pci10000:e0/10000:e0:00.0": 0,
+        "pci0000:80/0000:80:00.0": -1,
+    }.items():
+        tree.add_device(place, node=node, bus="pci")
+    found = read_machine(tree.write(tmp_path))
+    assert [node.pcie_roots for node in found.nodes] == [("pci0000:00", "pci10000:e0"), ("pci0000:3a",)]

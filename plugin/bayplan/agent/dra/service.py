@@ -8,9 +8,9 @@ socket that is gone means for kubelet that the driver is gone, and half a minute
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 
@@ -18,7 +18,6 @@ from bayplan._proto.dra import api_pb2 as pb
 from bayplan._proto.dra import health_pb2
 from bayplan._proto.plugin_registration import api_pb2 as registration
 from bayplan.agent.condition import Condition
-from bayplan.agent.dra.driver import ClaimDriver
 from bayplan.agent.dra.slices import DRIVER, device_name
 from bayplan.agent.grpc_sockets import for_owner_and_group, make_place, unary_method
 from bayplan.agent.mirror import Mirror
@@ -42,20 +41,35 @@ _MAX_CALLS: Final = 256
 _GRACE_S: Final = 1.0
 
 
+class Claims(Protocol):
+    """What answers kubelet about claims."""
+
+    async def prepare(self, claims: Iterable[pb.Claim]) -> pb.NodePrepareResourcesResponse:
+        """An answer for each of *claims*."""
+        ...
+
+    async def unprepare(self, claims: Iterable[pb.Claim]) -> pb.NodeUnprepareResourcesResponse:
+        """An answer for each of *claims*."""
+        ...
+
+
 class DraService:
-    """Serves kubelet from `start` to `close`: registration below *registry*, the driver below *plugins*."""
+    """Serves kubelet from `start` to `close` as the driver *name*: registration below *registry*, the driver
+    below *plugins*, in our own directories both. The health of devices is told of our own ones."""
 
     def __init__(
         self,
         plugins: Path,
         registry: Path,
         node_name: str,
-        driver: ClaimDriver,
+        driver: Claims,
         mirror: Mirror,
         repeat_s: float = REPEAT_S,
+        name: str = DRIVER,
     ) -> None:
-        self.endpoint = plugins / DRIVER / "dra.sock"
-        self.registrar = registry / DRIVER / f"{DRIVER}-reg.sock"
+        self.endpoint = plugins / DRIVER / ("dra.sock" if name == DRIVER else f"{name}.sock")
+        self.registrar = registry / DRIVER / f"{name}-reg.sock"
+        self._name = name
         self._node_name = node_name
         self._driver = driver
         self._mirror = mirror
@@ -77,8 +91,9 @@ class DraService:
                 "NodePrepareResources": unary_method(self._prepare, pb.NodePrepareResourcesRequest),
                 "NodeUnprepareResources": unary_method(self._unprepare, pb.NodeUnprepareResourcesRequest),
             },
-            HEALTH: {"NodeWatchResources": _stream(self._health)},
         }
+        if self._name == DRIVER:
+            services[HEALTH] = {"NodeWatchResources": _stream(self._health)}
         try:
             await self._serve(self.endpoint, services)
             await self._serve(self.registrar, {REGISTRATION: self._registrar()})
@@ -113,7 +128,10 @@ class DraService:
 
     async def _info(self, _: registration.InfoRequest, __: Any) -> registration.PluginInfo:
         return registration.PluginInfo(
-            type="DRAPlugin", name=DRIVER, endpoint=str(self.endpoint), supported_versions=VERSIONS
+            type="DRAPlugin",
+            name=self._name,
+            endpoint=str(self.endpoint),
+            supported_versions=VERSIONS if self._name == DRIVER else VERSIONS[:1],
         )
 
     async def _registered(

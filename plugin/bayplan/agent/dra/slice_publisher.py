@@ -28,6 +28,7 @@ from bayplan.agent.dra.slices import (
     devices_of,
     resource_slices,
     with_mapping,
+    without_lists,
 )
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
@@ -109,6 +110,7 @@ class SlicePublisher(Publisher[_Room]):
         self._selector = urlencode({"fieldSelector": f"spec.nodeName={node_name},spec.driver={DRIVER}"})
         self._node_uid = ""
         self._maps = False
+        self._takes_lists = True
         self._published: dict[str, str] | None = None
         """The digests of the slices that are there, by name; None while that is not known."""
         self._generation = 0
@@ -143,6 +145,15 @@ class SlicePublisher(Publisher[_Room]):
         )
 
     async def _publish(self, room: _Room) -> None:
+        try:
+            await self._write(room)
+        except ApiError as error:
+            if error.status != HTTPStatus.UNPROCESSABLE_ENTITY or not self._takes_lists:
+                raise
+            self._takes_lists = False
+            await self._write(room)
+
+    async def _write(self, room: _Room) -> None:
         basis = room.snapshot
         devices = (
             [] if basis.engine != EXACT else await asyncio.to_thread(devices_of, basis, jointly=room.jointly)
@@ -153,6 +164,8 @@ class SlicePublisher(Publisher[_Room]):
             self._maps = MAPPING_FEATURE in node.features
             await self._list()
         assert self._published is not None
+        if not self._takes_lists:
+            devices = [without_lists(device) for device in devices]
         if self._maps:
             devices = [with_mapping(device) for device in devices]
         wanted = self._slices(devices)

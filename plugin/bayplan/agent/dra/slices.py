@@ -35,6 +35,9 @@ _DEVICES_PER_SLICE: Final = 64
 """Kubernetes takes 128, and 64 where one of them has a taint."""
 _MOST_GROUPINGS: Final = 8
 """A device has 32 attributes and capacities at most."""
+_MOST_ROOTS: Final = 24
+"""A device has 48 values of attributes at most, those of lists counted, and others here are 15 at most. With
+more roots the list is left out: one that lacks some says of these that they are elsewhere."""
 _NAME_BYTES: Final = 253
 """Of a Kubernetes object's name."""
 
@@ -123,6 +126,13 @@ def with_mapping(device: Object) -> Object:
     return {**device, "nodeAllocatableResources": mapped} if mapped else device
 
 
+def without_lists(device: Object) -> Object:
+    """*device* without the attributes that are lists, which an API server takes where the feature
+    `DRAListTypeAttributes` is on. Elsewhere it drops the list, and refuses what has no value then."""
+    kept = {key: value for key, value in device["attributes"].items() if "strings" not in value}
+    return {**device, "attributes": kept}
+
+
 def _slice_name(node_name: str, number: int) -> str:
     name = f"{node_name}-{DRIVER}-{number}"
     if len(name) <= _NAME_BYTES:
@@ -169,6 +179,8 @@ def _attributes(
     caches = {cpu.l3_cache_id for cpu in machine.cpus if cpu.id in node.cpus} - {None}
     if len(caches) > 1:
         yield f"{DRIVER}/l3Caches", {"int": len(caches)}
+    if 0 < len(node.pcie_roots) <= _MOST_ROOTS:
+        yield "resource.kubernetes.io/pcieRoot", {"strings": list(node.pcie_roots)}
 
 
 def _socket(machine: Machine, node: Node) -> int | None:

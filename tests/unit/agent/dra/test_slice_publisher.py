@@ -180,3 +180,24 @@ async def test_an_api_server_that_is_killed_is_told_when_it_is_back() -> None:
     show(mirror, NOTHING)
     async with publishing(api, mirror):
         await until(lambda: shows(api, NOTHING))
+
+
+@pytest.mark.parametrize("takes_lists", [True, False])
+async def test_lists_are_published_where_the_api_server_takes_them(takes_lists: bool) -> None:
+    """It refuses a slice with one as a whole where it does not, which is learned once."""
+    api, mirror, key = FakeApiServer(), Mirror(), "resource.kubernetes.io/pcieRoot"
+    api.takes_lists = takes_lists
+    nodes = tuple(replace(node, pcie_roots=(f"pci0000:0{node.id}",)) for node in MACHINE.nodes)
+    machine = Machine(nodes, MACHINE.cpus)
+    async with publishing(api, mirror):
+        for number, ledger in enumerate((Ledger(), Ledger.of([Entry(GUARANTEED)]))):
+            show(mirror, make_snapshot(machine=machine, ledger=ledger))
+            await until(
+                lambda number=number: len(api.slices()) == 1 and writes(api) > number + (not takes_lists)
+            )
+            (one,) = api.slices()
+            found = [device["attributes"].get(key) for device in one["spec"]["devices"]]
+            assert found == (
+                [{"strings": [f"pci0000:0{each}"]} for each in (0, 1)] if takes_lists else [None] * 2
+            )
+        assert writes(api) == 2 + (not takes_lists)

@@ -1,6 +1,7 @@
 """The devices of a node by its ledger: what the API server takes, and what claims can have."""
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,8 @@ from bayplan.agent.dra.slices import (
     resource_of_key,
     resource_slices,
     step_of,
+    with_mapping,
+    without_lists,
 )
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Placement
@@ -23,12 +26,15 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import GIB, MIB, parse_quantity
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.simulate.topology_sources import read_topology
 from bayplan.views.node_room import claimable_by_node
 from support.exact_draws import draw_machine
 from support.layouts import Layout
 from support.slice_rules import complaints, pool_devices
 from support.snapshots import BURSTABLE, MACHINE, make_snapshot
 
+DATA = Path(__file__).parents[3] / "data"
+FILES = sorted([*(DATA / "machines").glob("*.txt"), *(DATA / "gallery").glob("*.yaml")])
 NUMA = "resource.kubernetes.io/numaNode"
 
 
@@ -166,3 +172,55 @@ def test_more_nodes_than_a_slice_holds_are_several_slices_of_one_pool() -> None:
     assert found is not None
     assert len(found) == 70
     assert pool_devices(made[:1]) is None
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_api_server_takes_the_devices_of_each_machine_that_we_know(path: Path) -> None:
+    """All that a slice may have: so many devices, so many attributes, so long a text."""
+    machine = read_topology(path)
+    fits(machine)
+    fits(with_everything(machine))
+
+
+def test_the_api_server_takes_the_devices_of_the_largest_machines() -> None:
+    for made in (Layout(sockets=36, cores=4), Layout(sockets=4, nodes=9, cores=4, caches=2)):
+        fits(with_everything(made.machine()))
+
+
+def with_everything(machine: Machine) -> Machine:
+    """*machine* with all page sizes of any kernel, groups at many distances, and PCI roots."""
+    sizes = {
+        size: 8 * size for size in (64 << 10, MIB, 2 * MIB, 16 * MIB, 32 * MIB, 512 * MIB, GIB, 16 * GIB)
+    }
+    ids = [node.id for node in machine.nodes]
+    nodes = tuple(
+        replace(
+            node,
+            hugepages_bytes=sizes,
+            memory_bytes=1024 * GIB,
+            # A tree: two nodes of each pair at 12, two pairs at 14, and so on.
+            distances={other: 10 + 2 * (ids.index(node.id) ^ ids.index(other)).bit_length() for other in ids},
+            pcie_roots=tuple(f"pci{node.id:04x}:{root:02x}" for root in range(24)),
+        )
+        for node in machine.nodes
+    )
+    return Machine(nodes, machine.cpus)
+
+
+def fits(machine: Machine) -> None:
+    snapshot = make_snapshot(machine=machine, ledger=Ledger(), policy=PlacementPolicy())
+    found = [with_mapping(device) for device in devices_of(snapshot)]
+    for taken in (found, [without_lists(device) for device in found]):
+        made = resource_slices("n" * 253, "uid", taken, 3)
+        assert [one for each in made for one in complaints(each)] == []
+        assert pool_devices(made) == {device["name"]: device for device in taken}
+
+
+def test_the_roots_of_pci_devices_are_a_list_and_none_where_they_are_too_many() -> None:
+    first, second = MACHINE.nodes
+    few = replace(first, pcie_roots=("pci0000:00", "pci0000:16"))
+    many = replace(second, pcie_roots=tuple(f"pci0000:{root:02x}" for root in range(25)))
+    found = devices(machine=Machine((few, many), MACHINE.cpus))
+    roots = [device["attributes"].get("resource.kubernetes.io/pcieRoot") for device in found.values()]
+    assert roots == [{"strings": ["pci0000:00", "pci0000:16"]}, None]
+    assert without_lists(found["numa-0"])["attributes"].keys() == found["numa-1"]["attributes"].keys()
