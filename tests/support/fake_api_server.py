@@ -39,8 +39,8 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 class FakeApiServer:
     """``objects`` by path; ``requests`` are method and path of all that came. What a test sets: ``forbidden``
     (methods and beginnings of paths), ``crd_versions``, ``hangs``, ``busy``, ``starts`` (it is not ready),
-    ``loses_answers`` (to writes of managed fields), ``takes_lists`` (`DRAListTypeAttributes`), ``budgets``, names of pods that a
-    PodDisruptionBudget keeps."""
+    ``loses_answers`` (to writes of managed fields), ``takes_lists`` (`DRAListTypeAttributes`), and
+    ``budgets``, names of pods that a PodDisruptionBudget keeps."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {

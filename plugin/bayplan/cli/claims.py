@@ -22,6 +22,7 @@ _COLUMNS: Final = (
     Column("HELD"),
     Column("CPUS"),
     Column("CONTAINERS", rank=1),
+    Column("DRIVER", rank=2),
 )
 _DEVICE_COLUMNS: Final = (
     Column("RESOURCE CLAIM", least=16),
@@ -30,7 +31,8 @@ _DEVICE_COLUMNS: Final = (
     Column("HELD"),
     Column("CPUS"),
     Column("CONTAINERS", rank=1),
-    Column("UID", rank=2),
+    Column("DRIVER", rank=2),
+    Column("UID", rank=3),
 )
 
 
@@ -63,6 +65,7 @@ def wide_blocks(view: dict[str, Any]) -> list[Block]:
             amounts(device["bytes"]),
             device["cpus"] or "-",
             _users(one),
+            one["driver"],
             one["uid"],
         )
         for one in view["claims"]
@@ -79,7 +82,8 @@ def names(view: dict[str, Any]) -> list[str]:
 def held_claims(claims: Sequence[dict[str, Any]]) -> list[Block]:
     """*claims* as a table; nothing where there are none."""
     rows = tuple(
-        (one["name"], one["nodes"], amounts(one["bytes"]), one["cpus"] or "-", _users(one)) for one in claims
+        (one["name"], one["nodes"], amounts(one["bytes"]), one["cpus"] or "-", _users(one), one["driver"])
+        for one in claims
     )
     return [Table(_COLUMNS, rows)] if rows else []
 

@@ -82,6 +82,9 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 def _claims_answer(arguments: argparse.Namespace) -> dict[str, Any]:
     checkpoint = arguments.kubelet_directory / CLAIMS_FILE
     check_kind(arguments.cdi_directory, stat.S_IFDIR, "the directory of CDI specs")
+    if not arguments.cdi_directory.exists():
+        found = Problem("--cdi-directory", str(arguments.cdi_directory), "a directory that is there")
+        raise ConfigError("dra-driver-cpu's claims", (found,))
     paths = [path for pattern in CDI_FILES for path in sorted(arguments.cdi_directory.glob(pattern))]
     texts = _texts([checkpoint], "kubelet's claims", "kubelet's record of claims")
     specs = _texts(paths, "dra-driver-cpu's claims", "a CDI spec")

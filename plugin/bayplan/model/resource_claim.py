@@ -19,6 +19,8 @@ from msgspec import Struct, field
 from bayplan.model.claim_parts import sum_of
 from bayplan.sets import CpuSet, NodeSet
 
+DRIVER: Final = "bayplan.dev"
+"""The name of our own driver of devices that are claimed."""
 CDI_KIND: Final = "bayplan.dev/claim"
 """The kind of the CDI devices by which a runtime tells a container which claims it has."""
 VARIABLE: Final = "BAYPLAN_CLAIM_"

@@ -18,6 +18,7 @@ from bayplan.model.machine import MEMORY, Cpu, Machine, Node, hugepages
 from bayplan.model.memory_kinds import tier_ranks
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.resource_claim import DRIVER
 from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.foreign_cpusets import CpuHolders
 from bayplan.placement.page_placement import LivePages
@@ -138,6 +139,7 @@ def _resource_claims(snapshot: Snapshot) -> list[View]:
             {
                 "name": f"{claim.namespace}/{claim.name}",
                 "uid": claim.uid,
+                "driver": DRIVER if held.adopted is None else held.adopted.driver,
                 "podUids": list(claim.pod_uids),
                 "nodes": str(NodeSet(device.node for device in claim.devices)),
                 "bytes": claim.amounts_bytes,

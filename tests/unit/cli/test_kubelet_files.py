@@ -106,3 +106,47 @@ def test_the_other_file_may_be_left_out(tmp_path: Path, serve_once: Serve) -> No
     admin = serve_once(answer("ImportState", {**TAKEN, "dryRun": False}))
     words = ["--kubelet-directory", str(tmp_path), "--only=cpu", "--yes", "--admin-socket", str(admin)]
     assert main(["import-state", *words]) == 0
+
+
+CLAIMS = {
+    "dryRun": True,
+    "claims": [
+        {
+            "name": "default/cpus",
+            "uid": "u-1",
+            "cpus": "2-3",
+            "nodes": "0",
+            "containers": ["default/web/main"],
+        }
+    ],
+    "leftOut": [{"name": "batch/solver", "uid": "u-2", "problem": "it has CPU 5, which is reserved here"}],
+    "sharing": ["default/other/main"],
+}
+
+
+def left_by_the_driver(directory: Path) -> list[str]:
+    kubelet, cdi = directory / "kubelet", directory / "cdi"
+    kubelet.mkdir()
+    cdi.mkdir()
+    (kubelet / "dra_manager_state").write_text("{}")
+    for name in ("dra.k8s.io-cpu_claim-x.json", "dra.cpu_metadata_x_r.json", "nvidia.yaml", "vendor.json"):
+        (cdi / name).write_text("{}")
+    return ["--only", "claims", "--kubelet-directory", str(kubelet), "--cdi-directory", str(cdi)]
+
+
+def test_what_becomes_of_claims_is_one_report(tmp_path: Path, serve_once: Serve, capsys: Capture) -> None:
+    options = left_by_the_driver(tmp_path)
+    admin = serve_once(answer("ImportClaims", CLAIMS))
+    assert main(["import-state", *options, "--admin-socket", str(admin)]) == 0
+    shown = capsys.readouterr().out
+    for word in ("default/cpus", "batch/solver", "CPU 5", "default/other/main", "--yes"):
+        assert word in shown
+
+
+def test_of_claims_that_cannot_be_read_each_file_is_named(tmp_path: Path, capsys: Capture) -> None:
+    options = left_by_the_driver(tmp_path)
+    (tmp_path / "kubelet/dra_manager_state").unlink()
+    assert main(["import-state", *options]) == EXIT_CONFIG
+    assert "dra_manager_state" in capsys.readouterr().err
+    assert main(["import-state", *options[:-1], str(tmp_path / "nowhere")]) == EXIT_CONFIG
+    assert "nowhere" in capsys.readouterr().err

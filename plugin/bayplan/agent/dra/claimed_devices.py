@@ -22,11 +22,10 @@ from bayplan.agent.condition import Condition
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.driver import Claim, claim_path
 from bayplan.agent.dra.slice_publisher import COLLECTION
-from bayplan.agent.dra.slices import DRIVER
 from bayplan.agent_protocol import CLAIMED_DEVICES
 from bayplan.backoff import Backoff
 from bayplan.errors import BayplanError, UnavailableError
-from bayplan.model.resource_claim import ClaimedDevice
+from bayplan.model.resource_claim import DRIVER, ClaimedDevice
 
 logger = logging.getLogger(__name__)
 

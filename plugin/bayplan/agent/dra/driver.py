@@ -19,11 +19,11 @@ from bayplan._proto.dra import api_pb2 as pb
 from bayplan.agent.cluster.api import Api, ApiError
 from bayplan.agent.condition import Condition
 from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.dra.slices import API_GROUP, API_VERSION, CPU, DRIVER, node_of_device, resource_of_key
+from bayplan.agent.dra.slices import API_GROUP, API_VERSION, CPU, node_of_device, resource_of_key
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import PREPARE_CLAIM, UNPREPARE_CLAIM
 from bayplan.errors import BayplanError, ParseError, UnavailableError
-from bayplan.model.resource_claim import AllocatedDevice, ResourceClaim
+from bayplan.model.resource_claim import DRIVER, AllocatedDevice, ResourceClaim
 from bayplan.quantity import parse_bytes
 
 logger = logging.getLogger(__name__)

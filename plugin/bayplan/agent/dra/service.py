@@ -18,10 +18,11 @@ from bayplan._proto.dra import api_pb2 as pb
 from bayplan._proto.dra import health_pb2
 from bayplan._proto.plugin_registration import api_pb2 as registration
 from bayplan.agent.condition import Condition
-from bayplan.agent.dra.slices import DRIVER, device_name
+from bayplan.agent.dra.slices import device_name
 from bayplan.agent.grpc_sockets import for_owner_and_group, make_place, unary_method
 from bayplan.agent.mirror import Mirror
 from bayplan.errors import BayplanError, HostError
+from bayplan.model.resource_claim import DRIVER
 from bayplan.placement.shortfall import overclaims
 from bayplan.views.snapshot import Snapshot
 

@@ -23,7 +23,6 @@ from bayplan.agent.dra.slices import (
     API_GROUP,
     API_VERSION,
     CONTENT,
-    DRIVER,
     RESOURCE,
     devices_of,
     resource_slices,
@@ -34,7 +33,7 @@ from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.engines.interface import EXACT
 from bayplan.errors import ConfigError, Problem, UnavailableError
-from bayplan.model.resource_claim import is_claim_key
+from bayplan.model.resource_claim import DRIVER, is_claim_key
 from bayplan.views.snapshot import Snapshot
 
 COLLECTION: Final = f"/apis/{API_GROUP}/{API_VERSION}/{RESOURCE}"

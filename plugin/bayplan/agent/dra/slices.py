@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from bayplan.model.machine import CORE_KINDS, MEMORY, Machine, Node, hugepage_size_bytes
 from bayplan.model.memory_kinds import tier_ranks
+from bayplan.model.resource_claim import DRIVER
 from bayplan.quantity import MIB, format_page_size
 from bayplan.sets import NodeSet
 from bayplan.views.node_room import claimable_by_node
@@ -23,7 +24,6 @@ from bayplan.views.snapshot import Snapshot
 API_GROUP: Final = "resource.k8s.io"
 API_VERSION: Final = "v1"
 RESOURCE: Final = "resourceslices"
-DRIVER: Final = "bayplan.dev"
 CONTENT: Final = f"{DRIVER}/content"
 """Annotation of a slice: a digest of its devices, by which it is seen whether they are others now. Quantities
 come back from the API server in another form."""
