@@ -34,9 +34,16 @@ def environment(uid: str, cpus: CpuSet) -> tuple[str, ...]:
     return (f"DRA_CPUSET_{uid}={cpus}",)
 
 
-def running(owner: Pod, container_id: str, cpus: CpuSet, *uids: str, **amounts: int) -> Container:
+def running(
+    owner: Pod,
+    container_id: str,
+    cpus: CpuSet,
+    *uids: str,
+    memory_bytes: int | None = None,
+    milli_cpus: int | None = None,
+) -> Container:
     """A container of *owner* on *cpus*, which has the claims *uids*."""
-    one = container(container_id, owner, **amounts)
+    one = container(container_id, owner, memory_bytes=memory_bytes, milli_cpus=milli_cpus)
     told = tuple(token for uid in uids for token in claims_in(environment(uid, cpus)))
     return replace(
         one,

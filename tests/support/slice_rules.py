@@ -66,7 +66,7 @@ def _of_device(device: Object) -> Iterator[str]:
 
 
 def _list_of(attribute: Object) -> list[str]:
-    return attribute.get("strings", [])
+    return list(attribute.get("strings", ()))
 
 
 def without_lists(made: Object) -> Object:

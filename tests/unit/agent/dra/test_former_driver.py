@@ -1,6 +1,7 @@
 """A node that is taken over from dra-driver-cpu: kubelet has the same answers, containers the same CPUs, and
 nothing is left once the claims are released."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -13,19 +14,23 @@ from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
 from bayplan.admin.kubelet_state import importing_claims
+from bayplan.admin.server import AdminServer
 from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.driver import ClaimDriver
 from bayplan.agent.dra.former_driver import FormerDriver
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
+from bayplan.cli.main import main
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.errors import ConfigError, PlacementError
 from bayplan.host.cdi import ClaimSpecs
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.workload import Container
 from bayplan.sets import CpuSet
+from bayplan.views.node_room import claimable_by_node
 from support.agents import serving
 from support.conditions import running, until
+from support.console_blocks import commands
 from support.controllers import Controlled, begun, controlled, here
 from support.dra_kubelet import found_sockets, registered
 from support.fake_api_server import NODE, SLICES, FakeApiServer
@@ -180,6 +185,30 @@ async def test_after_a_reboot_all_is_there_again(node: Node) -> None:
             assert adjustment.cpuset_cpus == WEB_CPUS
 
 
+async def test_the_documented_commands_take_it_over(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    (node.directory / "dra_manager_state").write_text(STATE)
+    admin, shown = (
+        node.directory / "admin.sock",
+        commands("run by tests/unit/agent/dra/test_former_driver.py"),
+    )
+    options = ["--kubelet-directory", str(node.directory), "--cdi-directory", str(node.specs)]
+    async with node.daemon() as one:
+        await found(one)
+        question = importing_claims(one.controller, one.verify_soon)
+        server = AdminServer(
+            admin, make_snapshot, lambda level: level or "info", questions={"import-claims": question}
+        )
+        await server.start()
+        for command, held in zip(shown, (0, 2), strict=True):
+            program, *words = command.split()
+            assert program == "bayplan"
+            arguments = [*words, *options, "--admin-socket", str(admin)]
+            assert await asyncio.to_thread(main, arguments) == 0
+            assert len(one.controller.state.ledger.resource_claims) == held
+        await server.close()
+    assert "default/claim-cpu-capacity-2" in capsys.readouterr().out
+
+
 async def test_nothing_is_changed_by_looking_or_in_shadow_mode(node: Node) -> None:
     async with node.daemon() as one:
         await found(one)
@@ -223,8 +252,6 @@ async def test_a_claim_of_another_pod_is_refused_and_a_name_alone_means_nothing(
 
 async def test_what_is_published_lacks_what_another_driver_has_given_out(node: Node) -> None:
     """The scheduler subtracts from our devices what is allocated of these alone."""
-    from bayplan.views.node_room import claimable_by_node
-
     async with node.daemon() as one:
         await found(one)
         await take(one)
