@@ -51,7 +51,7 @@ function _shtab_bayplan_using
 end
 
 set -g _shtab_bayplan_commands status refused explain history report nodes claims map top what-if simulate record-topology replay doctor ping metrics log-level import-state export-state release
-set -g _shtab_bayplan_opts_with_value --admin-socket --annotation --cluster --column --config --count --cpus --engine --from --hugepages --interval --jobs --kubelet-directory --load --memory --memory-limit --name --namespace --nri-socket --nrt-resync --only --outcome --output --qos --results --root --scheduler --seed --set --since --sort --state-directory --svg --topology --trace --trace-format --watch -n -o -w
+set -g _shtab_bayplan_opts_with_value --admin-socket --annotation --cdi-directory --cluster --column --config --count --cpus --engine --from --hugepages --interval --jobs --kubelet-directory --load --memory --memory-limit --name --namespace --nri-socket --nrt-resync --only --outcome --output --qos --results --root --scheduler --seed --set --since --sort --state-directory --svg --topology --trace --trace-format --watch -n -o -w
 
 complete -c bayplan -e
 complete -c bayplan -f
@@ -214,10 +214,11 @@ complete -c bayplan -n '_shtab_bayplan_using log-level' -l json -d 'the same as 
 complete -c bayplan -n '_shtab_bayplan_using log-level' -l admin-socket -xka "(__fish_complete_path (commandline -ct))" -d 'the daemon'"'"'s socket (default: /run/bayplan/admin.sock)'
 complete -c bayplan -n '_shtab_bayplan_using log-level' -l no-color -d 'no colours on a terminal; the environment variable NO_COLOR does the same'
 complete -c bayplan -n '_shtab_bayplan_using log-level; and test $_shtab_bayplan_npos -eq 0' -ka "debug info warning error" -d 'the new level; none shows it'
-complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a import-state -d 'Take over what kubelet'"'"'s static CPU and Memory Manager have given to containers; moves none.'
+complete -c bayplan -n '_shtab_bayplan_using; and test $_shtab_bayplan_npos -eq 0' -a import-state -d 'Take over what kubelet'"'"'s static CPU and Memory Manager, or dra-driver-cpu, have given to containers; moves none.'
 complete -c bayplan -n '_shtab_bayplan_using import-state' -s h -l help -d 'show this help message and exit'
 complete -c bayplan -n '_shtab_bayplan_using import-state' -l kubelet-directory -xka "(__fish_complete_path (commandline -ct))" -d 'where kubelet keeps its state files (default: /var/lib/kubelet)'
-complete -c bayplan -n '_shtab_bayplan_using import-state' -l only -xka "cpu memory" -d 'leave the other manager'"'"'s file out'
+complete -c bayplan -n '_shtab_bayplan_using import-state' -l only -xka "cpu memory claims" -d 'leave the other manager'"'"'s file out; with claims take over what dra-driver-cpu has prepared'
+complete -c bayplan -n '_shtab_bayplan_using import-state' -l cdi-directory -xka "(__fish_complete_path (commandline -ct))" -d 'where dra-driver-cpu'"'"'s CDI specs are, with --only claims (default: /var/run/cdi)'
 complete -c bayplan -n '_shtab_bayplan_using import-state' -l dry-run -d 'only show what would be taken over (the default)'
 complete -c bayplan -n '_shtab_bayplan_using import-state' -l yes -d 'do it'
 complete -c bayplan -n '_shtab_bayplan_using import-state' -s o -l output -xka "table wide json yaml name" -d 'table or wide, with more in it, for people; json, yaml or name for scripts (default: table)'

@@ -71,6 +71,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         BayplanError: no daemon answers, or it says what is wrong with the files.
     """
     check_kind(arguments.kubelet_directory, stat.S_IFDIR, "kubelet's directory")
+    check_kind(arguments.cdi_directory, stat.S_IFDIR, "the directory of CDI specs")
     if arguments.only == CLAIMS:
         return _claims_answer(arguments)
     names = FILES.values() if arguments.only is None else [FILES[arguments.only]]
@@ -81,7 +82,6 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _claims_answer(arguments: argparse.Namespace) -> dict[str, Any]:
     checkpoint = arguments.kubelet_directory / CLAIMS_FILE
-    check_kind(arguments.cdi_directory, stat.S_IFDIR, "the directory of CDI specs")
     if not arguments.cdi_directory.exists():
         found = Problem("--cdi-directory", str(arguments.cdi_directory), "a directory that is there")
         raise ConfigError("dra-driver-cpu's claims", (found,))
