@@ -133,7 +133,8 @@ class FormerDriver:
         return True
 
     async def _ended(self) -> bool:
-        await self._service.close()
+        # gRPC's own end of a server does not pass on that it is cancelled.
+        await asyncio.shield(self._service.close())
         logger.info(
             "no claim of another driver is held any more: kubelet has no such driver now", extra=_FIELDS
         )
