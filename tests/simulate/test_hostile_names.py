@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -180,10 +181,26 @@ async def ask_everything(one: Node, hostile: str) -> list[str]:
         await one.ask(
             verb="import-state", files=dict.fromkeys(("cpu_manager_state", "memory_manager_state"), text)
         )
+    for text in (hostile, claims_of_kubelet(hostile)):
+        await one.ask(verb="import-claims", checkpoint=text, specs={hostile: hostile})
     for request in ({"verb": hostile}, {"verb": "log-level", "level": hostile}, {"apiVersion": hostile}):
         assert (await one.ask(**request))["kind"] == "Error"
     assert set(known.split(", ")) <= one.asked
     return names
+
+
+def claims_of_kubelet(hostile: str) -> str:
+    """kubelet's record of a claim with such names."""
+    device = {
+        "PoolName": hostile,
+        "DeviceName": hostile,
+        "RequestNames": [hostile],
+        "CDIDeviceIDs": [hostile],
+    }
+    claim = {"ClaimUID": hostile, "ClaimName": hostile, "Namespace": hostile, "PodUIDs": {hostile: {}}}
+    states = [{**claim, "DriverState": {"dra.cpu": {"Devices": [device]}}}]
+    data = json.dumps({"kind": "DRACheckpoint", "ClaimInfoStateList": states})
+    return json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())})
 
 
 def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str, ...]]:
@@ -206,6 +223,8 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
         ),
         "memory_manager_state": json.dumps({"policyName": hostile}),
         "usr/share/containers/oci/hooks.d/90-bayplan.json": json.dumps(hook),
+        "dra_manager_state": claims_of_kubelet(hostile),
+        "cdi/dra.k8s.io-cpu_claim-x.json": hostile,
         "sys/devices/system/node/online": hostile,
         "sys/devices/system/cpu/online": hostile,
     }
@@ -233,6 +252,7 @@ def commands(directory: Path, hostile: str, names: list[str]) -> list[tuple[str,
         "import-state": [
             ("--kubelet-directory", str(root)),
             ("--kubelet-directory", str(root / hostile[:9])),
+            ("--kubelet-directory", str(root), "--only", "claims", "--cdi-directory", str(root / "cdi")),
         ],
         "export-state": [(str(root),)],
         "replay": [(str(directory / name),) for name in ("recording", "otherwise")],

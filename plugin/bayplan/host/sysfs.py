@@ -382,7 +382,7 @@ def _devices(directory: Path) -> tuple[Counter[int], dict[int, set[str]]]:
         node = (read_optional(f"{device}/numa_node") or "").strip()
         if not node.isdecimal():
             continue
-        root = _PCI_ROOT.search(os.readlink(device)) if os.path.islink(device) else None  # noqa: PTH114, PTH115 - texts
+        root = _PCI_ROOT.search(os.path.realpath(device))
         if root is not None:
             roots.setdefault(int(node), set()).add(root[1])
         kind = (read_optional(f"{device}/class") or "").strip()

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from bayplan.host.cdi import ClaimSpecs
 from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
@@ -23,7 +24,6 @@ from bayplan.backoff import Backoff
 from bayplan.cli.main import main
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.errors import ConfigError, PlacementError
-from bayplan.host.cdi import ClaimSpecs
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.workload import Container
 from bayplan.sets import CpuSet
