@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from bayplan.host.cdi import ClaimSpecs
 from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
@@ -24,6 +23,7 @@ from bayplan.backoff import Backoff
 from bayplan.cli.main import main
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.errors import ConfigError, PlacementError
+from bayplan.host.devices import ClaimSpecs
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.workload import Container
 from bayplan.sets import CpuSet
