@@ -37,9 +37,11 @@ MAX_STEPS: Final = 40_000
 
 _STEPS_OF_A_COUNT: Final = 8
 """What it takes to choose a number of CPUs of cores that are alike."""
-_LASTS: Final = 3000
+_LASTS: Final = 4200
+_ANOTHER: Final = 500
 _BEGUN: Final = 1000
-_LEFT_OVER: Final = 300
+_LEFT_OVER: Final = 600
+_OF_LEFT_OVER: Final = 300
 _MAX_REMEMBERED: Final = 4096
 """The cores of so many states of caches and clusters are kept, and so many fits."""
 _DISTANCE_BITS: Final = 40
@@ -72,15 +74,15 @@ class Occupation(Struct, frozen=True):
 
         If containers end independently, each as likely as any other, a cache with n of them is empty after
         1 + 1/2 + ... + 1/n of what each lasts on average; one more adds 1/(n + 1). The rest is measured
-        (tests/bench/cpu_fit.py): that nobody had it costs a third of that, and free CPUs that stay, for
-        others who keep it from becoming whole, up to a fifth.
+        (tests/bench/cpu_fit.py): each cache where it has CPUs costs an eighth of that, one that nobody had a
+        quarter, and free CPUs that stay, for others who keep it from becoming whole, up to a fifth.
         """
         lost = 0
         for cache, count in self.holders.items():
             if cache & taken:
                 size, left = cache.bit_count(), (cache & free & ~taken).bit_count()
-                lost += _LASTS // (1 + count) + (_BEGUN if cache & free == cache else 0)
-                lost += _LEFT_OVER + _LEFT_OVER * left // size if left else 0
+                lost += _LASTS // (1 + count) + _ANOTHER + (_BEGUN if cache & free == cache else 0)
+                lost += _LEFT_OVER + _OF_LEFT_OVER * left // size if left else 0
         return lost
 
 

@@ -51,8 +51,8 @@ _ISOLATED: Final = Reason(
     "unless it chooses its CPU itself (sched_setaffinity)",
 )
 _EMPTIER: Final = 100
-"""What a node loses of becoming empty for each container that it has less at its caches than the fullest one,
-as `Occupation.lost_by` counts; measured (tests/bench/cpu_fit.py)."""
+"""What a node loses of becoming empty for each container that it has less at each of its caches, on average,
+than the fullest one, as `Occupation.lost_by` counts; measured (tests/bench/cpu_fit.py)."""
 _FULL_CORES: Final = "full-pcpus-only gives whole cores"
 
 
@@ -183,7 +183,7 @@ class ExclusiveCpus:
         occupation = self._occupation if self.keeps_caches else None
         most = 0
         if occupation is not None:
-            most = max([sum(occupation.at(cpus)) for cpus in layout.node_masks.values()], default=0)
+            most = max([_crowd(occupation, cpus) for cpus in layout.node_masks.values()], default=0)
 
         def fit_on(nodes: int) -> Fit:
             found = known.get(nodes)
@@ -195,8 +195,8 @@ class ExclusiveCpus:
                     found = fit(layout, cpus & free, count, rules)
                 else:
                     found = fit(layout, cpus & free, count, rules, occupation)
-                    fewer = max(0, most - sum(occupation.at(cpus)))
-                    found = replace(found, lost=found.lost + _EMPTIER * fewer)
+                    emptier = max(0, most - _crowd(occupation, cpus))
+                    found = replace(found, lost=found.lost + emptier)
                 known[nodes] = found
             return found
 
@@ -355,6 +355,12 @@ def kept_shared(count: int, basis: Basis, rest_milli: int = 0, growing: str = ""
         f"which {least} {whose}{grown}; {max(0, room)} can become exclusive"
     )
     return Reason(SHARED_CPUS_MINIMUM, text)
+
+
+def _crowd(occupation: Occupation, cpus: int) -> int:
+    """How many containers have CPUs at each cache with some of *cpus*, on average and as `_EMPTIER` counts."""
+    there = occupation.at(cpus)
+    return _EMPTIER * sum(there) // max(1, len(there))
 
 
 def _evenly(count: int, rooms: Mapping[int, int]) -> dict[int, int]:

@@ -310,10 +310,10 @@ _CPUS: Final = (
     "broken cores",  # whole ones of which the container's CPUs are a part
     "split cores",  # those that it shares with others
 )
-# What caches lose of becoming whole again (keepWhole: cache); how many have nobody's CPUs yet, and will have
-# some of the container's and some that are free. So whole caches stay for those who need one.
-_LOST_CACHES: Final = ("lost caches",)
+# How many caches have nobody's CPUs yet, and will have some of the container's and some that are free: whole
+# ones stay for those who need one. And what caches lose of becoming whole again (keepWhole: cache).
 _WHOLE_CACHES: Final = (OPENED_CACHES,)
+_LOST_CACHES: Final = ("lost caches",)
 _CACHES: Final = ("L3 caches",)  # over how many its CPUs lie at least
 # What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
 _SCARCE: Final = ("scarce resources",)
@@ -423,7 +423,7 @@ def criteria_of(question: Question) -> Sequence[str]:
     """What sets of nodes are compared by, in this order; after these the lowest ids decide."""
     spread, found = question.shares is not None, [*_PLACE]
     if question.cpu_fit is not None:
-        kept = (*(_LOST_CACHES if question.keeps_caches else ()), *_WHOLE_CACHES)
+        kept = (*_WHOLE_CACHES, *(_LOST_CACHES if question.keeps_caches else ()))
         found += (*_CPUS, *(() if spread else kept), *_CACHES)
     found += (*_SCARCE, *(() if question.residents is None else _WHOLE_NODES))
     return (*found, *(_SPREAD if spread else _PACK))
@@ -437,7 +437,7 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
     found = [crossed, width, distance, remote, sum([not hint & nodes for hint in question.hints])]
     if fit is not None:
         lost = (fit.lost,) if question.keeps_caches else ()
-        kept = () if question.shares is not None else (*lost, fit.opened)
+        kept = () if question.shares is not None else (fit.opened, *lost)
         found += (fit.broken, fit.split, *kept, fit.caches)
     scarce = question.scarce
     found.append(sum([more for node, more in scarce.items() if node & nodes]))
