@@ -41,7 +41,6 @@ _LASTS: Final = 4200
 _ANOTHER: Final = 500
 _BEGUN: Final = 1000
 _LEFT_OVER: Final = 600
-_OF_LEFT_OVER: Final = 300
 _MAX_REMEMBERED: Final = 4096
 """The cores of so many states of caches and clusters are kept, and so many fits."""
 _DISTANCE_BITS: Final = 40
@@ -75,14 +74,14 @@ class Occupation(Struct, frozen=True):
         If containers end independently, each as likely as any other, a cache with n of them is empty after
         1 + 1/2 + ... + 1/n of what each lasts on average; one more adds 1/(n + 1). The rest is measured
         (tests/bench/cpu_fit.py): each cache where it has CPUs costs an eighth of that, one that nobody had a
-        quarter, and free CPUs that stay, for others who keep it from becoming whole, up to a fifth.
+        quarter, and free CPUs that stay, for others who keep it from becoming whole, a seventh.
         """
         lost = 0
         for cache, count in self.holders.items():
             if cache & taken:
-                size, left = cache.bit_count(), (cache & free & ~taken).bit_count()
-                lost += _LASTS // (1 + count) + _ANOTHER + (_BEGUN if cache & free == cache else 0)
-                lost += _LEFT_OVER + _OF_LEFT_OVER * left // size if left else 0
+                whole, rest = cache & free == cache, cache & free & ~taken
+                lost += _LASTS // (1 + count) + _ANOTHER
+                lost += (_BEGUN if whole else 0) + (_LEFT_OVER if rest else 0)
         return lost
 
 

@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from bayplan.engines.device_hints import device_shares
-from bayplan.engines.exact.claiming import STRICT
+from bayplan.engines.exact.claiming import STRICT, fewest
 from bayplan.engines.exact.cpu_choice import Fit, Occupation, Rules, Wanted, choose, first_of, fit
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import proportional
 from bayplan.model.decision import DeviceHint, Placement, QosSource, Reason, Request
-from bayplan.model.policy import CpuAlignment, KeepWhole, PlacementPolicy, PlacementStrategy
+from bayplan.model.policy import CpuAlignment, KeepWhole, PlacementPolicy, PlacementStrategy, TopologyPolicy
 from bayplan.model.sentences import verb_after
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text
@@ -129,25 +129,39 @@ class ExclusiveCpus:
         free = candidates.mask | self._online
         if self._only_cores:
             free = self._layout.whole_cores(free) | self._online
-        return self._of_one_kind(free)
+        return self._of_one_kind(free, self._widest) if self._basis.machine.cpus_by_kind else free
 
-    def _of_one_kind(self, cpus: int) -> int:
-        """Those of *cpus* that are of the kind it is to have; all of them if no kind has enough."""
-        if not self._basis.machine.cpus_by_kind:
+    def _of_one_kind(self, cpus: int, widest: int | None = None) -> int:
+        """Those of *cpus* that are of the kind it is to have: of those with enough the one that takes the fewest
+        nodes. All of them if no kind has enough, or none has on *widest* nodes, where there may be no more."""
+        kinds = self._basis.machine.cpus_by_kind
+        if self._wished_kind in kinds:
+            return cpus & kinds[self._wished_kind].mask
+        of_kinds = [cpus & kinds[kind].mask for kind in self._kinds]
+        enough = [of_kind for of_kind in of_kinds if of_kind.bit_count() >= self.count]
+        if not enough:
             return cpus
-        for kind in self._kinds:
-            of_kind = cpus & self._basis.machine.cpus_by_kind[kind].mask
-            if kind == self._wished_kind or of_kind.bit_count() >= self.count:
-                return of_kind
-        return cpus
+        found = enough[0] if self.own else min(enough, key=self._width)
+        return cpus if widest is not None and self._width(found) > widest else found
+
+    def _width(self, cpus: int) -> int:
+        """On how few nodes *cpus* are as many as it is to have."""
+        return fewest(self._topology.counted(cpus).values(), self.count)
+
+    @cached_property
+    def _widest(self) -> int | None:
+        """On how many nodes its CPUs may be at most; None where nothing is refused."""
+        policy = self._basis.policy.topology
+        if policy not in STRICT:
+            return None
+        single = policy is TopologyPolicy.SINGLE_NUMA_NODE
+        return 1 if single else self._width(self._of_one_kind(self._every))
 
     @cached_property
     def _kinds(self) -> Sequence[str]:
-        """The kinds of cores that it may have CPUs of, the first ones rather than the others: what it wishes
-        alone, else what it has, else that of which most containers like it can have theirs."""
+        """The kinds of cores, the first ones rather than the others: what it has, else that of which most
+        containers like it can have theirs."""
         kinds = self._basis.machine.cpus_by_kind
-        if self._wished_kind in kinds:
-            return (self._wished_kind,)
 
         def rank(kind: str) -> tuple[int, int]:
             cpus = kinds[kind].mask
