@@ -558,7 +558,7 @@ class _Choosing:
             ]
             self.steps -= len(one)
             best = min([cost + rest for _, cost, rest in pairs], default=None)
-            return {} if best is None else {most: best}
+            return {} if best is None else self._limited({most: best})
         self.steps -= len(one) * len(other)
         if self.steps < 0:
             return {}

@@ -382,6 +382,13 @@ def test_what_fits_at_a_cache_that_others_have_begun_lies_there() -> None:
     assert CpuSet.of_mask(choose(layout, Wanted(5, free, free)).cpus) == CpuSet.parse("11-15")
 
 
+def test_a_cache_of_two_nodes_is_left_where_more_cores_would_be_split_in_it() -> None:
+    rows = [(cpu, cpu // 4 * 4, cpu // 8, cpu // 4, cpu // 8 * 8) for cpu in range(14)]
+    layout = CpuLayout(machine_of(Cpu(*row) for row in rows))
+    free = CpuSet.parse("0,3,6-13").mask
+    assert CpuSet.of_mask(choose(layout, Wanted(3, free, free)).cpus) == CpuSet.parse("0,12-13")
+
+
 def test_a_reserved_thread_of_a_hybrid_machine_leaves_its_sibling_for_an_odd_one() -> None:
     """As a report about an i9-13900 with CPU 1 reserved has it: full-pcpus-only refuses nothing there."""
     cpus = [Cpu(cpu, cpu // 2 * 2, 0, 0, 0) for cpu in range(16)]
