@@ -151,7 +151,16 @@ class Judge:
         policy = self.policy
         isolated = request.cpus is not None and request.cpus.use is CpuUse.ISOLATED
         free = self.machine.online_cpus - self.reserved - self.taken(but)
-        return free & policy.isolated_cpus if isolated else free - policy.isolated_cpus
+        return free & policy.isolated_cpus if isolated else self.not_kept(free - policy.isolated_cpus)
+
+    def not_kept(self, free: CpuSet) -> CpuSet:
+        """*free* without what pools of a kind may grow to: of its last cores."""
+        for name, pool in self.policy.cpu_pools.items():
+            growth = max(0, pool.maximum - len(self.basis.ledger.pool_cpus(name)))
+            of_kind = self.machine.cpus_by_kind.get(pool.cpu_kind, CpuSet())
+            last = sorted((self.machine.cpu_by_id[cpu].core_id, cpu) for cpu in free & of_kind)[::-1]
+            free -= CpuSet(cpu for _, cpu in last[:growth])
+        return free
 
     def near(self, nodes: NodeSet) -> CpuSet:
         """The CPUs of *nodes*, and those that nodes without memory lend to the nearest one; with
@@ -177,14 +186,6 @@ class Judge:
         for cpu in self.machine.cpus:
             cores.setdefault(cpu.core_id, set()).add(cpu.id)
         return CpuSet(cpu for core in cores.values() if core <= set(cpus) for cpu in core)
-
-    def free(self, request: Request, own: CpuSet, count: int, but: str) -> CpuSet:
-        """Those of which it is to get *count*: what it may have, in whole cores where it gets no others, and
-        of one kind if one has enough."""
-        cpus = self.may_have(request, but) | own
-        if self.policy.cpu_alignment.full_pcpus_only and count > len(own):
-            cpus = self.whole(cpus) | own
-        return cpus
 
     def room(self, growing: str = "") -> int:
         """How many CPUs may leave the shared pool."""
@@ -224,43 +225,46 @@ class Judge:
     def own_cpus(self, decision: Decision, current: Placement | None) -> None:
         """A container that asks for CPUs of its own, or has some."""
         request, own = decision.request, CpuSet() if current is None else current.exclusive_cpus
-        cpus, nodes, but = decision.placement.exclusive_cpus, decision.placement.mems, request.container_id
-        count, isolated = request.exclusive_cpus, request.cpus is not None
+        cpus, count, strict = (
+            decision.placement.exclusive_cpus,
+            request.exclusive_cpus,
+            self.policy.topology in STRICT,
+        )
         only_cores = self.policy.cpu_alignment.full_pcpus_only and count > len(own)
-        every = self.may_have(request, but) | own
+        every = self.may_have(request, request.container_id) | own
         assert cpus <= every, f"{cpus} of {every}"
-        if only_cores and self.policy.topology not in STRICT:
+        if only_cores and not strict:
             count = self.in_whole_cores(count)
-        free = self.free(request, own, count, but)
+        free = self.whole(every) | own if only_cores else every
         if request.cpu_kind in self.machine.cpus_by_kind:
             free &= self.machine.cpus_by_kind[request.cpu_kind]
+        isolated = request.cpus is not None
         enough = count <= len(free) and (isolated or count <= max(len(own), self.room()))
-        aligned = not only_cores or self.in_whole_cores(count) == count
-        if not (enough and aligned):
+        if not enough or (only_cores and self.in_whole_cores(count) != count):
             event("not enough")
             assert not cpus or current is not None
-            return
-        if decision.outcome is Outcome.REFUSED:
+        elif decision.outcome is Outcome.REFUSED:
             event("refused")
-            assert self.policy.topology in STRICT
+            assert strict
             assert self._width(free, count) > self._widest(request, count)
-            return
-        assert len(cpus) == count
-        free = self.of_kind_of(request, cpus, free, count, own)
+        else:
+            assert len(cpus) == count
+            self.check_choice(decision, current, self.of_kind_of(request, cpus, free, count, own))
+
+    def check_choice(self, decision: Decision, current: Placement | None, free: CpuSet) -> None:
+        """The nodes are the best, where it is new, and so are its CPUs there."""
+        nodes, cpus = decision.placement.mems, decision.placement.exclusive_cpus
         assert nodes is not None
-        near = self.near(nodes) & free
+        near, count = self.near(nodes) & free, len(cpus)
         if count > len(near):
             event("CPUs from elsewhere")
             return
-        kept = own & near
-        even = self.policy.cpu_alignment.distribute_cpus_across_numa and len(nodes) > 1
-        if count <= len(kept):
-            available, kept = kept, kept if count == len(kept) else CpuSet()
-        else:
-            available = near
-        if even:
+        kept = CpuSet() if current is None else current.exclusive_cpus & near
+        available = near if count > len(kept) else kept
+        if self.policy.cpu_alignment.distribute_cpus_across_numa and len(nodes) > 1:
             self.check_even(cpus, nodes, available)
         else:
+            kept = kept if count >= len(kept) else CpuSet()
             self.check_best(self.wanted(nodes, free, available, kept, count), cpus)
         if current is None:
             self.check_nodes(nodes, free, count)
@@ -299,8 +303,8 @@ class Judge:
         return min(widths, default=self._width(every, count))
 
     def of_kind_of(self, request: Request, cpus: CpuSet, free: CpuSet, count: int, own: CpuSet) -> CpuSet:
-        """Those of *free* of the kind that *cpus* are of. They are of several only where no kind has enough on
-        as few nodes as it may have, and of the one that takes the fewest."""
+        """Those of *free* of the kind that *cpus* are of: the one that takes the fewest nodes. They are of
+        several only where no kind has enough on as many nodes as it may have."""
         kinds = [kind for kind in self.machine.cpus_by_kind.values() if kind & cpus]
         if not kinds:
             return free
@@ -418,7 +422,8 @@ class Judge:
                 assert owner.setdefault(cpu, pool or name) == (pool or name)
         assert not CpuSet(owner) & self.reserved
         shared = self.basis.shared_cpus
-        assert shared and not shared & CpuSet(owner)
+        assert shared
+        assert not shared & CpuSet(owner)
         if shared - self.policy.withheld_cpus:
             assert not shared & self.policy.withheld_cpus
 

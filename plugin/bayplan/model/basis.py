@@ -90,7 +90,7 @@ class Basis(Struct, frozen=True, dict=True):
         """The CPUs that could become exclusive now, to a container that wishes *isolated* ones or to another:
         those that are not exclusive to another container, and not kept by the cpuset of another container
         that somebody else chose. Of a kind of cores that a named pool is to have as many as it may still get
-        are left out, but for the one that is *growing*."""
+        are left out, those of the last cores, but for the one that is *growing*."""
         allocatable, ledger = self.allocatable, self.ledger
         free = (allocatable.isolated_cpus if isolated else allocatable.exclusive_cpus) - ledger.exclusive_cpus
         for container_id in ledger.pinned_ids:
@@ -99,8 +99,12 @@ class Basis(Struct, frozen=True, dict=True):
             growth = max(0, pool.maximum - len(ledger.pool_cpus(name)))
             of_kind = self.machine.cpus_by_kind.get(pool.cpu_kind)
             if of_kind is not None and growth and name != growing and not isolated:
-                free -= CpuSet(list(free & of_kind)[-growth:])
+                by_core = sorted(free & of_kind, key=self._core_and_id)
+                free -= CpuSet(by_core[-growth:])
         return free
+
+    def _core_and_id(self, cpu: int) -> tuple[int, int]:
+        return self.machine.cpu_by_id[cpu].core_id, cpu
 
     def growth_of_pools(self, growing: str = "") -> int:
         """How many CPUs the named pools may still get together, but for the one that is *growing*."""

@@ -132,8 +132,9 @@ class ExclusiveCpus:
         return self._of_one_kind(free, self._widest) if self._basis.machine.cpus_by_kind else free
 
     def _of_one_kind(self, cpus: int, widest: int | None = None) -> int:
-        """Those of *cpus* that are of the kind it is to have: of those with enough the one that takes the fewest
-        nodes. All of them if no kind has enough, or none has on *widest* nodes, where there may be no more."""
+        """Those of *cpus* of the kind that it is to have: of those with enough the one that takes the fewest
+        nodes. All of them if no kind has enough, or none has on *widest* nodes, more than which it may not
+        have."""
         kinds = self._basis.machine.cpus_by_kind
         if self._wished_kind in kinds:
             return cpus & kinds[self._wished_kind].mask
@@ -372,7 +373,7 @@ def kept_shared(count: int, basis: Basis, rest_milli: int = 0, growing: str = ""
 
 
 def _crowd(occupation: Occupation, cpus: int) -> int:
-    """How many containers have CPUs at each cache with some of *cpus*, on average and as `_EMPTIER` counts."""
+    """How many containers have CPUs at a cache with some of *cpus*, on average, as `_EMPTIER` counts."""
     there = occupation.at(cpus)
     return _EMPTIER * sum(there) // max(1, len(there))
 
