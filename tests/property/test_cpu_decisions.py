@@ -262,7 +262,8 @@ class Judge:
         kept = CpuSet() if current is None else current.exclusive_cpus & near
         available = near if count > len(kept) else kept
         if self.policy.cpu_alignment.distribute_cpus_across_numa and len(nodes) > 1:
-            self.check_even(cpus, nodes, available)
+            if current is None:
+                self.check_even(cpus, nodes, available)
         else:
             kept = kept if count >= len(kept) else CpuSet()
             self.check_best(self.wanted(nodes, free, available, kept, count), cpus)
