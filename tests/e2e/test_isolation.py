@@ -5,7 +5,6 @@ import os
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from testbed import gobuild
@@ -31,21 +30,52 @@ EXECS = int(os.environ.get("EXECS", "1000"))
 APART = {"bayplan.dev/cpus": "exclusive=1", "bayplan.dev/exec-cpus": "shared"}
 SHOW_STATUS = ("/bin/cat", "/proc/self/status")
 RUNC = "/usr/sbin/runc"
+KEEP_TO_RESERVED = """
+cd /sys/fs/cgroup/cpuset
+mkdir -p reserved
+echo 0 >reserved/cpuset.mems
+echo 0 >reserved/cpuset.cpus
+pid=$(pidof containerd)
+echo $pid >reserved/cgroup.procs
+grep -q '^Cpus_allowed_list:.0$' /proc/$pid/status
+"""
 
 
 def quiet(name: str, cpus: int = 1) -> Pod:
     return guaranteed(name, cpus, "100Mi", annotations=ASKED)
 
 
-def apart(name: str) -> Pod:
+def apart(name: str, cpus: float, annotations: dict[str, str]) -> Pod:
     """Of kubelet's pods that with the oom_score_adj that needs no capability."""
-    pod = guaranteed(name, 1.5, "100Mi", annotations=APART)
+    pod = guaranteed(name, cpus, "100Mi", annotations=annotations)
     return replace(pod, containers=tuple(replace(one, oom_score_adj=None) for one in pod.containers))
 
 
 def install_runc(node: Node) -> None:
     """One that knows execCPUAffinity: Debian's is older."""
     node.guest.write(RUNC, (gobuild.runc() / "bin/runc").read_bytes(), mode=0o755)
+
+
+def wrapped(node: Node, runtime: str) -> None:
+    """Have a handler whose containers the wrapper gives to that runtime, and bayplan beside it."""
+    install_runc(node)
+    node.forms.install()
+    node.forms.wrap(runtime)
+    node.bayplan.start("--set-oom-score-adj", "false")
+    node.bayplan.await_synchronized()
+    since = node.bayplan.log_position()
+    node.containerd.end()
+    node.containerd.start(handlers=[Handler("wrapped", binary=WRAPPER)])
+    node.bayplan.await_synchronized(since=since)
+
+
+def begins(node: Node, running: Running, runtime: str, times: int) -> Counter[frozenset[int]]:
+    """On which CPUs so many processes that enter a container may run at first."""
+    if runtime == "crun":
+        # What it adds to the document of each exec.
+        await_(node, f"[ -e /run/bayplan/oci.sock.execs/{running.container_id} ]")
+    said = (node.crictl.execute(running.container_id, *SHOW_STATUS).stdout for _ in range(times))
+    return Counter(map(cpus_allowed, said))
 
 
 def cpus_allowed(status: str) -> frozenset[int]:
@@ -222,24 +252,25 @@ def test_cpus_are_isolated_beside_systemd(node: Node) -> None:
 @pytest.mark.parametrize("runtime", ["runc", "crun"])
 def test_processes_that_enter_a_container_begin_beside_its_own_cpus(node: Node, runtime: str) -> None:
     """NRI decides, and the wrapper adds what it has no field for."""
-    install_runc(node)
-    node.forms.install()
-    node.forms.wrap(runtime)
-    node.bayplan.start("--set-oom-score-adj", "false")
-    node.bayplan.await_synchronized()
-    since = node.bayplan.log_position()
-    node.containerd.end()
-    node.containerd.start(handlers=[Handler("wrapped", binary=WRAPPER)])
-    node.bayplan.await_synchronized(since=since)
-    running = node.launch(apart("app"), handler="wrapped")
-    status = Path(f"/proc/{node.crictl.pid(running.container_id)}/status")
-    allowed = cpus_allowed(node.guest.read(str(status)))
+    wrapped(node, runtime)
+    running = node.launch(apart("app", 1.5, APART), handler="wrapped")
+    allowed = cpus_allowed(node.guest.read(f"/proc/{node.crictl.pid(running.container_id)}/status"))
     own = allowed - parse_ids(node.bayplan.status()["sharedCpus"])
     assert len(own) == 1
-    if runtime == "crun":
-        # What it adds to the document of each exec.
-        await_(node, f"[ -e /run/bayplan/oci.sock.execs/{running.container_id} ]")
-    begins = Counter(
-        cpus_allowed(node.crictl.execute(running.container_id, *SHOW_STATUS).stdout) for _ in range(EXECS)
-    )
-    assert begins == {allowed - own: EXECS}
+    assert begins(node, running, runtime, EXECS) == {allowed - own: EXECS}
+
+
+@pytest.mark.matrix
+@on(THIS_MACHINE, "2.4-nri")
+@pytest.mark.parametrize("runtime", ["runc", "crun"])
+def test_a_runtime_that_is_kept_to_reserved_cpus_lets_processes_begin_on_others(
+    node: Node, runtime: str
+) -> None:
+    """The kernel refuses an affinity that has nothing of the caller's cpuset, and runc has it before it is in
+    the container's cgroup."""
+    wrapped(node, runtime)
+    node.guest.run("sh", "-ec", KEEP_TO_RESERVED)
+    running = node.launch(apart("app", 1, {"bayplan.dev/exec-cpus": "first"}), handler="wrapped")
+    allowed = cpus_allowed(node.guest.read(f"/proc/{node.crictl.pid(running.container_id)}/status"))
+    assert allowed == {1}
+    assert begins(node, running, runtime, 20) == {allowed: 20}
