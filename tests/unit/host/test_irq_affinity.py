@@ -73,6 +73,25 @@ def test_what_irqbalance_chose_meanwhile_counts(tmp_path: Path) -> None:
     assert node.list_of(4) == "5"
 
 
+@pytest.mark.parametrize(("default", "meanwhile"), [("3fff", "3e0f"), ("000f", "000f")])
+def test_the_default_is_what_it_was_after_each_of_many_containers(
+    tmp_path: Path, default: str, meanwhile: str
+) -> None:
+    """On a machine with 14 CPUs (CRI-O#9227, CRI-O#9741): the next container on CPUs comes before the end of
+    the last one is known. tuned may keep interrupts from some already (performance-addon-operators#447)."""
+    node = Node(tmp_path, {4: "0-13"}, default)
+    before, machine = node.all(), CpuSet.parse("0-13")
+    first, second = CpuSet.parse("4-6"), CpuSet.parse("7-8")
+    for _ in range(20):
+        for away in (first, first | second, first | second):
+            node.affinity.keep_away(away, machine)
+        assert (node.all()["default_smp_affinity"], node.list_of(4)) == (meanwhile, "0-3,9-13")
+        node.affinity.keep_away(second, machine)
+        assert node.list_of(4) == "0-6,9-13"
+        node.affinity.keep_away(CpuSet(), machine)
+        assert node.all() == before
+
+
 def test_where_all_cpus_are_to_be_without_it_stays(tmp_path: Path) -> None:
     node = Node(tmp_path, {4: "0-7"})
     before = node.all()
