@@ -119,7 +119,7 @@ def leaves_cpus_behind(decision: Decision, current: Placement | None) -> Decisio
         (Wrong(known=careless), OVERCOMMIT, 0),
         (Wrong(answer=timid), WRONG_REFUSAL, 0),
         # One life in a hundred shows it: it takes 20 seconds to come to that from 0.
-        (Wrong(answer=leaves_cpus_behind), WRONG_CPUS, 110),
+        (Wrong(answer=leaves_cpus_behind), WRONG_CPUS, 115),
     ],
     ids=["careless", "timid", "leaves CPUs behind"],
 )

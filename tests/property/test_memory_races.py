@@ -23,7 +23,7 @@ LIMIT_S = 120.0
 IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 """Each look of the daemon writes and reads some files, and each commit waits for a disk."""
 SEEDS = st.integers(0, 1 << 32)
-a_third = settings(max_examples=settings().max_examples // 3)
+a_fifth = settings(max_examples=settings().max_examples // 5)
 """A race takes a third of a second, ten times what other examples take."""
 
 
@@ -179,7 +179,7 @@ def check_all_kept(found: Ended | None) -> None:
     assert not found.left_slowed
 
 
-@a_third
+@a_fifth
 @given(SEEDS)
 def test_who_keeps_within_its_claim_is_never_killed_by_who_starts_beside_it(seed: int) -> None:
     found = run(seed)
@@ -190,21 +190,21 @@ def test_who_keeps_within_its_claim_is_never_killed_by_who_starts_beside_it(seed
     assert all(seconds <= 1.2 for seconds in found.held_s)
 
 
-@a_third
+@a_fifth
 @given(SEEDS, st.integers(1, 3))
 def test_nor_where_the_daemon_is_killed_in_the_middle(seed: int, kills: int) -> None:
     found = run(seed, kills=kills)
     check_all_kept(found)
 
 
-@a_third
+@a_fifth
 @given(SEEDS, st.floats(0.1, 2.0))
 def test_nor_where_looks_take_seconds_as_on_a_busy_machine(seed: int, late_s: float) -> None:
     found = run(seed, late_s=late_s)
     check_all_kept(found)
 
 
-@a_third
+@a_fifth
 @given(SEEDS)
 @example(5148)  # Two looks follow each other at once while somebody on two nodes begins.
 def test_nor_where_what_they_were_promised_is_taken_by_what_cannot_be_moved(seed: int) -> None:
@@ -213,7 +213,7 @@ def test_nor_where_what_they_were_promised_is_taken_by_what_cannot_be_moved(seed
     check_all_kept(found)
 
 
-@a_third
+@a_fifth
 @given(SEEDS, st.integers(2, 4), st.integers(0, 2))
 def test_nor_beside_several_of_these_and_a_daemon_that_is_killed(seed: int, batches: int, kills: int) -> None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as directory:

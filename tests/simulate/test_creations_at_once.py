@@ -226,7 +226,9 @@ async def changes(node: NriNode, container: pb.Container) -> list[tuple[str, Cal
 
 
 @flavors
-@pytest.mark.parametrize("seed", range(PARTS))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(more, marks=pytest.mark.matrix) for more in range(3, PARTS))]
+)
 async def test_random_orders_of_many(tmp_path: Path, flavor: Flavor, seed: int) -> None:
     """Creations that fail half-way, updates that the runtime carries out later than others, and ends."""
     node = NriNode(flavor, tmp_path)
