@@ -15,7 +15,8 @@ import binascii
 import json
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -135,7 +136,7 @@ TIMEOUT_S: Final = 10.0
 AGAIN_S: Final = 30.0
 """10,000 agents are 333 a second that come back; their kubelets renew 1,000 leases in a second."""
 READY_TIMEOUT_S: Final = 5.0
-PROMPT_S: Final = 1.0
+PROMPT_S: Final = 0.5
 FIELD_MANAGER: Final = "bayplan-agent"
 
 _SUCCESS: Final = range(200, 300)
@@ -189,11 +190,15 @@ def pause_s(backoff: Backoff, error: Exception | None) -> float:
 
 class Reachability:
     """Whether *server* answers. Once it does not, it is asked once in *again_s* whether it is ready, first
-    at a moment drawn from all of that; until it is, nothing else is asked of it."""
+    at a moment drawn from all of that; until it is, nothing else is asked of it. *ready* asks, by default for
+    `/readyz`: whether it says that it is, or UnavailableError without an answer in time."""
 
-    def __init__(self, server: Server, again_s: float = AGAIN_S) -> None:
+    def __init__(
+        self, server: Server, again_s: float = AGAIN_S, ready: Callable[[], Awaitable[bool]] | None = None
+    ) -> None:
         self._server = server
         self._again_s = again_s
+        self._ready = partial(_says_ready, server) if ready is None else ready
         self._problem = ""
         self._asking: asyncio.Task[None] | None = None
 
@@ -215,22 +220,23 @@ class Reachability:
         while True:
             await asyncio.sleep(wait_s)
             began_s = loop.time()
-            if await self._is_ready():
-                break
+            try:
+                if await self._ready():
+                    break
+            except UnavailableError:
+                pass  # It has not come back yet.
             wait_s = self._again_s
         if loop.time() - began_s > PROMPT_S:
             # All who connected while it was starting are answered at one moment.
             await asyncio.sleep(drawn(random.random, 0, self._again_s))
         self._asking = None
 
-    async def _is_ready(self) -> bool:
-        """One that starts listens before it answers, and then says that it is not ready. One that does not
-        let itself be asked answers others."""
-        try:
-            answer = await ask(self._server, SentRequest("/readyz"), READY_TIMEOUT_S)
-        except UnavailableError:
-            return False
-        return answer.status < HTTPStatus.INTERNAL_SERVER_ERROR
+
+async def _says_ready(server: Server) -> bool:
+    """One that starts listens before it answers, and then says that it is not ready. One that does not let
+    itself be asked answers others."""
+    answer = await ask(server, SentRequest("/readyz"), READY_TIMEOUT_S)
+    return answer.status < HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 class Api:
