@@ -40,6 +40,7 @@ from bayplan.model.resources import (
     MEMORY_LOW,
     MEMORY_MAX,
     MEMORY_MIN,
+    NO_RESOURCES,
     Resources,
     changed_resources,
     limiting,
@@ -60,7 +61,6 @@ BY_ANNOTATION: Final = "annotation"
 _LIMIT: Final = "limit"
 _NO_LIMIT: Final = "no limit"
 _NO_WISHES: Final = Wishes()
-_NOTHING: Final = Resources()
 
 
 def derive_request(
@@ -238,7 +238,7 @@ def _words(present: Resources, outside: OutsideRequests, *, kubelets: bool) -> R
     if outside is OutsideRequests.LIMITS:
         return present
     if outside is OutsideRequests.NOTHING:
-        return _NOTHING
+        return NO_RESOURCES
     return replace(present, memory_limit_bytes=None, cpu_quota_us=None, hugepage_limits_bytes={})
 
 

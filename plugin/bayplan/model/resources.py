@@ -164,6 +164,9 @@ class Resources(FieldValues, frozen=True):
         )
 
 
+NO_RESOURCES: Final = Resources()
+
+
 def milli_from_quota(quota_us: int | None, period_us: int | None) -> int | None:
     """Thousandths of a CPU that a CFS quota allows; None when there is no limit."""
     if quota_us is None or quota_us <= 0:

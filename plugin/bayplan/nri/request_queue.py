@@ -107,41 +107,20 @@ class Requester(Protocol):
         """A Synchronize of this connection was answered and the handler has ended."""
 
 
-class _Pending:
+class _Pending(Struct, eq=False):
     """A request that waits or is being decided. ``arrived_s``: when it came, by the clock; ``problem``: why
     the handler's result was not the answer."""
 
-    __slots__ = (
-        "answered",
-        "arrived_s",
-        "budget_s",
-        "cancelled",
-        "operation",
-        "problem",
-        "requester",
-        "stream_id",
-        "task",
-        "timer",
-    )
-
-    def __init__(
-        self,
-        operation: Operation,
-        requester: Requester,
-        stream_id: int,
-        budget_s: float,
-        arrived_s: float,
-    ) -> None:
-        self.operation = operation
-        self.requester = requester
-        self.stream_id = stream_id
-        self.budget_s = budget_s
-        self.arrived_s = arrived_s
-        self.answered = False
-        self.cancelled = False
-        self.problem = ""
-        self.task: asyncio.Task[None] | None = None
-        self.timer: Timer | None = None
+    operation: Operation
+    requester: Requester
+    stream_id: int
+    budget_s: float
+    arrived_s: float
+    answered: bool = False
+    cancelled: bool = False
+    problem: str = ""
+    task: "asyncio.Task[None] | None" = None
+    timer: Timer | None = None
 
     def fields(self, why: str) -> dict[str, object]:
         """What the log says of it."""
@@ -173,21 +152,18 @@ class RequestQueue:
         now_s = self._clock.time()
         one = _Pending(operation, requester, stream_id, budget_s, now_s)
         one.timer = self._clock.call_at(now_s + budget_s, partial(self._expire, one))
-        self._waiting.append(one)
-        self._begin_next()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is being decided or waits."""
-        return self._running is not None or bool(self._waiting)
+        if self._running is None:
+            self._begin(one)
+        else:
+            self._waiting.append(one)
 
     def when_idle(self) -> "asyncio.Future[None]":
         """Done as soon as no request is being decided and none waits."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self.busy:
-            self._idle.append(future)
-        else:
+        if self._running is None:
             future.set_result(None)
+        else:
+            self._idle.append(future)
         return future
 
     def abandon(self, why: str) -> None:
@@ -199,11 +175,10 @@ class RequestQueue:
 
     # ---- One request ---------------------------------------------------------------------------------
 
-    def _begin_next(self) -> None:
-        if self._running is None and self._waiting:
-            self._running = one = self._waiting.popleft()
-            one.task = asyncio.get_running_loop().create_task(self._decide(one), name="nri-request")
-            one.task.add_done_callback(self._ended)
+    def _begin(self, one: _Pending) -> None:
+        self._running = one
+        one.task = asyncio.get_running_loop().create_task(self._decide(one), name="nri-request")
+        one.task.add_done_callback(self._ended)
 
     async def _decide(self, one: _Pending) -> None:
         """Let the handler decide, and answer with its result unless the default was answered meanwhile."""
@@ -247,15 +222,17 @@ class RequestQueue:
         stopped = task.cancelled()
         self._end(one, "something that it waited for was cancelled" if stopped else "ended without an answer")
         self._running = None
-        self._begin_next()
-        if not self.busy:
+        if self._waiting:
+            self._begin(self._waiting.popleft())
+        elif self._idle:
             self._set_idle()
 
     def _end(self, one: _Pending, why: str) -> None:
         """Make sure that it is answered, and tell the handler if its result was not the answer."""
         if one.timer is not None:
             one.timer.cancel()
-        self._answer_by_default(one, why)
+        if not one.answered:
+            self._answer_by_default(one, why)
         operation = one.operation
         try:
             if operation.event is Event.SYNCHRONIZE:

@@ -25,7 +25,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
 from bayplan.model.resource_claim import claims_in
-from bayplan.model.resources import Resources, WrittenResources, read
+from bayplan.model.resources import NO_RESOURCES, Resources, WrittenResources, read
 from bayplan.model.workload import (
     MOUNT_OPTIONS,
     PLACEMENT_MOUNT,
@@ -41,7 +41,6 @@ from bayplan.model.workload import (
 from bayplan.nri.handler import EmptySetError, EndlessListError, Handler, PayloadError
 from bayplan.nri.versions import Capabilities, Event, Runtime, infer_nri_version, known_events
 from bayplan.quantity import hugetlb_size
-from bayplan.sets import IdSet
 
 logger = logging.getLogger(__name__)
 
@@ -78,25 +77,35 @@ def runtime_from(message: pb.ConfigureRequest) -> Runtime:
 
 
 def pod_from(message: pb.PodSandbox) -> Pod:
-    """A pod sandbox; its resources are kubelet's sums over the containers."""
+    """A pod sandbox; its resources are kubelet's sums over the containers.
+
+    A pod without a path for its network namespace got a new one, that of its first process; one that does not
+    list it at all shares the host's.
+    """
     linux = message.linux
+    network = next((one for one in linux.namespaces if one.type == NETWORK), None)
+    its_process = f"/proc/{message.pid}/ns/net" if message.pid else ""
     return Pod(
         id=message.id,
         name=message.name,
         namespace=message.namespace,
         uid=message.uid,
-        annotations=_mapping(message.annotations),
-        labels=_mapping(message.labels),
+        annotations={intern(key): text for key, text in message.annotations.items()},
+        labels={intern(key): text for key, text in message.labels.items()},
         cgroup_parent=linux.cgroup_parent,
-        resources=resources_from(linux.pod_resources, f"pod {message.id}"),
-        network_namespace=_network_namespace(linux.namespaces, message.pid),
+        resources=resources_from(linux.pod_resources, f"pod {message.id}")
+        if linux.HasField("pod_resources")
+        else NO_RESOURCES,
+        network_namespace="" if network is None else network.path or its_process,
     )
 
 
 def container_from(message: pb.Container) -> Container:
     """A container with the resources of its OCI spec.
 
-    Of its devices, nothing is kept or even looked at that most containers do not have.
+    containerd describes one that has exited as unknown, with the time of that. Of its devices, nothing is
+    kept or even looked at that most containers do not have. The keys of annotations and labels are the same
+    few in all containers, and kept once.
     """
     linux = message.linux
     every_device = any(map(_opens_everything, linux.resources.devices))
@@ -104,14 +113,22 @@ def container_from(message: pb.Container) -> Container:
         id=message.id,
         pod_id=message.pod_sandbox_id,
         name=message.name,
-        state=_state(message),
-        annotations=_mapping(message.annotations),
-        labels=_mapping(message.labels),
+        state=ContainerState.STOPPED
+        if message.finished_at > 0
+        else _STATES.get(message.state, ContainerState.UNKNOWN),
+        annotations={intern(key): text for key, text in message.annotations.items()},
+        labels={intern(key): text for key, text in message.labels.items()},
         resources=resources_from(linux.resources, f"container {message.id}"),
         oom_score_adj=linux.oom_score_adj.value if linux.HasField("oom_score_adj") else None,
         cgroups_path=linux.cgroups_path,
         pid=message.pid,
-        devices=() if every_device else _device_nodes(linux.devices),
+        devices=()
+        if every_device
+        else tuple(
+            DeviceNode(device.path, DEVICE_TYPES[device.type], device.major, device.minor)
+            for device in linux.devices
+            if device.type in DEVICE_TYPES
+        ),
         device_mounts=tuple(
             Mount(mount.source, mount.type)
             for mount in message.mounts
@@ -120,9 +137,11 @@ def container_from(message: pb.Container) -> Container:
         placement_source=next(
             (mount.source for mount in message.mounts if mount.destination == PLACEMENT_MOUNT), ""
         ),
-        given_environment=given_variables(message.env),
-        resource_claims=claims_in(message.env),
-        cdi_devices=cdi_names((device.name for device in message.CDI_devices), message.annotations),
+        given_environment=given_variables(message.env) if message.env else (),
+        resource_claims=claims_in(message.env) if message.env else (),
+        cdi_devices=cdi_names((device.name for device in message.CDI_devices), message.annotations)
+        if message.CDI_devices or message.annotations
+        else (),
     )
 
 
@@ -139,7 +158,7 @@ def resources_from(message: pb.LinuxResources, owner: str) -> Resources:
         cpus=cpu.cpus,
         mems=cpu.mems,
         hugepage_limits=tuple((limit.page_size, limit.limit) for limit in message.hugepage_limits),
-        unified=_mapping(message.unified),
+        unified={intern(key): text for key, text in message.unified.items()},
     )
     resources = read(written)
     for path, problem in resources.unreadable.items():
@@ -147,41 +166,11 @@ def resources_from(message: pb.LinuxResources, owner: str) -> Resources:
     return resources
 
 
-def _state(message: pb.Container) -> ContainerState:
-    """The state of a container. containerd describes one that has exited as unknown, with the time of
-    that."""
-    if message.finished_at > 0:
-        return ContainerState.STOPPED
-    return _STATES.get(message.state, ContainerState.UNKNOWN)
-
-
-def _network_namespace(namespaces: Iterable[pb.LinuxNamespace], pid: int) -> str:
-    """The path of a pod's own network namespace. A pod without a path for it got a new one, that of its first
-    process; one that does not list it at all shares the host's."""
-    for namespace in namespaces:
-        if namespace.type == NETWORK:
-            return namespace.path or (f"/proc/{pid}/ns/net" if pid else "")
-    return ""
-
-
 def _opens_everything(rule: pb.LinuxDeviceCgroup) -> bool:
     major, minor = (
         getattr(rule, field).value if rule.HasField(field) else None for field in ("major", "minor")
     )
     return opens_everything(allow=rule.allow, kind=rule.type, major=major, minor=minor)
-
-
-def _device_nodes(devices: Iterable[pb.LinuxDevice]) -> tuple[DeviceNode, ...]:
-    return tuple(
-        DeviceNode(device.path, DEVICE_TYPES[device.type], device.major, device.minor)
-        for device in devices
-        if device.type in DEVICE_TYPES
-    )
-
-
-def _mapping(message: Mapping[str, str]) -> dict[str, str]:
-    """A plain dictionary. The keys are the same few in all containers, and kept once."""
-    return {intern(key): message[key] for key in message} if message else {}
 
 
 # ---- Out ---------------------------------------------------------------------------------------------
@@ -279,10 +268,15 @@ def _written_varint(number: int) -> bytes:
 
 
 def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | Update) -> None:
-    if change.cpuset_cpus is not None:
-        message.cpu.cpus = _text(change.cpuset_cpus, container_id, "cpuset.cpus")
-    if change.cpuset_mems is not None:
-        message.cpu.mems = _text(change.cpuset_mems, container_id, "cpuset.mems")
+    cpus, mems = change.cpuset_cpus, change.cpuset_mems
+    if cpus is not None:
+        if not cpus.mask:
+            raise EmptySetError(container_id, "cpuset.cpus")
+        message.cpu.cpus = str(cpus)
+    if mems is not None:
+        if not mems.mask:
+            raise EmptySetError(container_id, "cpuset.mems")
+        message.cpu.mems = str(mems)
     if change.memory_limit_bytes is not None:
         message.memory.limit.value = change.memory_limit_bytes
     for key, value in change.unified.items():
@@ -293,12 +287,6 @@ def _write_memory_policy(message: pb.LinuxMemoryPolicy, setting: MemoryPolicySet
     message.mode = pb.MpolMode.Value(setting.mode.kernel_name)
     message.nodes = str(setting.nodes)
     message.flags.extend(map(pb.MpolFlag.Value, setting.kernel_flags))
-
-
-def _text(ids: IdSet, container_id: str, field: str) -> str:
-    if not ids:
-        raise EmptySetError(container_id, field)
-    return str(ids)
 
 
 class Operation(abc.ABC):
@@ -368,10 +356,10 @@ class CreateContainer(_OfContainer):
         """The one answer that is not empty by default."""
         return self._answer(handler.fallback_adjustment(self.pod, self.container), ())
 
-    def _answer(self, adjustment: Adjustment, updates: Iterable[Update]) -> bytes:
+    def _answer(self, adjustment: Adjustment, updates: Sequence[Update]) -> bytes:
         adjust = adjustment_to(self.container_id, adjustment)
         response = pb.CreateContainerResponse(adjust=adjust if adjust.HasField("linux") else None)
-        others = encoded_updates(updates, pb.CreateContainerResponse.UPDATE_FIELD_NUMBER)
+        others = encoded_updates(updates, pb.CreateContainerResponse.UPDATE_FIELD_NUMBER) if updates else b""
         return response.SerializeToString() + others
 
 

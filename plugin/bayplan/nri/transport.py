@@ -234,7 +234,7 @@ class Link(asyncio.Protocol):
             LocalProtocolError: the message cannot be sent; the connection is still good.
         """
         transport = self._transport
-        if transport is None or not self.open:
+        if transport is None or self._why or transport.is_closing():
             return False
         transport.write(self.wire.send(message))
         self._check_unsent(transport)

@@ -7,10 +7,8 @@ never before, so that what nobody asks for costs no more than its bytes.
 
 from bayplan.errors import RemoteProtocolError
 from bayplan.nri.wire.connection_events import (
-    MAX_BACKLOG_BYTES,
     MAX_CONSECUTIVE_REFUSALS,
     NEED_DATA,
-    BacklogError,
     Code,
     ConnectionClosed,
     FinishedError,
@@ -31,7 +29,6 @@ from bayplan.nri.wire.envelope import (
 )
 from bayplan.nri.wire.framing import (
     CalledStreams,
-    FrameReader,
     Header,
     MessageReader,
     MessageType,
@@ -51,11 +48,9 @@ class Connection:
         self._calling_id = role.peer.value
         self._served = ServedStreams()
         self._called = CalledStreams()
-        self._frames = FrameReader((self._serving_id, self._calling_id))
-        self._readers = {
-            self._serving_id: MessageReader(self._served.judge),
-            self._calling_id: MessageReader(self._called.judge),
-        }
+        self._messages = MessageReader(
+            {self._serving_id: self._served.judge, self._calling_id: self._called.judge}
+        )
         self._refusals = 0
         self._at_eof = False
         self._end: ConnectionClosed | RemoteProtocolError | None = None
@@ -76,9 +71,7 @@ class Connection:
             return
         if self._at_eof or self._end is not None:
             raise FinishedError("receive_data")
-        if self._frames.backlog_bytes >= MAX_BACKLOG_BYTES:
-            raise BacklogError(self._frames.backlog_bytes, MAX_BACKLOG_BYTES)
-        self._frames.receive(data)
+        self._messages.receive(data)
 
     def next_event(self) -> Incoming:
         """The next thing that the peer did.
@@ -99,30 +92,29 @@ class Connection:
         """
         if self._end is None:
             try:
-                event = self._decode()
+                while (received := self._messages.next_message()) is not None:
+                    connection_id, header, ruling, body = received
+                    take = self._serve if connection_id == self._serving_id else self._conclude
+                    if (event := take(header, ruling, body)) is not None:
+                        return event
+                if not self._at_eof:
+                    return NEED_DATA
+                self._end = self._closed()
             except RemoteProtocolError as error:
                 self._end = error
-            else:
-                if not isinstance(event, ConnectionClosed):
-                    return event
-                self._end = event
         if isinstance(self._end, RemoteProtocolError):
             raise self._end.with_traceback(None)
         return self._end
 
-    def _decode(self) -> Incoming:
-        while (connection_id := self._frames.connection()) is not None:
-            received = self._readers[connection_id].read(self._frames)
-            if received is not None:
-                serving = connection_id == self._serving_id
-                event = self._serve(*received) if serving else self._conclude(*received)
-                if event is not None:
-                    return event
-        if not self._at_eof:
-            return NEED_DATA
-        if not all(reader.between_messages for reader in self._readers.values()):
+    def _closed(self) -> ConnectionClosed:
+        """The end that comes where a message and a frame end.
+
+        Raises:
+            TruncatedError: they do not.
+        """
+        if not self._messages.between_messages:
             raise TruncatedError("a message")
-        if not self._frames.between_frames:
+        if not self._messages.between_frames:
             raise TruncatedError("a frame")
         return ConnectionClosed()
 

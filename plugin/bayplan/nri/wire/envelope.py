@@ -40,6 +40,7 @@ _KEY: Final = 0x0A
 _VALUE: Final = 0x12
 
 _CODES: Final = {int(code): code for code in Code}
+_NO_UTF8: Final = "text that is not UTF-8"
 _NOTHING: Final = memoryview(b"")
 _MORE: Final = 0x80
 """The bit of a byte of a number that says that more follow; most tags and sizes have one byte."""
@@ -62,17 +63,20 @@ def request_from(stream_id: int, body: bytearray) -> Request:
     payload = b""
     timeout_ns = 0
     metadata: list[tuple[str, str]] = []
-    for tag, number, content in _fields(memoryview(body), MAX_ENVELOPE_FIELDS):
-        if tag == _REQUEST_SERVICE:
-            service = _text(content)
-        elif tag == _REQUEST_METHOD:
-            method = _text(content)
-        elif tag == _REQUEST_PAYLOAD:
-            payload = bytes(content)
-        elif tag == _REQUEST_TIMEOUT:
-            timeout_ns = number - (1 << 64) if number >> 63 else number
-        elif tag == _REQUEST_METADATA:
-            metadata.append(_pair(content))
+    try:
+        for tag, number, content in _fields(memoryview(body), MAX_ENVELOPE_FIELDS):
+            if tag == _REQUEST_SERVICE:
+                service = str(content, "utf-8")
+            elif tag == _REQUEST_METHOD:
+                method = str(content, "utf-8")
+            elif tag == _REQUEST_PAYLOAD:
+                payload = bytes(content)
+            elif tag == _REQUEST_TIMEOUT:
+                timeout_ns = number - (1 << 64) if number >> 63 else number
+            elif tag == _REQUEST_METADATA:
+                metadata.append(_pair(content))
+    except UnicodeDecodeError as error:
+        raise UndecodableError(_NO_UTF8) from error
     return Request(stream_id, service, method, payload, timeout_ns, tuple(metadata))
 
 
@@ -85,15 +89,18 @@ def response_from(stream_id: int, body: bytearray) -> Response:
     code = 0
     message = ""
     payload = b""
-    for tag, _, content in _fields(memoryview(body), MAX_ENVELOPE_FIELDS):
-        if tag == _RESPONSE_STATUS:
-            for inner_tag, number, inner in _fields(content, MAX_NESTED_FIELDS):
-                if inner_tag == _STATUS_CODE:
-                    code = number & 0xFFFF_FFFF
-                elif inner_tag == _STATUS_MESSAGE:
-                    message = _text(inner)
-        elif tag == _RESPONSE_PAYLOAD:
-            payload = bytes(content)
+    try:
+        for tag, _, content in _fields(memoryview(body), MAX_ENVELOPE_FIELDS):
+            if tag == _RESPONSE_STATUS:
+                for inner_tag, number, inner in _fields(content, MAX_NESTED_FIELDS):
+                    if inner_tag == _STATUS_CODE:
+                        code = number & 0xFFFF_FFFF
+                    elif inner_tag == _STATUS_MESSAGE:
+                        message = str(inner, "utf-8")
+            elif tag == _RESPONSE_PAYLOAD:
+                payload = bytes(content)
+    except UnicodeDecodeError as error:
+        raise UndecodableError(_NO_UTF8) from error
     return Response(stream_id, _CODES.get(code, Code.UNKNOWN), message, payload)
 
 
@@ -141,20 +148,13 @@ def _varint(view: memoryview, at: int, limit_bytes: int) -> tuple[int, int]:
     raise UndecodableError("a number too long")
 
 
-def _text(content: memoryview) -> str:
-    try:
-        return str(content, "utf-8")
-    except UnicodeDecodeError as error:
-        raise UndecodableError("text that is not UTF-8") from error
-
-
 def _pair(content: memoryview) -> tuple[str, str]:
     key = value = ""
     for tag, _, inner in _fields(content, MAX_NESTED_FIELDS):
         if tag == _KEY:
-            key = _text(inner)
+            key = str(inner, "utf-8")
         elif tag == _VALUE:
-            value = _text(inner)
+            value = str(inner, "utf-8")
     return key, value
 
 

@@ -15,14 +15,15 @@ bound what waits for an answer.
 
 import enum
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from bayplan.nri.wire.connection_events import (
     FIRST_FRAME_BYTES,
     FRAME_HEADER_BYTES,
+    MAX_BACKLOG_BYTES,
     MAX_FRAME_BYTES,
     MAX_MESSAGE_BYTES,
     MAX_OUTSTANDING_CALLS,
@@ -30,6 +31,7 @@ from bayplan.nri.wire.connection_events import (
     MAX_UNANSWERED_BYTES,
     MAX_UNANSWERED_REQUESTS,
     MESSAGE_HEADER_BYTES,
+    BacklogError,
     Code,
     FrameTooLargeError,
     MessageTooLargeError,
@@ -76,8 +78,8 @@ class Ruling(Struct, frozen=True):
     message: str = ""
 
 
-_READ = Ruling(Verdict.READ)
-_IGNORE = Ruling(Verdict.IGNORE)
+READ = Ruling(Verdict.READ)
+IGNORE = Ruling(Verdict.IGNORE)
 _EVEN_ID = Ruling(Verdict.REFUSE, Code.INVALID_ARGUMENT, "the stream id of a client must be odd")
 _OLD_ID = Ruling(Verdict.REFUSE, Code.INVALID_ARGUMENT, "stream ids must increase")
 _NO_STREAM = Ruling(Verdict.REFUSE, Code.INVALID_ARGUMENT, "data for a stream that is not active")
@@ -110,9 +112,9 @@ class ServedStreams:
         """Rule on a header. A request that is to be read counts as unanswered from here on."""
         if header.type == MessageType.DATA:
             # A client's end of stream may follow the request of a unary call; anything else has no stream.
-            return _IGNORE if header.stream_id in self._unanswered else _NO_STREAM
+            return IGNORE if header.stream_id in self._unanswered else _NO_STREAM
         if header.type != MessageType.REQUEST:
-            return _IGNORE
+            return IGNORE
         if header.length > MAX_MESSAGE_BYTES:
             return _oversize(Verdict.REFUSE, header.length)
         if header.stream_id % 2 == 0:
@@ -126,7 +128,7 @@ class ServedStreams:
             return _TOO_MUCH
         self._unanswered[header.stream_id] = header.length
         self._unanswered_bytes += header.length
-        return _READ
+        return READ
 
     def close(self, stream_id: int) -> None:
         """The request has its answer.
@@ -182,13 +184,13 @@ class CalledStreams:
     def judge(self, header: Header) -> Ruling:
         """Rule on a header. The call is not closed by it: the body has yet to come."""
         if header.stream_id not in self._outstanding:
-            return _IGNORE  # the late answer to a call that was given up
+            return IGNORE  # the late answer to a call that was given up
         if header.type == MessageType.RESPONSE:
-            return _READ if header.length <= MAX_MESSAGE_BYTES else _oversize(Verdict.FAIL, header.length)
+            return READ if header.length <= MAX_MESSAGE_BYTES else _oversize(Verdict.FAIL, header.length)
         if header.type in (MessageType.REQUEST, MessageType.DATA):
             name = MessageType(header.type).name
             return Ruling(Verdict.FAIL, Code.INTERNAL, f"a unary call was answered with a {name} message")
-        return _IGNORE
+        return IGNORE
 
     def close(self, stream_id: int) -> bool:
         """The call is over. False when it was given up before."""
@@ -203,7 +205,8 @@ _MESSAGE_HEADER = struct.Struct(">IIBB")
 
 
 def message(connection_id: int, stream_id: int, kind: MessageType, parts: Sequence[bytes]) -> bytes:
-    """A message whose body is given in parts, framed and ready to be written.
+    """A message whose body is given in parts, framed and ready to be written: as one frame, or as exactly two
+    when it does not fit in the first. Nothing else survives the way the Go side reads (``FIRST_FRAME_BYTES``).
 
     Raises:
         MessageTooLargeError: the body is over ``MAX_MESSAGE_BYTES``.
@@ -211,19 +214,11 @@ def message(connection_id: int, stream_id: int, kind: MessageType, parts: Sequen
     length = sum(map(len, parts))
     if length > MAX_MESSAGE_BYTES:
         raise MessageTooLargeError(stream_id, length, MAX_MESSAGE_BYTES)
-    return frames(connection_id, (_MESSAGE_HEADER.pack(length, stream_id, kind, 0), *parts))
-
-
-def frames(connection_id: int, parts: Sequence[bytes]) -> bytes:
-    """One message, given in parts, as frames: one, or exactly two when it does not fit in the first.
-
-    Nothing else survives the way the Go side reads (``FIRST_FRAME_BYTES``).
-    """
-    size = sum(map(len, parts))
+    size, head = MESSAGE_HEADER_BYTES + length, _MESSAGE_HEADER.pack(length, stream_id, kind, 0)
     if size <= FIRST_FRAME_BYTES:
-        return b"".join((_FRAME_HEADER.pack(connection_id, size), *parts))
-    message = b"".join(parts)
-    with memoryview(message) as view:
+        return b"".join((_FRAME_HEADER.pack(connection_id, size), head, *parts))
+    whole = b"".join((head, *parts))
+    with memoryview(whole) as view:
         return b"".join(
             (
                 _FRAME_HEADER.pack(connection_id, FIRST_FRAME_BYTES),
@@ -234,118 +229,111 @@ def frames(connection_id: int, parts: Sequence[bytes]) -> bytes:
         )
 
 
-class FrameReader:
-    """Stores bytes as they come and hands out the payloads of the connections that are read, in order.
+class _Incoming(Struct):
+    """What is there of the next message of a logical connection: a part of its header, or (with ``header``)
+    the ruling on it, and what of the body has come and is ``missing_bytes``."""
+
+    judge: Callable[[Header], Ruling]
+    head: bytearray = field(default_factory=bytearray)
+    header: Header | None = None
+    ruling: Ruling = IGNORE
+    body: bytearray = field(default_factory=bytearray)
+    missing_bytes: int = 0
+
+
+class MessageReader:
+    """Stores bytes as they come and hands out the messages of the connections that are *judged*, in order,
+    however they are framed.
 
     What was read is given back when bytes come or none are left, not after each message: deleting from the
     front of a bytearray only moves its start, so that the work is linear in the bytes, however they are cut.
     """
 
-    def __init__(self, connection_ids: Collection[int]) -> None:
-        self._connection_ids = frozenset(connection_ids)
+    def __init__(self, judged: Mapping[int, Callable[[Header], Ruling]]) -> None:
+        self._incoming = {connection_id: _Incoming(judge) for connection_id, judge in judged.items()}
         self._backlog = bytearray()
         self._start = 0
         self._current = 0
         self._left_bytes = 0
 
     @property
-    def backlog_bytes(self) -> int:
-        """Bytes received and not yet taken or dropped."""
-        return len(self._backlog) - self._start
-
-    @property
     def between_frames(self) -> bool:
         """Whether the bytes so far end where a frame ends."""
-        return self._left_bytes == 0 and self.backlog_bytes == 0
+        return self._left_bytes == 0 and len(self._backlog) == self._start
+
+    @property
+    def between_messages(self) -> bool:
+        """Whether the bytes so far end where a message of each connection ends."""
+        return all(one.header is None and not one.head for one in self._incoming.values())
 
     def receive(self, data: bytes) -> None:
-        """Store bytes."""
-        self._compact()
+        """Store bytes.
+
+        Raises:
+            BacklogError: ``MAX_BACKLOG_BYTES`` or more wait already.
+        """
+        backlog_bytes = len(self._backlog) - self._start
+        if backlog_bytes >= MAX_BACKLOG_BYTES:
+            raise BacklogError(backlog_bytes, MAX_BACKLOG_BYTES)
+        if self._start:
+            self._compact()
         self._backlog += data
 
-    def connection(self) -> int | None:
-        """The connection whose payload is next, with at least one byte of it there; None: nothing is.
+    def next_message(self) -> tuple[int, Header, Ruling, bytearray] | None:
+        """The next complete message, with its connection; None: there is none. Its body is empty when the
+        ruling was not to read it.
 
         Raises:
             FrameTooLargeError: a header announces more than ``MAX_FRAME_BYTES``.
         """
         while True:
+            waiting_bytes = len(self._backlog) - self._start
             if not self._left_bytes:
-                if len(self._backlog) - self._start < FRAME_HEADER_BYTES:
-                    self._compact()
-                    return None
+                if waiting_bytes < FRAME_HEADER_BYTES:
+                    break
                 connection_id, size = _FRAME_HEADER.unpack_from(self._backlog, self._start)
                 if size > MAX_FRAME_BYTES:
                     raise FrameTooLargeError(connection_id, size, MAX_FRAME_BYTES)
                 self._start += FRAME_HEADER_BYTES
                 self._current, self._left_bytes = connection_id, size
-            elif len(self._backlog) == self._start:
-                self._compact()
-                return None
-            elif self._current in self._connection_ids:
-                return self._current
+            elif not waiting_bytes:
+                break
+            elif (one := self._incoming.get(self._current)) is None:
+                size = min(self._left_bytes, waiting_bytes)
+                self._start += size
+                self._left_bytes -= size
+            elif (header := self._read(one, min(self._left_bytes, waiting_bytes))) is not None:
+                body, one.body, one.header = one.body, bytearray(), None
+                return self._current, header, one.ruling, body
+        if self._start:
+            self._compact()
+        return None
+
+    def _read(self, one: _Incoming, available_bytes: int) -> Header | None:
+        """Take of the current frame what belongs to the next message, at most so many bytes; its header, once
+        it is complete."""
+        backlog, start = self._backlog, self._start
+        end, header = start + available_bytes, one.header
+        if header is None:
+            begun, start = start, min(end, start + MESSAGE_HEADER_BYTES - len(one.head))
+            one.head += backlog[begun:start]
+            if len(one.head) == MESSAGE_HEADER_BYTES:
+                one.header = header = Header._make(_MESSAGE_HEADER.unpack(one.head))
+                one.head.clear()
+                one.missing_bytes, one.ruling = header.length, one.judge(header)
+        if header is not None:
+            begun, start = start, min(end, start + one.missing_bytes)
+            if one.ruling.verdict is not Verdict.READ:
+                pass
+            elif one.body:
+                one.body += backlog[begun:start]
             else:
-                self.skip(self._left_bytes)
-
-    def take(self, limit_bytes: int) -> bytearray:
-        """At most so many bytes of the current payload; fewer where the frame or the store ends."""
-        size = min(limit_bytes, self._left_bytes, len(self._backlog) - self._start)
-        start = self._start
-        self._start += size
-        self._left_bytes -= size
-        return self._backlog[start : start + size]
-
-    def skip(self, limit_bytes: int) -> int:
-        """Drop at most so many bytes of the current payload and say how many there were."""
-        size = min(limit_bytes, self._left_bytes, len(self._backlog) - self._start)
-        self._start += size
-        self._left_bytes -= size
-        return size
+                one.body = backlog[begun:start]
+            one.missing_bytes -= start - begun
+        self._left_bytes -= start - self._start
+        self._start = start
+        return None if one.missing_bytes else header
 
     def _compact(self) -> None:
-        if self._start:
-            del self._backlog[: self._start]
-            self._start = 0
-
-
-class MessageReader:
-    """Cuts the bytes of one logical connection into messages, however they are framed."""
-
-    def __init__(self, judge: Callable[[Header], Ruling]) -> None:
-        self._judge = judge
-        self._head = bytearray()
-        self._body = bytearray()
-        self._under_way: tuple[Header, Ruling] | None = None
-        self._missing_bytes = 0
-
-    @property
-    def between_messages(self) -> bool:
-        """Whether the bytes so far end where a message ends."""
-        return self._under_way is None and not self._head
-
-    def read(self, source: FrameReader) -> tuple[Header, Ruling, bytearray] | None:
-        """Take from the current frame what belongs to the next message; the message, once it is complete.
-
-        Its body is empty when the ruling was not to read it.
-        """
-        if self._under_way is None:
-            self._head += source.take(MESSAGE_HEADER_BYTES - len(self._head))
-            if len(self._head) < MESSAGE_HEADER_BYTES:
-                return None
-            header = Header._make(_MESSAGE_HEADER.unpack(self._head))
-            self._head.clear()
-            self._missing_bytes = header.length
-            self._under_way = header, self._judge(header)
-        header, ruling = self._under_way
-        if ruling.verdict is not Verdict.READ:
-            self._missing_bytes -= source.skip(self._missing_bytes)
-        elif self._body:
-            self._body += (more := source.take(self._missing_bytes))
-            self._missing_bytes -= len(more)
-        else:
-            self._body = source.take(self._missing_bytes)
-            self._missing_bytes -= len(self._body)
-        if self._missing_bytes:
-            return None
-        body, self._body, self._under_way = self._body, bytearray(), None
-        return header, ruling, body
+        del self._backlog[: self._start]
+        self._start = 0
