@@ -15,10 +15,12 @@ from bayplan.errors import ParseError
 
 
 class IdSet:
-    """A finite set of small non-negative ids. Use the subclasses, which never mix."""
+    """A finite set of small non-negative ids. Use the subclasses, which never mix. ``text`` is its list
+    format, worked out when it is first asked for: most sets of a decision are those of the one before."""
 
-    __slots__ = ("mask",)
+    __slots__ = ("mask", "text")
     mask: int
+    text: str
     kind = "id list"
     max_id: ClassVar[int]
     """Largest id accepted in text."""
@@ -106,6 +108,13 @@ class IdSet:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable")
 
+    def __getattr__(self, name: str) -> str:
+        if name != "text":
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        text = _list_text(self.mask)
+        _set_text(self, text)
+        return text
+
     def __reduce__(self) -> tuple[object, tuple[int]]:
         return (type(self).of_mask, (self.mask,))
 
@@ -155,7 +164,7 @@ class IdSet:
         return self.mask & other.mask == 0
 
     def __str__(self) -> str:
-        return _list_text(self.mask)
+        return self.text
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -178,7 +187,8 @@ def _list_text(mask: int) -> str:
 
 _new: Final = object.__new__
 _set_mask: Final = IdSet.__dict__["mask"].__set__
-"""Past the `__setattr__` that refuses; it is written when the set is made, and never again."""
+_set_text: Final = IdSet.__dict__["text"].__set__
+"""Past the `__setattr__` that refuses; each is written once, and never again."""
 
 
 @final
@@ -233,7 +243,7 @@ def is_open_ended(text: str) -> bool:
 def set_to_text(value: object) -> str:
     """The text of a set, for encoders of documents that hold sets (msgspec's ``enc_hook``)."""
     if isinstance(value, IdSet):
-        return _list_text(value.mask)
+        return value.text
     raise NotImplementedError(f"no text form for {type(value).__name__}")
 
 

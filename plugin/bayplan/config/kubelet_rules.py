@@ -10,7 +10,7 @@ from typing import Final
 from bayplan.config.settings import Settings
 from bayplan.config.sources import Source
 from bayplan.engines.exact.engine import ExactEngine
-from bayplan.engines.interface import KUBELET, Engine
+from bayplan.engines.interface import Engine
 from bayplan.errors import Problem
 from bayplan.kubelet.eviction_manager import (
     DEFAULT_MEMORY,
@@ -74,7 +74,7 @@ _NO_POOLS: Final = (
 
 def engine_of(settings: Settings) -> Engine:
     """The engine that decides; *settings* are those that `load_settings` let pass."""
-    if settings.engine != KUBELET:
+    if not settings.engine_kind.is_kubelets:
         return ExactEngine(settings.topology_scope)
     from bayplan.engines.kubelet.engine import KubeletEngine  # noqa: PLC0415 - loaded where it is chosen
 
@@ -98,7 +98,7 @@ def wrong_options(settings: Settings) -> Iterator[Problem]:
         cpu_options_of(settings)
     except ManagerConfigError as error:
         yield from in_kubelets_words(CPU_OPTIONS, settings.cpu_options, error.problems)
-    if settings.engine != KUBELET:
+    if not settings.engine_kind.is_kubelets:
         return
     if settings.cpu_options and settings.cpu_manager == NONE:
         sentence = "None policy: received unsupported options"
@@ -116,7 +116,7 @@ def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[st
     for source in sources:
         for key in source.unknown:
             yield f"{source.name}: {key}: without effect; kubelet {settings.kubelet_rules} does not know it"
-    if settings.engine != KUBELET:
+    if not settings.engine_kind.is_kubelets:
         yield from _left_to_kubelet(sources)
         if not settings.reserved_cpus:
             amounts = {"kubeReserved": settings.kube_reserved, "systemReserved": settings.system_reserved}
@@ -141,7 +141,7 @@ def _switched_off(settings: Settings, sources: Sequence[Source]) -> Iterator[str
     if not theirs:
         return
     where = "to have it otherwise set it in bayplan's own configuration"
-    if settings.engine != KUBELET:
+    if not settings.engine_kind.is_kubelets:
         if settings.topology is TopologyPolicy.NONE and "topologyManagerPolicy" not in others:
             what = "topologyManagerPolicy none: what cannot be aligned is neither refused nor reported"
             yield f"{theirs[-1]}: {what}; {where}"
@@ -190,15 +190,17 @@ def remarks_on_machine(settings: Settings, machine: Machine) -> tuple[str, ...]:
         _NO_RULES: bool(settings.cpu_rules or settings.cpu_pools),
         _NO_POOLS: bool(settings.hugepage_pools),
     }
-    remarks = tuple(text for text, given in without_effect.items() if given and settings.engine == KUBELET)
+    remarks = tuple(
+        text for text, given in without_effect.items() if given and settings.engine_kind.is_kubelets
+    )
     if (
-        settings.engine != KUBELET
+        not settings.engine_kind.is_kubelets
         and _keeps(settings)
         and settings.placement_strategy is PlacementStrategy.SPREAD
     ):
         remarks = (*remarks, _SPREAD_KEEPS_NOTHING)
     beyond = topology_options_of(settings).beyond_kubelet(len(machine.nodes))
-    if settings.engine != KUBELET or settings.topology is TopologyPolicy.NONE or beyond is None:
+    if not settings.engine_kind.is_kubelets or settings.topology is TopologyPolicy.NONE or beyond is None:
         return remarks
     policy, nodes = settings.topology.value, len(machine.nodes)
     where = f"this machine's {nodes} NUMA nodes ({beyond}, see max-allowable-numa-nodes)"
@@ -217,7 +219,7 @@ def eviction_bytes(settings: Settings, capacity_bytes: int) -> int:
 
 def hard_thresholds(settings: Settings) -> Values:
     """The hard thresholds, with the default that counts beside evictionHard: see `eviction_bytes`."""
-    if settings.merge_default_eviction or settings.engine != KUBELET:
+    if settings.merge_default_eviction or not settings.engine_kind.is_kubelets:
         return {MEMORY_AVAILABLE: DEFAULT_MEMORY, **settings.eviction_hard}
     return settings.eviction_hard
 
@@ -257,7 +259,7 @@ def cpu_options_of(settings: Settings) -> CpuOptions:
         ManagerConfigError: they cannot be used.
     """
     gates = settings.feature_gates
-    if settings.engine != KUBELET:
+    if not settings.engine_kind.is_kubelets:
         gates = dict.fromkeys((_ALPHA_CPU_OPTIONS, _BETA_CPU_OPTIONS), True)
     return CpuOptions.parse(
         settings.cpu_options,

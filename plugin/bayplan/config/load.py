@@ -38,7 +38,7 @@ from bayplan.config.values import (
     show,
     unknown_keys,
 )
-from bayplan.engines.interface import KUBELET
+from bayplan.engines.interface import KUBELET, EngineKind
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.host.kubelet_program import KubeletVersion
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
@@ -125,7 +125,8 @@ def settings_of(
     said = [*found_version, *_sources_of(documents, theirs, kubelet), ours[-1]]
     sources = [*kubelet_defaults(theirs, kubelet), *said]
     engines = [source.values["engine"][1] for source in sources if "engine" in source.values]
-    if engines and engines[-1] == KUBELET:
+    last = engines[-1] if engines else None
+    if isinstance(last, str) and EngineKind.of(last).is_kubelets:
         sources = [replace(source, values={**source.values, **source.of_managers}) for source in sources]
     elif for_several_engines:
         sources = [replace(source, values=_without_managers(source.values)) for source in sources]
@@ -259,7 +260,7 @@ def _contradictions(
         yield origin[problem.path], problem
     for problem in wrong_options(settings):
         yield origin[problem.path], problem
-    if settings.engine == KUBELET:
+    if settings.engine_kind.is_kubelets:
         return
     for manager in _MANAGER_KEYS:
         value, usual = getattr(settings, manager.field), getattr(Settings(), manager.field)

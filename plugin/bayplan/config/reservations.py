@@ -46,7 +46,7 @@ from bayplan.kubelet.reservation import Reservation, check_machine, in_words
 from bayplan.model.basis import Allocatable
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine, hugepage_size_bytes, hugepages
-from bayplan.model.policy import CpuAlignment, CpuPool, MemoryQos, PlacementPolicy
+from bayplan.model.policy import CpuPool, MemoryQos, PlacementPolicy
 from bayplan.model.wishes import wrong_pool, wrong_rule
 from bayplan.placement.measured_reservation import Learned, within_promises
 from bayplan.quantity import counted, format_bytes
@@ -157,7 +157,7 @@ def resolve_policy(
     if problems:
         raise ConfigError("configuration on this machine", problems)
     reserved_cpus, withheld_cpus, isolated_cpus = settings.reserved_cpus, CpuSet(), CpuSet()
-    if settings.engine == KUBELET:
+    if settings.engine_kind.is_kubelets:
         from bayplan.config.kubelet_managers import kept_cpus  # noqa: PLC0415 - loaded with that engine
 
         reserved_cpus, withheld_cpus = kept_cpus(settings, machine)
@@ -173,8 +173,6 @@ def resolve_policy(
         reserved_cpus=reserved_cpus,
         withheld_cpus=withheld_cpus,
         isolated_cpus=isolated_cpus,
-        cpu_rules=() if settings.engine == KUBELET else settings.cpu_rules,
-        cpu_pools={} if settings.engine == KUBELET else _pools_on(settings, machine),
         memory_qos=MemoryQos(settings.memory_throttling_factor, settings.memory_reservation)
         if settings.memory_qos
         else None,
@@ -190,14 +188,22 @@ def resolve_policy(
         defragment=settings.defragment,
         page_move_rate_bytes=settings.page_move_rate_bytes,
         return_most_bytes=settings.return_most_bytes,
-        hugepage_pools={} if settings.engine == KUBELET else settings.hugepage_pools,
         strategy=settings.placement_strategy,
         keep_whole=settings.keep_whole,
-        cpu_alignment=CpuAlignment() if settings.engine == KUBELET else cpu_alignment(settings),
         kubelet_minor=settings.kubelet_minor,
-        # kubelet knows no such thing: what is reserved stays shared, and nothing else.
-        shared_cpus_minimum=0 if settings.engine == KUBELET else settings.shared_cpus_minimum,
     )
+    if settings.engine_kind.is_kubelets:
+        # What is reserved stays shared, and nothing else.
+        configured = replace(configured, shared_cpus_minimum=0)
+    else:
+        configured = replace(
+            configured,
+            cpu_rules=settings.cpu_rules,
+            cpu_pools=_pools_on(settings, machine),
+            hugepage_pools=settings.hugepage_pools,
+            cpu_alignment=cpu_alignment(settings),
+            shared_cpus_minimum=settings.shared_cpus_minimum,
+        )
     wanted = wanted_memory_bytes(settings, machine, learned)
     if not wanted:
         return configured
@@ -232,7 +238,7 @@ def wrong_here(settings: Settings, machine: Machine, unread: Collection[str] = (
     yield from _wrong_uses_of_cpus(settings, machine, unread)
     yield from _wrong_hugepage_pools(settings, machine)
     yield from wrong_thresholds(settings, machine)
-    if settings.engine == KUBELET:
+    if settings.engine_kind.is_kubelets:
         from bayplan.config.kubelet_managers import wrong_on_machine  # noqa: PLC0415 - loaded with that engine
 
         yield from wrong_on_machine(settings, machine, unread)
@@ -254,7 +260,7 @@ def _wrong_uses_of_cpus(settings: Settings, machine: Machine, unread: Collection
             yield Problem(f"cpuRules[{place}].{problem.path}", problem.found, problem.expected)
         elif pool and "cpuPools" not in unread and (expected := wrong_pool(pool, settings.cpu_pools)):
             yield Problem(f"cpuRules[{place}].cpus", repr(rule.cpus), expected)
-    if settings.engine != KUBELET and "reservedSystemCPUs" not in unread:
+    if not settings.engine_kind.is_kubelets and "reservedSystemCPUs" not in unread:
         yield from _wrong_pools(settings, machine)
 
 
@@ -334,7 +340,7 @@ def wanted_memory_bytes(
     so they are not added. Empty where measurements don't count: switched off, or with the engine `kubelet`,
     which has to add up as kubelet does. Nodes for which reservedMemory has an amount are left out.
     """
-    if not settings.measured_reservation or settings.engine == KUBELET:
+    if not settings.measured_reservation or settings.engine_kind.is_kubelets:
         return {}
     explicit = settings.reserved_memory or {}
     headroom = _spread(eviction_bytes(settings, machine.memory_bytes), MEMORY, machine)

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from bayplan.admin_protocol import DEFAULT_OCI_SOCKET, DEFAULT_SOCKET
 from bayplan.agent_protocol import DEFAULT_GROUP
 from bayplan.agent_protocol import DEFAULT_SOCKET as DEFAULT_AGENT_SOCKET
-from bayplan.engines.interface import EXACT, KUBELET
+from bayplan.engines.interface import EXACT, EngineKind
 from bayplan.host.placement_files import DIRECTORY
 from bayplan.kubelet.eviction_manager import (
     DEFAULT_MEMORY,
@@ -158,6 +158,11 @@ class Settings(Struct, frozen=True):
         return self.state_directory / "shadow" if self.shadow else self.state_directory
 
     @property
+    def engine_kind(self) -> EngineKind:
+        """What the engine's name says of it."""
+        return EngineKind.of(self.engine)
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """All messages for the operator at the start."""
         managers = self.kubelet_managers.items()
@@ -169,11 +174,11 @@ class Settings(Struct, frozen=True):
         """A sentence where a version of kubelet was assumed: what depends on it, if anything does. A node of
         which neither a file of kubelet's nor the engine speaks has none, or one that is found by its process.
         """
-        if self.kubelet_known_by or not (self.of_kubelets_file or self.engine == KUBELET):
+        if self.kubelet_known_by or not (self.of_kubelets_file or self.engine_kind.is_kubelets):
             return ()
         depends = {
             "what kubelet's file leaves out": self.of_kubelets_file,
-            "what the engine kubelet answers": self.engine == KUBELET,
+            "what the engine kubelet answers": self.engine_kind.is_kubelets,
             "memory.min, memory.low and memory.high of MemoryQoS": self.memory_qos,
             "whether huge pages count as available to evictions": self.memory_pressure
             is MemoryPressure.EVICT,

@@ -60,6 +60,8 @@ class ChangeLog:
         self.listeners: set[Callable[[], None]] = set()
         self._most_kept = most_kept
         self._kept: deque[Item] = deque()
+        self._weights: deque[int] = deque()
+        """How many entries and changes each of them is."""
         self._weight = 0
 
     def note(
@@ -79,7 +81,8 @@ class ChangeLog:
         if len(entries) < len(ids):
             gone = sorted(set(ids).difference(entry.container_id for entry in entries))
         self.position += 1
-        self._keep(Change(self.position, entries, tuple(gone), machine, policy, engine))
+        weight = 1 + len(entries) + len(gone)
+        self._keep(Change(self.position, entries, tuple(gone), machine, policy, engine), weight)
 
     def refused(self, decision: Decision) -> None:
         """A container was refused."""
@@ -100,17 +103,15 @@ class ChangeLog:
             return None
         return list(islice(reversed(self._kept), behind))[::-1]
 
-    def _keep(self, item: Item) -> None:
+    def _keep(self, item: Item, weight: int = 1) -> None:
         self._kept.append(item)
-        self._weight += _weight(item)
+        self._weights.append(weight)
+        self._weight += weight
         while self._weight > self._most_kept:
-            self._weight -= _weight(self._kept.popleft())
+            self._kept.popleft()
+            self._weight -= self._weights.popleft()
         for listener in self.listeners:
             listener()
-
-
-def _weight(item: Item) -> int:
-    return 1 + len(item.entries) + len(item.gone) if isinstance(item, Change) else 1
 
 
 logger = logging.getLogger(__name__)
@@ -158,7 +159,7 @@ class DecisionLog:
 
     def decided(self, message: str, decision: Decision) -> None:
         """A decision was made and recorded."""
-        _after_the_reply(lambda: self._decided(message, decision))
+        asyncio.get_running_loop().call_soon(self._decided, message, decision)
 
     def _decided(self, message: str, decision: Decision) -> None:
         self._counters[f"decisions_{decision.outcome.value}"] += 1

@@ -192,9 +192,10 @@ class Controller:
             PlacementError: a strict policy does not allow any placement that is left.
         """
         async with self.state.transaction() as transaction:
-            await self._release_replaced(transaction, pod, container)
+            if pod.id in self.state.known.ids_by_pod:
+                await self._release_replaced(transaction, pod, container)
             adjustment, updates = await self.placements.place(transaction, pod, container)
-        return adjustment, self._for_runtime(updates)
+        return adjustment, self._for_runtime(updates) if updates else []
 
     async def _release_replaced(self, transaction: Transaction, pod: Pod, container: Container) -> None:
         """Release those of the same name in its pod that never got a process, and never will."""

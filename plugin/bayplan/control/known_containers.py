@@ -20,7 +20,6 @@ from bayplan.model.kubelet_requests import Contradiction, with_kubelet_request
 from bayplan.model.ledger import Entry
 from bayplan.model.origin import Nri
 from bayplan.model.pod_facts import PodFacts
-from bayplan.model.request import carried_oom_score_adj
 from bayplan.model.wishes import DEFAULT_CPUS_ANNOTATION
 from bayplan.model.workload import Adjustment, Container, Pod
 from bayplan.sets import CpuSet
@@ -45,9 +44,8 @@ class KnownContainers(Struct):
         self.pods[pod.id] = pod
         self.containers[container.id] = container
         self.ids_by_pod.setdefault(container.pod_id, set()).add(container.id)
-        carried = carried_oom_score_adj(container)
-        if carried is not None:
-            self.oom_score_adj[container.id] = carried
+        if container.oom_score_adj:  # see `carried_oom_score_adj`
+            self.oom_score_adj[container.id] = container.oom_score_adj
 
     def without_default_cpus(self, container: Container) -> Container:
         """*container* without CPUs that were only a default: of this process, or of an earlier one, which

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.known_containers import without_cpus
 from bayplan.control.lives import KernelCpusets
-from bayplan.control.state import NodeState, Transaction
+from bayplan.control.state import Current, NodeState, Transaction
 from bayplan.control.threads import EngineThread, InThread
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, looks_at_devices
 from bayplan.errors import HostError, StateError
@@ -51,7 +51,7 @@ from bayplan.placement.adjustment import (
 )
 from bayplan.placement.after_removal import with_completed_claims, with_resized_pools
 from bayplan.placement.corrected_requests import with_corrected_requests
-from bayplan.placement.decide import decide_change, decide_creation, read_annotations
+from bayplan.placement.decide import as_derived, decide_change, decide_creation, read_annotations
 from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -130,12 +130,13 @@ class Placements:
             PlacementError: a strict policy does not allow any placement that is left.
             StateError: it could not be recorded.
         """
-        basis = transaction.basis
+        basis, kubelet_pods = self._state.basis, self._state.kubelet_pods
         machine, policy = basis.machine, basis.policy
         ability, base = self.policy_ability(origin), basis.ledger.without(container.id)
         annotated = read_annotations(machine, policy, pod, container)
-        findings = await self._findings(pod, container, annotated.wishes)
-        exact = partial(self._state.kubelet_pods.for_creation, pod, container.name, machine.memory_bytes)
+        devices, wishes = self._devices, annotated.wishes
+        findings = NOTHING_FOUND if devices is None else await self._findings(devices, pod, container, wishes)
+        kubelet_says = kubelet_pods.get(pod.uid) is not None
         decide = partial(
             decide_creation,
             pod=pod,
@@ -143,30 +144,33 @@ class Placements:
             annotated=annotated,
             ability=ability,
             findings=findings,
-            exact=exact,
+            exact=partial(kubelet_pods.for_creation, pod, container.name, machine.memory_bytes)
+            if kubelet_says
+            else as_derived,
         )
-        decision = await self._decided(transaction, base, decide)
-        if not self._may_relocate(decision.moves):
-            decision = await self._decided(transaction, base, decide, relocating=False)
+        decision = await self._decided(transaction, basis, base, decide)
+        if decision.moves and not self._may_relocate(decision.moves):
+            now = transaction.basis
+            decision = await self._decided(transaction, now, base, decide, relocating=False)
         # Pools of huge pages may have grown for it.
-        basis = transaction.basis
+        basis = self._state.basis
         machine, policy = basis.machine, basis.policy
         creation = Creation(basis, pod, container, origin, ability)
         for step in self._admission:
             if decision.outcome is not Outcome.REFUSED:
                 decision = step(creation, decision)
-        self._state.kubelet_pods.decided(pod, container.name, decision.reasons)
+        if kubelet_says:
+            kubelet_pods.decided(pod, container.name, decision.reasons)
         if decision.outcome is Outcome.REFUSED:
-            if self._runs_if_refused:
-                self._state.lives.begin(container.id, Phase.REFUSED)
-            self.refuse(decision)
-        moved = base.moved(decision.moves)
-        shared = _left_shared(basis, moved, decision)
-        decision, source = await self._with_file(machine, shared, decision)
+            self.refuse(decision, runs=self._runs_if_refused)
+        moved = base.moved(decision.moves) if decision.moves else base
+        shared, source = _left_shared(basis, moved, decision), ""
+        if decision.request.placement_file:
+            decision, source = await self._with_file(machine, shared, decision)
         with_reply = origin.runtime_applies
         settable = Ability(self._cgroup_v2, not with_reply or self.runtime_sets_oom_score_adj)
         adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
-        adjustment = replace(adjustment, placement_source=source)
+        adjustment = replace(adjustment, placement_source=source) if source else adjustment
         entry = Entry(
             decision,
             # The adjustment carries them, so that no update of the container itself is due.
@@ -374,50 +378,53 @@ class Placements:
 
     def _as_far_as_possible(self, creation: Creation, decision: Decision) -> Decision:
         """*decision* without what a container that comes so cannot have, and why."""
-        origin = creation.origin
-        decision = as_far_as_possible(creation.basis.machine, decision, creation.container, origin)
-        notes = exec_notes(decision, origin) + isolation_notes(decision, cgroup_v2=self._cgroup_v2)
+        origin, request = creation.origin, decision.request
+        if request.placement_file or request.environment:
+            decision = as_far_as_possible(creation.basis.machine, decision, creation.container, origin)
+        notes = () if request.exec_cpus is None else exec_notes(decision, origin)
+        if request.partition or request.irqs_away:
+            notes += isolation_notes(decision, cgroup_v2=self._cgroup_v2)
         return replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
 
     async def _decided(
-        self, transaction: Transaction, base: Ledger, decide: Decide, *, relocating: bool = True
+        self, transaction: Transaction, now: Current, base: Ledger, decide: Decide, *, relocating: bool = True
     ) -> Decision:
-        """What *decide* says of a new container beside *base*, once pools of huge pages have grown for it if
-        that helps; not *relocating*: others stay where they are."""
+        """What *decide* says of a new container beside *base*, as all else is *now*, once pools of huge pages
+        have grown for it if that helps; not *relocating*: others stay where they are."""
 
-        def beside() -> Basis:
-            basis = transaction.basis.with_ledger(base)
+        def beside(now: Current) -> Basis:
+            basis = now if base is now.ledger else now.with_ledger(base)
             if relocating:
                 return basis
             return replace(basis, policy=replace(basis.policy, defragment=Defragment.PLAN))
 
-        run, engine, basis = self._engine_thread.run, transaction.basis.engine, beside()
+        run, engine, basis = self._engine_thread.run, now.engine, beside(now)
         decision = await run(engine, basis.machine, partial(decide, basis))
-        if not lacks_pages(decision, basis.policy):
+        if not basis.policy.hugepage_pools or not lacks_pages(decision, basis.policy):
             return decision
         with_growth_of = partial(decide_with_pools, basis, decide=decide, decision=decision)
         decision, wanted = await run(engine, basis.machine, with_growth_of)
         if not wanted:
             return decision
         came = await self._grow_pools(transaction, wanted)
-        basis = beside()
+        basis = beside(transaction.basis)
         return with_growth(await run(engine, basis.machine, partial(decide, basis)), wanted, came)
 
     async def _with_file(self, machine: Machine, shared: CpuSet, decision: Decision) -> tuple[Decision, str]:
         """*decision* about a new container, beside which the *shared* CPUs are left, and the directory of the
         file that says so; without one where it cannot be made."""
-        if not decision.request.placement_file:
-            return decision, ""
         try:
             return decision, await self._prepare_file(machine, shared, Entry(decision))
         except HostError as error:
             return without_file(decision, f"its placement file cannot be made: {error}"), ""
 
-    async def _findings(self, pod: Pod, container: Container, wishes: Wishes) -> Findings:
+    async def _findings(
+        self, devices: DeviceSearch, pod: Pod, container: Container, wishes: Wishes
+    ) -> Findings:
         """What the devices of a new container say, if it has any and its annotations do not overrule them."""
-        if self._devices is None or not self._devices.may_have(pod, container):
+        if not devices.may_have(pod, container):
             return NOTHING_FOUND
-        return await self._devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
+        return await devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
 
     async def restore(self) -> None:
         """Count what was recorded of relocations in the last hour: a restart is no new hour."""
@@ -444,8 +451,11 @@ class Placements:
         most = self._relocations_per_hour()
         return settled and (most is None or len(recent) + len(ids) <= most)
 
-    def refuse(self, decision: Decision) -> NoReturn:
-        """Record a refusal, and raise it as a PlacementError."""
+    def refuse(self, decision: Decision, *, runs: bool = False) -> NoReturn:
+        """Record a refusal, and raise it as a PlacementError; *runs*: the container is created all the
+        same."""
+        if runs:
+            self._state.lives.begin(decision.request.container_id, Phase.REFUSED)
         self._state.recorder.record_refusal(decision)
         self._state.changes.refused(decision)
         self._state.decision_log.decided("refused", decision)
@@ -471,9 +481,10 @@ class Placements:
         Returns:
             The updates for the reply to the NRI runtime; without one, of nodes, for the kernel.
         """
-        basis = transaction.basis
-        shared_before, pools_before = basis.shared_cpus, basis.ledger.cpus_of_pools
-        ledger, updates, nodes_due = self._with_updates(ledger, shared, decided, moves, most_running)
+        before = self._state.basis
+        # A creation's own adjustment has its CPUs.
+        answered = None if most_running == 0 else decided
+        ledger, updates, nodes_due = self._with_updates(ledger, shared, answered, moves, most_running)
         begun_s = time.perf_counter()
         try:
             await transaction.commit(ledger, decided, carried=carried)
@@ -488,7 +499,7 @@ class Placements:
             self._state.counters["relocated"] += len(relocated)
             # Their pages are to follow.
             self._state.capacity_freed()
-        if shared != shared_before or relocated or ledger.cpus_of_pools != pools_before:
+        if relocated or _changes_sets(before, ledger, shared):
             self._cpusets.sync_soon()
         if any(one.cpus for one in relocated):
             # They run: the others leave their new CPUs before the runtime gives them these.
@@ -507,13 +518,12 @@ class Placements:
     ) -> Sequence[Update]:
         """Make *ledger*, which has what happened already, current at once. The rest as for `_commit`;
         *answered* is the id of the container that the reply is about if nothing was decided about it."""
-        basis = transaction.basis
-        shared_before, pools_before = basis.shared_cpus, basis.ledger.cpus_of_pools
-        shared = basis.with_ledger(ledger).shared_cpus
+        before = transaction.basis
+        shared = before.with_ledger(ledger).shared_cpus
         ledger, updates, nodes_due = self._with_updates(ledger, shared, decided or answered, (), most_running)
         transaction.accept(ledger=ledger, decided=decided)
         self._state.notifications.sent(None if most_running is None else updates, nodes_due)
-        if shared != shared_before or ledger.cpus_of_pools != pools_before:
+        if _changes_sets(before, ledger, shared):
             self._cpusets.sync_soon()
         return updates
 
@@ -536,28 +546,42 @@ class Placements:
             *ledger* as it is once the updates are sent; the updates for the reply, without one those of
             nodes; and the ids of the containers whose nodes are still to be sent.
         """
-        moved = nodes_updates(
-            ledger, {move.container_id for move in moves} | self._state.notifications.nodes_due
-        )
-        due = {one.container_id for one in moved if ledger.entries[one.container_id].origin.runtime_applies}
+        notifications, moved, due = self._state.notifications, list[Update](), set[str]()
+        if moves or notifications.nodes_due:
+            moved = nodes_updates(ledger, {move.container_id for move in moves} | notifications.nodes_due)
+            entries = ledger.entries
+            due = {one.container_id for one in moved if entries[one.container_id].origin.runtime_applies}
         if most_running is None:
             return ledger, moved, due
         # The others' would not go out, and of 4000 they take ten milliseconds to make.
-        first = self._state.notifications.first_updated(answered) | due
+        if most_running == 0 and not due and not self._state.lives.starting:
+            return ledger, (), due
+        first = notifications.first_updated(answered) | due
         cpus = cpus_updates(ledger, shared, first, most_running)
-        updates = self._state.notifications.for_reply(
-            merged(moved, cpus) if moved else cpus, answered, most_running
-        )
+        if not moved and not cpus:
+            return ledger, (), due
+        updates = notifications.for_reply(merged(moved, cpus) if moved else cpus, answered, most_running)
         sent = {one.container_id: one.cpuset_cpus for one in updates if one.cpuset_cpus is not None}
         return ledger.with_notified_cpus(sent), updates, due.difference(one.container_id for one in updates)
 
 
 def _left_shared(basis: Basis, base: Ledger, decision: Decision) -> CpuSet:
     """The shared CPUs once what is decided holds, where *base* has all others."""
-    placement, pool = decision.placement, decision.request.pool
-    if pool:
+    placement = decision.placement
+    holds = placement.exclusive_cpus.mask or placement.pool_cpus.mask or placement.affinity is not None
+    if not holds and base is basis.ledger:
+        return basis.shared_cpus
+    if decision.request.cpus is not None and (pool := decision.request.pool):
         base = base.with_pool_cpus(pool, placement.pool_cpus)
     return base.shared_cpus(basis.machine, basis.policy.withheld_cpus, held_cpus(placement))
+
+
+def _changes_sets(before: Basis, ledger: Ledger, shared: CpuSet) -> bool:
+    """Whether *ledger*, with these *shared* CPUs, gives these or a named pool other CPUs than *before*."""
+    if shared.mask != before.shared_cpus.mask:
+        return True
+    pooled = ledger.pool_ids or before.ledger.pool_ids
+    return bool(pooled) and ledger.cpus_of_pools != before.ledger.cpus_of_pools
 
 
 async def _no_growth(_: Transaction, __: Pools) -> Pools:

@@ -125,21 +125,15 @@ class Recorder:
         Raises:
             StateError: it failed.
         """
-        try:
-            written = write.result()
-        except StateError as error:
-            self.problem = str(error)
-            self._thread.release_cpu()
-            raise
-        if written:
+        if write.error is not None:
+            if isinstance(write.error, StateError):
+                self.problem = str(write.error)
+                self._thread.release_cpu()
+            raise write.error
+        if write.value:
             # A step that leaves the disk as it is shows nothing: it succeeds on a full disk too.
             self.problem = None
             self._checkpoint_when_idle()
-
-    @property
-    def times_emptied(self) -> int:
-        """How often the database was made again without what was recorded."""
-        return self.store.times_emptied
 
     async def ensure_in_place(self) -> bool:
         """Have the database made again if somebody removed or replaced it; whether it was.

@@ -66,17 +66,16 @@ class _Write(Struct):
     decision: int | None = None
 
 
-class Transaction:
+class Transaction(Struct, eq=False):
     """The right to change the basis. Made by `NodeState`; of no use once it was closed."""
 
-    def __init__(self, owner: "NodeState") -> None:
-        self._owner: NodeState | None = owner
+    owner: "NodeState | None"
 
     @property
     def basis(self) -> Current:
         """What the next decision depends on."""
-        assert self._owner is not None, _HAS_ENDED
-        return self._owner._basis  # noqa: SLF001 - the two classes are one unit
+        assert self.owner is not None, _HAS_ENDED
+        return self.owner.basis
 
     async def commit(self, ledger: Ledger, decided: str | None = None, *, carried: bool = False) -> None:
         """Record *ledger*, then make it current; *decided* is the id of a container that was decided about.
@@ -89,7 +88,8 @@ class Transaction:
         Raises:
             StateError: the disk does not take it.
         """
-        await self._open._commit(ledger, decided, carried=carried)  # noqa: SLF001 - the two classes are one unit
+        assert self.owner is not None, _HAS_ENDED
+        await self.owner._commit(ledger, decided, carried=carried)  # noqa: SLF001 - the two classes are one unit
 
     def accept(
         self,
@@ -137,18 +137,19 @@ class Transaction:
 
     def close(self) -> None:
         """The transaction has ended."""
-        self._owner = None
+        self.owner = None
 
     @property
     def _open(self) -> "NodeState":
-        assert self._owner is not None, _HAS_ENDED
-        return self._owner
+        assert self.owner is not None, _HAS_ENDED
+        return self.owner
 
 
 class NodeState:
     """See the module. *clock* is the loop's own unless a test moves the time itself; *became* is called with
     each basis that becomes current, before anybody else knows of it. *has_partitions*: the host has them.
 
+    ``basis`` is what decisions depend on now; an open transaction may be about to change it.
     ``known`` are the containers as their runtimes described them, ``lives`` their phases, ``kubelet_pods``
     the pods as kubelet describes them, where an agent says so. ``notifications`` is what the NRI runtime was
     sent, ``runtime`` that runtime while it is connected, and ``stopped_pods`` are the ids of pods that have
@@ -183,43 +184,38 @@ class NodeState:
         self.was_synchronized = False
         """Whether a runtime has listed what runs since the start."""
         self._has_partitions = has_partitions
-        self._basis = basis
+        self.basis = basis
         self._clock = clock
         self._became = became
         self._lock = asyncio.Lock()
         self._postponed: list[Callable[[Transaction], None]] = []
         self._unrecorded: dict[str, _Write] = {}
         self._number = 0
-        self._times_emptied = recorder.times_emptied
+        self._times_emptied = recorder.store.times_emptied
         self._replacing_since: int | None = None
         """The write from which on the disk is to hold nothing that the ledger has not."""
         self._retry: Timer | None = None
         self._writing: set[asyncio.Task[None]] = set()
 
     @property
-    def basis(self) -> Current:
-        """What decisions depend on now. An open transaction may be about to change it."""
-        return self._basis
-
-    @property
     def machine(self) -> Machine:
         """The machine by which it is decided."""
-        return self._basis.machine
+        return self.basis.machine
 
     @property
     def policy(self) -> PlacementPolicy:
         """The policy by which it is decided."""
-        return self._basis.policy
+        return self.basis.policy
 
     @property
     def engine(self) -> Engine:
         """The engine that decides."""
-        return self._basis.engine
+        return self.basis.engine
 
     @property
     def ledger(self) -> Ledger:
         """What is promised."""
-        return self._basis.ledger
+        return self.basis.ledger
 
     @property
     def unrecorded(self) -> Collection[str]:
@@ -234,8 +230,9 @@ class NodeState:
         try:
             yield transaction
         finally:
-            transaction.close()
-            self._run_postponed()
+            transaction.owner = None
+            if self._postponed:
+                self._run_postponed()
             self._lock.release()
 
     def schedule(self, change: Callable[[Transaction], None]) -> None:
@@ -270,8 +267,8 @@ class NodeState:
         runtime."""
         recorded = await self.recorder.ledger()
         async with self.transaction() as transaction:
-            self._become(self._basis.with_ledger(recorded), changed_ids(self._basis.ledger, recorded))
-            transaction.accept(engine=self._basis.engine)
+            self._become(self.basis.with_ledger(recorded), changed_ids(self.basis.ledger, recorded))
+            transaction.accept(engine=self.basis.engine)
         async with self.transaction() as transaction:
             self.check(transaction)
         names = await self.recorder.names(REMEMBERED)
@@ -305,11 +302,11 @@ class NodeState:
 
     def wanted(self, entry: Entry) -> Adjustment:
         """What is to be set now for a container that came without NRI; nothing of what others pinned."""
-        return wanted_for(entry, self._basis.shared_cpus)
+        return wanted_for(entry, self.basis.shared_cpus)
 
     def expectations(self, container_ids: Collection[str] | None = None) -> list[Expectation]:
         """What the kernel should have now of those containers, of all if none are named. Any thread."""
-        basis, known = self._basis, self.known
+        basis, known = self.basis, self.known
         containers = (
             list(known.containers.values())
             if container_ids is None
@@ -327,7 +324,7 @@ class NodeState:
 
     def isolated_cpus(self) -> dict[str, CpuSet]:
         """The CPUs that are to be partitions, by container. Any thread."""
-        machine, ledger = self._basis.machine, self._basis.ledger
+        machine, ledger = self.basis.machine, self.basis.ledger
         return {
             key: cpus
             for key in (ledger.followed_ids if self._has_partitions else ())
@@ -346,16 +343,17 @@ class NodeState:
                 transaction.close()
 
     async def _commit(self, ledger: Ledger, decided: str | None, *, carried: bool) -> None:
-        ids = changed_ids(self._basis.ledger, ledger)
+        ids = changed_ids(self.basis.ledger, ledger)
         unrecorded = self._unrecorded.get(decided or "")
         earlier_decision = unrecorded.decision if unrecorded else None
         number, write = self._begin(ledger, ids, decided)
         try:
-            await write.finished()
+            if not write.done:
+                await write.finished()
             self.recorder.check_commit(write)
         except BaseException as error:
             if isinstance(error, StateError) and carried and self._leaves_others(ledger, ids, decided):
-                self._become(self._basis.with_ledger(ledger), ids)
+                self._become(self.basis.with_ledger(ledger), ids)
                 self._not_recorded(error)
                 return
             # It may be on the disk all the same, now or later.
@@ -364,13 +362,13 @@ class NodeState:
             if isinstance(error, StateError):
                 self._retry_later()
             else:
-                self._write(self._basis.ledger)
+                self._write(self.basis.ledger)
             raise
-        self._become(self._basis.with_ledger(ledger), ids)
+        self._become(self.basis.with_ledger(ledger), ids)
         self._recorded(number)
 
     def _accept(self, after: Current, decided: str | None, *, replace_all: bool) -> None:
-        before = self._basis.ledger
+        before = self.basis.ledger
         ids = changed_ids(before, after.ledger)
         self._become(after, ids)
         if ids or replace_all or self._unrecorded:
@@ -380,7 +378,7 @@ class NodeState:
         """Make *after* current; its ledger says something else about the containers *ids*."""
         if self._became is not None:
             self._became(after)
-        before, self._basis = self._basis, after
+        before, self.basis = self.basis, after
         self.changes.note(
             after.ledger,
             ids,
@@ -413,7 +411,7 @@ class NodeState:
 
     def _write_all(self) -> None:
         """Record every entry of the ledger, whatever the disk has."""
-        ledger = self._basis.ledger
+        ledger = self.basis.ledger
         everybody = {*ledger.entries, *(one.container_id for one in ledger.retained.values())}
         self._write(ledger, everybody, replace_all=True)
 
@@ -433,7 +431,7 @@ class NodeState:
     def _leaves_others(self, ledger: Ledger, ids: Collection[str], decided: str | None) -> bool:
         """Whether *ledger*, which says something else about the containers *ids*, promises the same to all
         others than *decided*."""
-        before = self._basis.ledger
+        before = self.basis.ledger
         if before.retained != ledger.retained:
             return False
         others = [container_id for container_id in ids if container_id != decided]
@@ -471,8 +469,9 @@ class NodeState:
         if self._replacing_since is not None and number >= self._replacing_since:
             self._replacing_since = None
         self._unrecorded = {key: one for key, one in self._unrecorded.items() if one.number != number}
-        if self._times_emptied != self.recorder.times_emptied:
-            self._times_emptied = self.recorder.times_emptied
+        times_emptied = self.recorder.store.times_emptied
+        if self._times_emptied != times_emptied:
+            self._times_emptied = times_emptied
             self._write_all()
 
     def _retry_later(self) -> None:

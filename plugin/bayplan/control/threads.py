@@ -75,23 +75,25 @@ class InThread(Protocol):
 class Job(Generic[Result]):
     """Work for a `StoreThread`, and its outcome."""
 
-    __slots__ = ("_error", "_finished", "_on_done", "_result", "_work", "done")
+    __slots__ = ("_finished", "_on_done", "_work", "done", "error", "value")
 
     def __init__(self, work: Callable[[], Result]) -> None:
         self._work = work
         self._finished = threading.Lock()
         self._finished.acquire()
         self._on_done: Callable[[], object] | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """What the work raised; else ``value`` is what it returned."""
+        self.value: Result
         self.done = False
         """Whether the work has been done; it stays so."""
 
     def run(self) -> None:
         """Do the work; for the thread."""
         try:
-            self._result = self._work()
+            self.value = self._work()
         except BaseException as error:  # noqa: BLE001 - raised again where the outcome is asked for
-            self._error = error
+            self.error = error
         self.done = True
         self._finished.release()
         if self._on_done is not None:
@@ -111,16 +113,12 @@ class Job(Generic[Result]):
             if not self.done:
                 await finished
 
-    def result(self) -> Result:
-        """What the work that is done returned or raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result
-
     async def outcome(self) -> Result:
         """What the work returned or raised, as soon as it is done. Giving up does not stop the work."""
         await self.finished()
-        return self.result()
+        if self.error is not None:
+            raise self.error
+        return self.value
 
 
 class StoreThread:

@@ -19,7 +19,6 @@ from bayplan.config.reservations import reserved_bytes, resolve_policy, wanted_m
 from bayplan.config.settings import Settings
 from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import InThread
-from bayplan.engines.interface import KUBELET
 from bayplan.errors import BayplanError, ConfigError
 from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import Hierarchy
@@ -307,7 +306,7 @@ class Hardware:
     @property
     def _learns(self) -> bool:
         """Whether measurements count: not for the engine `kubelet`, which has to add up as kubelet does."""
-        return self._settings.measured_reservation and self._settings.engine != KUBELET
+        return self._settings.measured_reservation and not self._settings.engine_kind.is_kubelets
 
     @property
     def _is_first_due(self) -> bool:

@@ -5,8 +5,9 @@ decision and then makes the next ledger from it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.model.basis import Basis
@@ -33,12 +34,30 @@ WISH_NOT_GRANTED: Final = "wish-not-granted"
 """Code of the reason why a container does not have what it wishes."""
 
 
+class EngineKind(Struct, frozen=True):
+    """What is known of an engine by its name, before it is loaded. ``is_kubelets``: it answers as kubelet's
+    managers do, which know nothing of bayplan's own rules: wishes for CPUs, named pools, claims."""
+
+    name: str
+    is_kubelets: bool
+
+    @classmethod
+    def of(cls, name: str) -> Self:
+        """That of the engine *name*."""
+        return cls(name, name == KUBELET)
+
+
 class Engine(Protocol):
     """Decides where a container goes."""
 
     @property
     def name(self) -> str:
         """The engine's name in the configuration."""
+        ...
+
+    @property
+    def kind(self) -> "EngineKind":
+        """What is known of it without loading it."""
         ...
 
     def separate_copy(self) -> "Engine":

@@ -141,16 +141,21 @@ class Basis(Struct, frozen=True, dict=True):
         """How many CPUs of the shared pool may become exclusive, or go to the named pool that is *growing*,
         whichever they are, so that as many as must stay do, with *more_milli* as for `shared_cpus_minimum`,
         and all that the other pools may grow by; below 0 where there are fewer already."""
-        least, growth = self.shared_cpus_minimum(more_milli, growing), self.growth_of_pools(growing)
+        least = self.shared_cpus_minimum(more_milli, growing)
+        growth = self.growth_of_pools(growing) if self.policy.cpu_pools else 0
         if growth:
             # Reserved CPUs are for containers of the shared pool, and for no other.
             least = max(least, len(self.allocatable.reserved_cpus & self.shared_cpus))
-        return len(self.shared_cpus) - least - growth
+        return self.shared_cpus.mask.bit_count() - least - growth
 
     def with_ledger(self, ledger: Ledger) -> Self:
         """The same machine and policy, with another ledger."""
         after = replace(self, ledger=ledger)
-        after.__dict__["allocatable"] = self.allocatable
+        kept, known = after.__dict__, self.__dict__
+        if "allocatable" in known:
+            kept["allocatable"] = known["allocatable"]
+        if "shared_cpus" in known and ledger.exclusive_cpus.mask == self.ledger.exclusive_cpus.mask:
+            kept["shared_cpus"] = known["shared_cpus"]
         return after
 
 

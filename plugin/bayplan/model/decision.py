@@ -265,7 +265,7 @@ class Request(Struct, frozen=True):
     @property
     def pool(self) -> str:
         """The name of the pool that it is in, empty for none."""
-        if self.cpus is None or self.pod_level or self.cpus_chosen_by_others:
+        if self.cpus is None or self.pod_level or self.pinned_cpus is not None or self.opted_out:
             return ""
         return self.cpus.pool
 
@@ -369,13 +369,16 @@ class Claim(Struct, frozen=True):
             return tuple((NodeSet([node]), row) for node, row in sorted(self.by_node.items()))
         if self.shares and self.shares.keys() == set(self.nodes):
             return in_proportion(self.amounts_bytes, self.shares)
-        even_bytes = hugepages_of(self.amounts_bytes) if self.even_hugepages else {}
-        return divided(self.nodes, self.amounts_bytes, even_bytes)
+        if self.even_hugepages:
+            return divided(self.nodes, self.amounts_bytes, hugepages_of(self.amounts_bytes))
+        return ((self.nodes, self.amounts_bytes),)
 
     @property
     def claimed_parts(self) -> Parts:
         """As of `Booking`: all that it has."""
-        return self.parts if self.amounts_bytes else ()
+        if self.even_hugepages or self.shares or self.by_node:
+            return self.parts if self.amounts_bytes else ()
+        return ((self.nodes, self.amounts_bytes),) if self.amounts_bytes else ()
 
     @property
     def booked_bytes(self) -> Mapping[int, Mapping[str, int]]:
@@ -470,10 +473,13 @@ class Placement(Struct, frozen=True):
 
     def cpus_among(self, shared: CpuSet) -> CpuSet:
         """The cpuset.cpus of the container while *shared* are the shared CPUs."""
-        if self.exclusive_cpus.mask and self.beside_cpus.mask:
-            return self.exclusive_cpus | (shared & self.beside_cpus or shared)
-        apart = self.apart_cpus
-        return apart if apart.mask else shared
+        own = self.exclusive_cpus.mask
+        if own and self.beside_cpus.mask:
+            return CpuSet.of_mask(own | (shared.mask & self.beside_cpus.mask or shared.mask))
+        if own or self.pool_cpus.mask or self.claimed_cpus is not None:
+            apart = self.apart_cpus
+            return apart if apart.mask else shared
+        return shared
 
 
 class Move(Struct, frozen=True):
@@ -645,8 +651,9 @@ class Decision(Struct, frozen=True):
         """Whether the container runs on the CPUs that are nobody's own: not on exclusive ones, nor on those
         of a named pool, nor on some that somebody else chose."""
         placement = self.placement
-        has_own = placement.exclusive_cpus.mask or placement.claimed_cpus is not None
-        return not (has_own or placement.pool_cpus.mask or self.request.cpus_chosen_by_others)
+        if placement.exclusive_cpus.mask or placement.claimed_cpus is not None or placement.pool_cpus.mask:
+            return False
+        return self.request.pinned_cpus is None and not self.request.opted_out
 
     @property
     def promises(self) -> Parts:
@@ -679,10 +686,12 @@ class Decision(Struct, frozen=True):
     @property
     def pool_milli(self) -> int:
         """What it asks of the shared CPUs, in thousandths of a CPU; a weight, where that is what it has."""
-        own = self.placement.exclusive_cpus or self.placement.claimed_cpus or self.placement.pool_cpus
-        if self.request.cpus_chosen_by_others or (own and not self.placement.beside_cpus):
+        request, placement = self.request, self.placement
+        claimed = 0 if placement.claimed_cpus is None else placement.claimed_cpus.mask
+        own = placement.exclusive_cpus.mask or claimed or placement.pool_cpus.mask
+        if request.pinned_cpus is not None or request.opted_out or (own and not placement.beside_cpus.mask):
             return 0
-        return self.request.pool_milli(len(own) if own else 0)
+        return max(0, request.cpu_milli - own.bit_count() * MILLI_PER_CPU)
 
     def explanation(self) -> str:
         """The reasons as one line for humans."""

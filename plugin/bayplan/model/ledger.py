@@ -140,24 +140,28 @@ class Ledger(Struct, frozen=True):
 
     def with_entry(self, entry: Entry) -> "Ledger":
         """A ledger in which *entry* is the only entry of its container."""
-        before = self.entries.get(entry.container_id)
+        request, placement = entry.decision.request, entry.decision.placement
+        pod_id, container_id = request.pod_id, request.container_id
+        before = self.entries.get(container_id)
         base = self if before is None else self._left_without(before)
-        pod_id, request = entry.decision.request.pod_id, entry.decision.request
         if entry.ended:
             return _retaining(base, entry)
         last = base.retained.get(pod_id)
-        base = base.without_retained(pod_id)
-        if request.pool:
-            base = base.with_pool_cpus(request.pool, entry.decision.placement.pool_cpus)
-        key = score_key(request)
-        if key is None:
+        if last is not None:
+            base = base.without_retained(pod_id)
+        if request.cpus is not None and (pool := request.pool):
+            base = base.with_pool_cpus(pool, placement.pool_cpus)
+        if request.score is None:
             after = _added(base, entry)
-            if not is_member(request):
+            if not (request.pod_level and is_member(request)):
                 return after
-            return _settled_pod(after, pod_id, entry.container_id, None if last is None else last.decision)
-        order = _in_order(self.ids_by_score.get(key, ()), entry)
-        ids = base.ids_by_score.with_item(key, order)
-        return _settled(replace(_added(base, entry), ids_by_score=ids), key)
+            return _settled_pod(after, pod_id, container_id, None if last is None else last.decision)
+        key = (pod_id, request.score)
+        others = self.ids_by_score.get(key, ())
+        order = _in_order(others, entry) if others else (container_id,)
+        after = _added(base, entry, base.ids_by_score.with_item(key, order))
+        alone = not others and (placement.claim is None or not placement.claim.explained_bytes)
+        return after if alone else _settled(after, key)
 
     def without(self, container_id: str) -> "Ledger":
         """A ledger without that container; the same ledger if it holds none. What it held of a pod that has
@@ -501,26 +505,33 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     )
 
 
-def _added(ledger: Ledger, entry: Entry) -> Ledger:
-    placement, container_id = entry.decision.placement, entry.container_id
-    promise, pod_id = placement.promise, entry.decision.request.pod_id
+def _added(
+    ledger: Ledger, entry: Entry, ids_by_score: PersistentMap[ScoreKey, tuple[str, ...]] | None = None
+) -> Ledger:
+    """*ledger* with *entry*, whose container it does not hold, and with *ids_by_score* if they are others."""
+    decision, claim = entry.decision, entry.decision.placement.claim
+    request, placement = decision.request, decision.placement
+    container_id, pod_id = request.container_id, request.pod_id
+    promise = claim or placement.promise
+    held = placement.exclusive_cpus.mask or placement.pool_cpus.mask or placement.affinity is not None
+    beside = placement.beside_cpus.mask and shares_beside(entry)
     return Ledger(
         entries=ledger.entries.with_item(container_id, entry),
-        booked_bytes=with_booking(ledger.booked_bytes, promise, 1),
-        exclusive_cpus=ledger.exclusive_cpus | held_cpus(placement),
-        bound=with_count(ledger.bound, placement.mems, 1),
+        booked_bytes=ledger.booked_bytes if claim else with_booking(ledger.booked_bytes, promise, 1),
+        exclusive_cpus=ledger.exclusive_cpus | held_cpus(placement) if held else ledger.exclusive_cpus,
+        bound=ledger.bound if placement.mems is None else with_count(ledger.bound, placement.mems, 1),
         claimed_bytes=with_claim(ledger.claimed_bytes, promise, 1),
         retained=ledger.retained,
         ids_by_notice=with_notice(ledger.ids_by_notice, entry, belongs=True),
-        ids_by_score=ledger.ids_by_score,
-        short_ids=with_id(ledger.short_ids, container_id, belongs=bool(promise.short_bytes)),
-        pinned_ids=with_id(
-            ledger.pinned_ids, container_id, belongs=entry.decision.request.pinned_cpus is not None
-        ),
-        shared_milli=with_shared_milli(ledger.shared_milli, entry.decision, 1),
-        beside_ids=with_id(ledger.beside_ids, container_id, belongs=shares_beside(entry)),
-        followed_ids=with_id(ledger.followed_ids, container_id, belongs=is_followed(entry)),
-        pool_ids=with_member(ledger.pool_ids, entry.decision.request, belongs=True),
+        ids_by_score=ledger.ids_by_score if ids_by_score is None else ids_by_score,
+        short_ids=ledger.short_ids | {container_id} if promise.short_bytes else ledger.short_ids,
+        pinned_ids=ledger.pinned_ids if request.pinned_cpus is None else ledger.pinned_ids | {container_id},
+        shared_milli=with_shared_milli(ledger.shared_milli, decision, 1),
+        beside_ids=ledger.beside_ids | {container_id} if beside else ledger.beside_ids,
+        followed_ids=ledger.followed_ids | {container_id} if is_followed(entry) else ledger.followed_ids,
+        pool_ids=ledger.pool_ids
+        if request.cpus is None
+        else with_member(ledger.pool_ids, request, belongs=True),
         ids_by_pod=ledger.ids_by_pod.with_item(pod_id, (*ledger.ids_by_pod.get(pod_id, ()), container_id)),
     )
 
@@ -575,7 +586,7 @@ def _settled_pod(
 def notice_of(entry: Entry) -> CpuSet | None:
     """Under what *entry* is in ``ids_by_notice``; None where no update can become due."""
     decision, sent = entry.decision, entry.notified_cpus
-    if not entry.origin.runtime_applies:
+    if not (entry.recorded_origin or NRI).runtime_applies:
         return None
     if decision.shares_cpus:
         return _NO_CPUS if sent is None else sent

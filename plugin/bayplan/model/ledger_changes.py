@@ -27,9 +27,11 @@ def retained_changes(before: Ledger, after: Ledger) -> tuple[tuple[str, ...], tu
 def entries_of(ledger: Ledger, ids: Collection[str]) -> Iterator[Entry]:
     """What *ledger* has of the containers *ids*, those of a pod in its order, and of those that are gone and
     whose pod keeps their room."""
-    pods = sorted({entry.decision.request.pod_id for key in ids if (entry := ledger.entries.get(key))})
-    for pod_id in pods:
-        yield from (ledger.entries[key] for key in ledger.ids_by_pod[pod_id] if key in ids)
+    found = [entry for key in ids if (entry := ledger.entries.get(key)) is not None]
+    if len(found) > 1:
+        pods = sorted({entry.decision.request.pod_id for entry in found})
+        found = [ledger.entries[key] for pod_id in pods for key in ledger.ids_by_pod[pod_id] if key in ids]
+    yield from found
     yield from (one for one in ledger.retained.values() if one.container_id in ids)
 
 

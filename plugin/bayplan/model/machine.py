@@ -158,6 +158,11 @@ class Machine(Struct, frozen=True, dict=True):
         return Counter(cpu.core_id for cpu in self.cpus if cpu.online)
 
     @cached_property
+    def has_closed_memory(self) -> bool:
+        """Whether some memory is not ordinary, so that a container may use it only if it says so."""
+        return self.ordinary_nodes.mask != self.memory_nodes.mask
+
+    @cached_property
     def node_ids(self) -> NodeSet:
         return NodeSet(node.id for node in self.nodes)
 

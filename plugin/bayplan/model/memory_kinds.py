@@ -92,7 +92,7 @@ def open_mems(machine: Machine, request: Request) -> NodeSet | None:
     nodes = machine.ordinary_nodes
     if request.hints:
         nodes |= device_nodes(machine, request)
-    return None if nodes == machine.memory_nodes else nodes
+    return None if nodes.mask == machine.memory_nodes.mask else nodes
 
 
 def tier_nodes(machine: Machine, rank: int) -> NodeSet:

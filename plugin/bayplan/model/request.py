@@ -1,9 +1,11 @@
 """From what a runtime shows to what a container asks for.
 
 The OCI spec has limits, shares and an oom_score_adj, but no requests. This module turns them into a Request
-that says, for each number, how it is known.
+that says, for each number, how it is known. kubelet's formulas, and their inverses, are those of
+`bayplan.model.qos`.
 """
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -25,22 +27,23 @@ from bayplan.model.machine import Machine, hugepages
 from bayplan.model.pod_as_a_whole import changed_totals, has_part
 from bayplan.model.policy import OutsideRequests
 from bayplan.model.qos import (
-    cpu_request_milli,
-    derive_qos,
+    BEST_EFFORT_OOM_SCORE_ADJ,
+    GUARANTEED_OOM_SCORE_ADJ,
+    MIN_QUOTA_US,
     exclusive_cpu_count,
-    has_pod_level_resources,
     is_burstable_score,
-    is_by_shares,
     qos_from_cgroup_parent,
     request_from_oom_score_adj,
-    reservation,
+    shares_from_milli,
 )
 from bayplan.model.resources import (
     MEMORY_HIGH,
     MEMORY_LOW,
     MEMORY_MAX,
     MEMORY_MIN,
+    MIN_SHARES,
     NO_RESOURCES,
+    RESERVATION,
     Resources,
     changed_resources,
     limiting,
@@ -60,6 +63,7 @@ BY_ANNOTATION: Final = "annotation"
 
 _LIMIT: Final = "limit"
 _NO_LIMIT: Final = "no limit"
+_NOTHING_RESERVED: Final = Interval(0, 0, RESERVATION)
 _NO_WISHES: Final = Wishes()
 
 
@@ -86,9 +90,11 @@ def derive_request(
     by_tree = qos_from_cgroup_parent(pod.cgroup_parent)
     kubelets = by_tree is not None
     present = container.resources if kubelets else limiting(container.resources, machine)
-    words = _words(present, outside, kubelets=kubelets)
+    plain = kubelets and present.fields is None
+    words = present if plain else _words(present, outside, kubelets=kubelets)
     scored = kubelets or outside is OutsideRequests.LIMITS
     adjustment = carried_oom_score_adj(container) if scored else None
+    by_score = None if adjustment is None else request_from_oom_score_adj(adjustment, machine.memory_bytes)
     qos, source = derive_qos(by_tree, words, adjustment)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
     if added_bytes is not None and present.line(MEMORY_MAX):
@@ -96,12 +102,19 @@ def derive_request(
     if added_bytes is not None and (present.memory_swap_bytes or 0) > 0:
         # Runtimes refuse a limit above that of memory and swap together.
         added_bytes = min(added_bytes, present.memory_swap_bytes or 0)
-    limit_bytes = present.limit_bytes or added_bytes
-    pod_level = has_pod_level_resources(qos, source, words)
-    has_score = qos is QosClass.BURSTABLE and adjustment is not None and is_burstable_score(adjustment)
-    cpu_milli = cpu_request_milli(words, qos)
+    shown_bytes = present.limit_bytes
+    limit_bytes = shown_bytes or added_bytes
+    pod_level = kubelets and qos is QosClass.GUARANTEED and _has_pod_level_resources(words)
+    has_score = qos is QosClass.BURSTABLE and by_score is not None
+    cpu_milli = _cpu_request_milli(words, qos)
     memory = _memory_interval(
-        words, qos, source, adjustment, machine.memory_bytes, limit_is_request=not pod_level
+        words,
+        shown_bytes if words is present else words.limit_bytes,
+        qos,
+        source,
+        by_score,
+        machine.memory_bytes,
+        limit_is_request=not pod_level,
     )
     if wishes.memory_request_bytes is not None and qos is QosClass.BURSTABLE:
         # A guess from the limit counts for less than what the author says.
@@ -109,7 +122,7 @@ def derive_request(
         known = Interval(0, limit_bytes or machine.memory_bytes, memory.source) if guessed else memory
         memory = memory if known.exact else _given(known, wishes.memory_request_bytes)
     hugepages_bytes = _hugepages(words.hugepage_limits_bytes) if words.hugepage_limits_bytes else {}
-    totals = _pod_totals(pod.resources, qos)
+    totals = None if pod.resources is NO_RESOURCES else _pod_totals(pod.resources, qos)
     if not kubelets:
         qos, memory, cpu_milli, hugepages_bytes = _in_part(machine, qos, memory, cpu_milli, words)
         if totals is not None and not _is_part(machine, totals, pod.resources.hugepage_limits_bytes):
@@ -126,7 +139,9 @@ def derive_request(
         memory=memory,
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
-        exclusive_cpus=_own_cpus(wishes.cpus, qos, cpu_milli, pod_level=pod_level),
+        exclusive_cpus=0
+        if wishes.cpus is None and qos is not QosClass.GUARANTEED
+        else _own_cpus(wishes.cpus, qos, cpu_milli, pod_level=pod_level),
         cpus=wishes.cpus,
         cpu_kind=wishes.cpu_kind,
         hugepages_bytes=hugepages_bytes,
@@ -145,7 +160,7 @@ def derive_request(
         pod_level=pod_level,
         score=adjustment if has_score else None,
         given_policy=container.memory_policy,
-        cpu_weighed=not kubelets and is_by_shares(words, qos),
+        cpu_weighed=not kubelets and _is_by_shares(words, qos),
         placement_file=bool(wishes.placement_file) and not wishes.opted_out,
         exec_cpus=None if wishes.opted_out else wishes.exec_cpus,
         partition=wishes.partition and not wishes.opted_out,
@@ -177,7 +192,7 @@ def changed_request(
     memory, shown = _changed_memory(request, limit_bytes, words, kubelets=kubelets), request.spec_memory
     if shown is not None and limit_bytes is not None:
         shown = up_to(shown, limit_bytes)
-    cpu_milli = cpu_request_milli(words, request.qos)
+    cpu_milli = _cpu_request_milli(words, request.qos)
     if not kubelets:
         cpu_milli = min(cpu_milli, most_milli(machine))
         memory = up_to(memory, most_bytes(machine))
@@ -189,7 +204,7 @@ def changed_request(
         spec_memory=shown,
         memory_limit_bytes=limit_bytes,
         cpu_milli=cpu_milli,
-        cpu_weighed=not kubelets and is_by_shares(words, request.qos),
+        cpu_weighed=not kubelets and _is_by_shares(words, request.qos),
         exclusive_cpus=0
         if request.claimed is not None and request.claimed.cpus
         else _own_cpus(
@@ -201,6 +216,98 @@ def changed_request(
         pinned_by_update=request.pinned_by_update
         or ((new_cpus is not None or new_mems is not None) and not was_pinned),
     )
+
+
+def derive_qos(
+    by_tree: QosClass | None, resources: Resources, oom_score_adj: int | None
+) -> tuple[QosClass, QosSource]:
+    """The QoS class of a container's pod, and how it is known.
+
+    Inside kubelet's tree the tree decides (*by_tree*, see `qos_from_cgroup_parent`). Outside of it (plain
+    crictl, podman) an oom_score_adj that only kubelet's formula gives decides: -997 Guaranteed, 1000
+    BestEffort, 3..999 Burstable. Otherwise the class is inferred, container by container, from what is asked
+    for:
+
+    * Guaranteed: a memory limit and a CPU quota, and neither CPU shares that ask for less than the quota nor
+      a reservation of less than the limit;
+    * BestEffort: no memory limit or reservation, no CPU quota, and no CPU shares above the minimum of 2;
+    * Burstable: everything else.
+    """
+    if by_tree is not None:
+        return by_tree, QosSource.CGROUP_PARENT
+    if oom_score_adj == GUARANTEED_OOM_SCORE_ADJ:
+        return QosClass.GUARANTEED, QosSource.OOM_SCORE_ADJ
+    if oom_score_adj == BEST_EFFORT_OOM_SCORE_ADJ:
+        return QosClass.BEST_EFFORT, QosSource.OOM_SCORE_ADJ
+    if oom_score_adj is not None and is_burstable_score(oom_score_adj):
+        return QosClass.BURSTABLE, QosSource.OOM_SCORE_ADJ
+    return _infer(resources), QosSource.INFERRED
+
+
+def _has_pod_level_resources(resources: Resources) -> bool:
+    """Whether a Guaranteed pod of kubelet's evidently has resources as a whole (``spec.resources``), by the
+    *resources* of one of its containers.
+
+    In every other Guaranteed pod the CPU shares of a container ask for all of its quota, and MemoryQoS
+    throttles nothing. Elsewhere it throttles from above the request, and writes memory.min together with
+    memory.high; a memory.min alone, or one that does not lie below memory.high, can be anybody's. False says
+    nothing: a container that asks for nothing itself gets the pod's limits and the shares that belong to
+    them. The shortest quota that the kernel takes stands for several requests, and is no evidence.
+    """
+    # Throttled from above the limit where only the pod has one.
+    if MEMORY_MIN in resources.unified:
+        throttled_from_bytes = resources.amount_bytes(MEMORY_HIGH) or 0
+        if resources.protected_bytes(MEMORY_MIN) < throttled_from_bytes:
+            return True
+    quota_us = resources.cpu_quota_us
+    if not resources.cpu_shares or quota_us is None or quota_us <= MIN_QUOTA_US:
+        return False
+    return resources.cpu_shares < shares_from_milli(resources.quota_milli or 0)
+
+
+def _infer(resources: Resources) -> QosClass:
+    shares, limit_bytes, quota_milli = resources.cpu_shares or 0, resources.limit_bytes, resources.quota_milli
+    reserved_bytes = _reservation(resources).high_bytes
+    if limit_bytes is not None and quota_milli is not None:
+        asks_less = 0 < shares < shares_from_milli(quota_milli) or 0 < reserved_bytes < limit_bytes
+        return QosClass.BURSTABLE if asks_less else QosClass.GUARANTEED
+    if limit_bytes is None and quota_milli is None and shares <= MIN_SHARES and not reserved_bytes:
+        return QosClass.BEST_EFFORT
+    return QosClass.BURSTABLE
+
+
+def _reservation(resources: Resources) -> Interval:
+    """What *resources* reserve, as a request with its source: what is protected most, 0 for nothing."""
+    if not resources.unified and not resources.memory_reservation_bytes:
+        return _NOTHING_RESERVED
+    low_bytes, min_bytes = (resources.protected_bytes(file) for file in (MEMORY_LOW, MEMORY_MIN))
+    source = MEMORY_LOW if resources.line(MEMORY_LOW) else RESERVATION
+    return (
+        Interval(min_bytes, min_bytes, MEMORY_MIN)
+        if min_bytes > low_bytes
+        else Interval(low_bytes, low_bytes, source)
+    )
+
+
+def milli_from_shares(shares: int) -> int:
+    """Thousandths of a CPU that kubelet asked for when it wrote *shares*; the minimum of 2 means none."""
+    return 0 if shares <= MIN_SHARES else math.ceil(shares * 1000 / 1024)
+
+
+def _cpu_request_milli(resources: Resources, qos: QosClass) -> int:
+    """Thousandths of a CPU requested: by shares or by the quota, see `_is_by_shares`."""
+    if _is_by_shares(resources, qos):
+        return milli_from_shares(resources.cpu_shares or 0)
+    return resources.quota_milli or 0
+
+
+def _is_by_shares(resources: Resources, qos: QosClass) -> bool:
+    """Whether its CPU shares say what a container requests. Guaranteed means request = limit, and the quota
+    is the exact one of the two; a spec without shares asks for its limit, as the API server defaults a
+    missing request."""
+    if resources.cpu_shares is None:
+        return False
+    return qos is not QosClass.GUARANTEED or (resources.cpu_quota_us or 0) <= 0
 
 
 def _own_cpus(wish: CpuWish | None, qos: QosClass, cpu_milli: int, *, pod_level: bool) -> int:
@@ -219,7 +326,7 @@ def _changed_memory(
     request: Request, limit_bytes: int | None, words: Resources, *, kubelets: bool
 ) -> Interval:
     """The memory request of a running container whose limit is *limit_bytes* now."""
-    memory, reserved = request.memory, reservation(words)
+    memory, reserved = request.memory, _reservation(words)
     if not kubelets and (reserved.high_bytes or memory.source in (reserved.source, MEMORY_LOW, MEMORY_MIN)):
         memory = reserved
     if limit_bytes == request.memory_limit_bytes:
@@ -280,45 +387,46 @@ def _pod_totals(resources: Resources, qos: QosClass) -> PodTotals | None:
     limit_bytes = resources.limit_bytes
     if limit_bytes is None:
         return None
-    cpu_milli = cpu_request_milli(resources, qos)
+    cpu_milli = _cpu_request_milli(resources, qos)
     return PodTotals(limit_bytes, cpu_milli, _hugepages(resources.hugepage_limits_bytes))
 
 
 def _memory_interval(
     resources: Resources,
+    limit_bytes: int | None,
     qos: QosClass,
     source: QosSource,
-    adjustment: int | None,
+    known: Interval | None,
     capacity_bytes: int,
     *,
     limit_is_request: bool,
 ) -> Interval:
-    """The container's own memory request. *limit_is_request*: in a Guaranteed pod it is, but for pods with
+    """The container's own memory request, where *resources* have the limit *limit_bytes*, and its score says
+    what is *known*. *limit_is_request*: in a Guaranteed pod it is, but for pods with
     pod-level resources.
 
     In kubelet's tree memory.min, memory.low and memory.high are its MemoryQoS' only where they agree with
     what it wrote for the same request elsewhere, oom_score_adj and limit; else they are somebody else's.
     Outside of it, who reserves memory asks for that much.
     """
-    limit_bytes, outside = resources.limit_bytes, source is not QosSource.CGROUP_PARENT
+    outside = source is not QosSource.CGROUP_PARENT
     if qos is QosClass.BEST_EFFORT:
         return Interval(0, 0, "QoS class")
     if qos is QosClass.GUARANTEED and limit_bytes is not None and limit_is_request:
         return Interval(limit_bytes, limit_bytes, _LIMIT)
     ceiling_bytes = limit_bytes if limit_bytes is not None else capacity_bytes
-    reserved = reservation(resources)
-    if outside and reserved.high_bytes:
+    if outside and (reserved := _reservation(resources)).high_bytes:
         return up_to(reserved, ceiling_bytes)
-    known = None if adjustment is None else request_from_oom_score_adj(adjustment, capacity_bytes)
-    least_bytes = 0 if known is None else known.likely_low_bytes
-    most_bytes = ceiling_bytes if known is None else min(known.high_bytes, ceiling_bytes)
-    for file in (MEMORY_LOW, MEMORY_MIN):
-        protected_bytes = resources.protected_bytes(file)
-        if protected_bytes and least_bytes <= protected_bytes <= most_bytes:
-            return Interval(protected_bytes, protected_bytes, file)
-    if (throttled_from_bytes := resources.amount_bytes(MEMORY_HIGH) or 0) > least_bytes:
-        # kubelet writes it only where it is more than the request.
-        ceiling_bytes = min(ceiling_bytes, throttled_from_bytes - 1)
+    if resources.unified or resources.memory_reservation_bytes:
+        least_bytes = 0 if known is None else known.likely_low_bytes
+        most_bytes = ceiling_bytes if known is None else min(known.high_bytes, ceiling_bytes)
+        for file in (MEMORY_LOW, MEMORY_MIN):
+            protected_bytes = resources.protected_bytes(file)
+            if protected_bytes and least_bytes <= protected_bytes <= most_bytes:
+                return Interval(protected_bytes, protected_bytes, file)
+        if (throttled_from_bytes := resources.amount_bytes(MEMORY_HIGH) or 0) > least_bytes:
+            # kubelet writes it only where it is more than the request.
+            ceiling_bytes = min(ceiling_bytes, throttled_from_bytes - 1)
     if known is not None:
         return up_to(known, ceiling_bytes)
     if source is QosSource.INFERRED:

@@ -293,11 +293,9 @@ def _hugepages_of(machine: Machine, size_bytes: int) -> int:
     return sum(node.hugepages_bytes.get(size_bytes, 0) for node in machine.nodes)
 
 
-def overridden(resources: Resources) -> Iterator[str]:
-    """What keys of ``unified`` say otherwise than the fields of the spec, with both values."""
-    fields = resources.fields
-    if fields is None:
-        return
+def overridden(resources: Resources, fields: FieldValues) -> Iterator[str]:
+    """What keys of ``unified`` in *resources* say otherwise than the *fields* of the spec, with both
+    values."""
     for key, name, theirs, ours in (
         (MEMORY_MAX, "memory.limit", resources.memory_limit_bytes, fields.memory_limit_bytes),
         (

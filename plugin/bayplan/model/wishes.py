@@ -99,6 +99,9 @@ class Wishes(Struct, frozen=True):
     irqs_away: bool = False
 
 
+NO_WISHES: Final = Wishes()
+
+
 class AnnotationKey(Struct, frozen=True):
     """One annotation: the field of `Wishes` that it sets, and how its text is read on a machine, if there is
     one (raises ParseError)."""
@@ -321,7 +324,7 @@ def read_wishes(
                 problems += _undivided(hugepage_limits_bytes, path, text, values[key.field])
     if problems:
         raise ConfigError(f"annotations for container {excerpt(container_name)}", tuple(problems))
-    return Wishes(**values)
+    return Wishes(**values) if values else NO_WISHES
 
 
 def _meant(prefix: str, key: str) -> str:

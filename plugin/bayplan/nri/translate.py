@@ -15,7 +15,7 @@ daemon has to fit in 60 MiB. What is kept is bounded, however many messages say 
 
 import abc
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from sys import intern
 from typing import Final, TypeAlias
 
@@ -272,11 +272,11 @@ def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | U
     if cpus is not None:
         if not cpus.mask:
             raise EmptySetError(container_id, "cpuset.cpus")
-        message.cpu.cpus = str(cpus)
+        message.cpu.cpus = cpus.text
     if mems is not None:
         if not mems.mask:
             raise EmptySetError(container_id, "cpuset.mems")
-        message.cpu.mems = str(mems)
+        message.cpu.mems = mems.text
     if change.memory_limit_bytes is not None:
         message.memory.limit.value = change.memory_limit_bytes
     for key, value in change.unified.items():

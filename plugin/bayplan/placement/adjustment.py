@@ -22,6 +22,7 @@ from bayplan.model.pod_as_a_whole import is_member, shares_cpus
 from bayplan.model.policy import MemoryQos, OutsideRequests, PlacementPolicy
 from bayplan.model.qos import OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj
+from bayplan.model.resource_claim import ClaimShare
 from bayplan.model.resources import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, Resources, changed_resources
 from bayplan.model.workload import Adjustment, Container, Update
 from bayplan.placement.placement_file import environment_of
@@ -90,16 +91,22 @@ def adjustment_for(
         else None,
         unified=_unified(machine, policy, request, container.resources) if ability.cgroup_v2 else {},
         memory_policy=placement.memory_policy,
-        environment=environment_of(machine, decision, container.given_environment),
-        exec_cpus=None if container.exec_cpus else exec_cpus_of(machine, decision),
-        hugepage_limits_bytes=_claimed_hugepages(request, container.resources),
+        environment=environment_of(machine, decision, container.given_environment)
+        if request.environment
+        else {},
+        exec_cpus=None
+        if request.exec_cpus is None or container.exec_cpus
+        else exec_cpus_of(machine, decision),
+        hugepage_limits_bytes=_claimed_hugepages(request.claimed, container.resources)
+        if request.claimed is not None
+        else {},
     )
 
 
-def _claimed_hugepages(request: Request, present: Resources) -> dict[int, int]:
+def _claimed_hugepages(share: ClaimShare, present: Resources) -> dict[int, int]:
     """The limits of a container for the huge pages of its resource claims, by the size of the pages, where
     its spec has lower ones or none: kubelet limits those that it knows no request for to 0."""
-    claimed = by_page_size({} if request.claimed is None else request.claimed.amounts_bytes)
+    claimed = by_page_size(share.amounts_bytes)
     return {
         size: amount
         for size, amount in sorted(claimed.items())
@@ -197,7 +204,8 @@ def wanted_for(entry: Entry, shared: CpuSet) -> Adjustment:
 
 def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     """The cpuset.cpus that a container should have; None when somebody else decides that."""
-    if decision.request.cpus_chosen_by_others:
+    request = decision.request
+    if request.pinned_cpus is not None or request.opted_out:
         return None
     return decision.placement.cpus_among(shared)
 
@@ -297,6 +305,8 @@ def _unified(
         values[OOM_GROUP] = "1"
     if present.memory_reservation_bytes is not None:
         values.pop(MEMORY_LOW, None)
+    if not present.unified:
+        return values
     of_kubelet = policy.kubelet_rules.resets_memory_qos and request.qos_source is QosSource.CGROUP_PARENT
     resets = _RESETS if of_kubelet else {}
     return {

@@ -4,23 +4,26 @@ The daemon decides by this and then records; a rehearsal decides by this and the
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons, effective_hints
-from bayplan.engines.interface import KUBELET, WISH_NOT_GRANTED, Engine, also_pinned
-from bayplan.errors import ConfigError
+from bayplan.engines.interface import WISH_NOT_GRANTED, Engine, also_pinned
+from bayplan.errors import ConfigError, Problem
 from bayplan.model.basis import Basis
-from bayplan.model.decision import Decision, Outcome, QosSource, Reason, Request
+from bayplan.model.decision import Decision, DeviceHint, Interval, Outcome, QosSource, Reason, Request
 from bayplan.model.kubelet_requests import BY_KUBELET
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import with_pod_known
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.policy import PlacementFiles, PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
 from bayplan.model.resources import Resources, limiting_nothing, most_bytes, overridden
 from bayplan.model.sentences import annotations_forbidden, memory_text
 from bayplan.model.wishes import (
+    NO_WISHES,
     Wishes,
     forbidden_annotations,
     read_wishes,
@@ -34,8 +37,7 @@ from bayplan.placement.memory_policy import (
     MemoryPolicyAbility,
     decide_again,
     decide_by_given_policy,
-    with_kernel_memory,
-    with_memory_policy,
+    with_policies,
 )
 from bayplan.placement.placement_file import wished_file
 from bayplan.placement.release import RELEASED
@@ -81,12 +83,45 @@ def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, contai
         wishes = read_wishes(pod.annotations, container.name, machine, limits_bytes, forbidden)
     except ConfigError as error:
         complaints.append(_complaint(policy, WRONG_ANNOTATION, error.on_one_line()))
+    if not policy.cpu_rules:
+        return Annotated(wishes, tuple(complaints))
     ruled = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
     return Annotated(ruled, tuple(complaints), ruled.cpus != wishes.cpus)
 
 
 def _complaint(policy: PlacementPolicy, code: str, text: str) -> Reason:
     return Reason(code, text if policy.refuse_wrong_annotations else f"ignored: {text}")
+
+
+def _effective(
+    basis: Basis, engine: Engine, wishes: Wishes, findings: Findings
+) -> tuple[Wishes, tuple[DeviceHint, ...], tuple[Reason, ...]]:
+    """*wishes* as far as they are granted, the device hints that count, and what is to be said of both."""
+    hints, notes = effective_hints(findings, wishes, basis.machine.node_ids)
+    wishes, without = wished_file(basis.policy, wishes)
+    notes = (*notes, *without)
+    if engine.kind.is_kubelets and wishes != without_cpu_wishes(wishes):
+        wishes = without_cpu_wishes(wishes)
+        notes = (*notes, Reason(WISH_NOT_GRANTED, "wishes for CPUs count with the engine exact alone"))
+    return wishes, hints, notes
+
+
+def _with_wrong_wish(
+    policy: PlacementPolicy,
+    container: Container,
+    wrong: Problem,
+    notes: tuple[Reason, ...],
+    complaints: tuple[Reason, ...],
+    *,
+    ruled: bool,
+) -> tuple[tuple[Reason, ...], tuple[Reason, ...]]:
+    """*notes* and *complaints* with what is *wrong* with how CPUs are to be used: that is the operator's, if
+    a rule said so, else the pod's."""
+    if ruled:
+        text = f"cpuRules gives it {wrong.found}, which is for {wrong.expected}"
+        return (*notes, Reason(RULE_NOT_USED, text)), complaints
+    error = ConfigError(f"annotations for container {container.name}", (wrong,))
+    return notes, (*complaints, _complaint(policy, WRONG_ANNOTATION, error.on_one_line()))
 
 
 def as_derived(request: Request) -> tuple[Request, tuple[Reason, ...]]:
@@ -110,32 +145,28 @@ def decide_creation(
     than the spec shows."""
     machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     wishes, complaints, ruled = annotated
+    hints, notes = tuple[DeviceHint, ...](), tuple[Reason, ...]()
+    asks = wishes is not NO_WISHES or findings is not NOTHING_FOUND
+    if asks or policy.placement_files is PlacementFiles.ALL:
+        wishes, hints, notes = _effective(basis, engine, wishes, findings)
     # Of huge pages it is asked for what pools may grow to, not for what they have.
     whole = at_greatest(machine, policy) if policy.hugepage_pools else machine
-    hints, notes = effective_hints(findings, wishes, machine.node_ids)
-    wishes, without = wished_file(policy, wishes)
-    notes = (*notes, *without)
-    if engine.name == KUBELET and wishes != without_cpu_wishes(wishes):
-        wishes = without_cpu_wishes(wishes)
-        notes = (*notes, Reason(WISH_NOT_GRANTED, "wishes for CPUs count with the engine exact alone"))
-
-    def derived(wishes: Wishes) -> Request:
-        return derive_request(
-            pod, container, whole, wishes, policy.default_memory_limit_bytes, hints, policy.outside_requests
-        )
-
-    request = derived(wishes)
-    wrong = wrong_cpu_wish(request, machine, policy.cpu_pools)
-    if wrong is not None:
-        request = derived(without_cpu_wishes(wishes))
-        if ruled:
-            text = f"cpuRules gives it {wrong.found}, which is for {wrong.expected}"
-            notes = (*notes, Reason(RULE_NOT_USED, text))
-        else:
-            error = ConfigError(f"annotations for container {container.name}", (wrong,))
-            complaints = (*complaints, _complaint(policy, WRONG_ANNOTATION, error.on_one_line()))
+    derive = partial(
+        derive_request,
+        pod,
+        container,
+        whole,
+        default_limit_bytes=policy.default_memory_limit_bytes,
+        hints=hints,
+        outside=policy.outside_requests,
+    )
+    request = derive(wishes=wishes)
+    if wishes.cpus is not None and (wrong := wrong_cpu_wish(request, machine, policy.cpu_pools)) is not None:
+        request = derive(wishes=without_cpu_wishes(wishes))
+        notes, complaints = _with_wrong_wish(policy, container, wrong, notes, complaints, ruled=ruled)
     request, disbelief = exact(request)
-    request = with_pod_known(request, (one.decision.request for one in ledger.of_pod(request.pod_id)))
+    if request.pod_totals is not None:
+        request = with_pod_known(request, (one.decision.request for one in ledger.of_pod(request.pod_id)))
     if complaints and policy.refuse_wrong_annotations:
         return Decision(request, Outcome.REFUSED, reasons=complaints)
     if container.resource_claims:
@@ -143,17 +174,19 @@ def decide_creation(
         if isinstance(with_claims, Decision):
             return with_claims
         request = with_claims
-    decision = decide_by_given_policy(basis, engine, request)
+    given = request.given_policy is not None
+    decision = decide_by_given_policy(basis, engine, request) if given else engine.decide(basis, request)
     if request.claimed is not None:
         decision = on_claimed_cpus(decision)
-    decision = with_kernel_memory(machine, ability, with_memory_policy(machine, ability, decision))
-    apart = _apart_from_exec(container, request.pinned_cpus or decision.placement.own_cpus)
-    crowded = (*also_pinned(ledger, decision.placement.exclusive_cpus), *apart)
+    decision = with_policies(machine, ability, decision)
+    crowded = tuple(_crowded(ledger, container, decision)) if ledger.pinned_ids or container.exec_cpus else ()
     if crowded and decision.outcome is Outcome.PLACED:
         decision = replace(decision, outcome=Outcome.DEGRADED)
-    disbelief = (*_unused_request(wishes, request), *disbelief, *_readings(whole, request, container))
-    notes = (*notes, *disbelief, *crowded)
-    added = (*device_reasons(decision), *notes, *complaints)
+    if wishes.memory_request_bytes is not None:
+        disbelief = (*_unused_request(wishes.memory_request_bytes, request.memory), *disbelief)
+    notes = (*notes, *disbelief, *_readings(whole, request, container), *crowded)
+    of_devices = device_reasons(decision) if request.hints else ()
+    added = (*of_devices, *notes, *complaints)
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
 
 
@@ -194,8 +227,9 @@ def _readings(machine: Machine, request: Request, container: Container) -> Itera
     resources = container.resources
     for path, problem in resources.unreadable.items():
         yield Reason("unreadable", f"its spec's linux.resources.{path} cannot be read: {problem}")
-    for text in overridden(resources):
-        yield Reason("overridden", text)
+    if resources.fields is not None:
+        for text in overridden(resources, resources.fields):
+            yield Reason("overridden", text)
     if request.pinned_cpus is not None or request.pinned_mems is not None:
         yield from _absent_ids(machine, request)
     if request.qos_source is QosSource.CGROUP_PARENT:
@@ -218,19 +252,26 @@ def _absent_ids(machine: Machine, request: Request) -> Iterator[Reason]:
         yield Reason("absent-ids", f"its cpusets have {absent}: the machine has none{or_no_memory}")
 
 
-def _apart_from_exec(container: Container, own: CpuSet) -> Iterator[Reason]:
-    """That processes which enter *container* later are to run on none of its *own* CPUs, which the kernel
-    refuses."""
-    wanted = container.exec_cpus
-    if wanted and own and wanted.isdisjoint(own):
+def _crowded(ledger: Ledger, container: Container, decision: Decision) -> Iterator[Reason]:
+    """Why the CPUs of *container* are not alone its own, or not those of processes that enter it later."""
+    placement = decision.placement
+    yield from also_pinned(ledger, placement.exclusive_cpus)
+    if container.exec_cpus:
+        yield from _apart_from_exec(container.exec_cpus, decision.request.pinned_cpus or placement.own_cpus)
+
+
+def _apart_from_exec(wanted: CpuSet, own: CpuSet) -> Iterator[Reason]:
+    """That processes which enter a container later are to run on CPUs, *wanted* by its spec, that are none of
+    its *own*, which the kernel refuses."""
+    if own and wanted.isdisjoint(own):
         text = f"its spec has exec run on {cpus_text(wanted)} (execCPUAffinity), and it has {cpus_text(own)}"
         yield Reason("exec-apart", f"{text}: the kernel refuses that")
 
 
-def _unused_request(wishes: Wishes, request: Request) -> tuple[Reason, ...]:
-    """What came of an annotated memory request that is not the one that counts."""
-    wanted, known = wishes.memory_request_bytes, request.memory
-    if wanted is None or (known.exact and known.high_bytes == wanted):
+def _unused_request(wanted: int, known: Interval) -> tuple[Reason, ...]:
+    """What came of an annotated memory request, of which so much is *wanted*, that is not the one that is
+    *known* and counts."""
+    if known.exact and known.high_bytes == wanted:
         return ()
     counts = memory_text(replace(known, source="its spec") if known.source == BY_ANNOTATION else known)
     against = "what kubelet knows" if known.source == BY_KUBELET else "its spec"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.cpu_pools import in_pool
 from bayplan.engines.exact.relocations import is_relocatable
-from bayplan.engines.interface import KUBELET, Engine
+from bayplan.engines.interface import Engine
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Booking, Claim, Decision, Outcome, Placement, Reason, Request
 from bayplan.model.ledger import Entry, with_pool_cpus
@@ -158,7 +158,7 @@ def adopt(
     machine, policy, ledger = basis.machine, basis.policy, basis.ledger
     wishes = readable_wishes(pod.annotations, container.name, machine, policy.forbidden_annotations)
     wishes = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
-    if engine.name == KUBELET:
+    if engine.kind.is_kubelets:
         wishes = without_cpu_wishes(wishes)
     request = derive_request(pod, container, machine, wishes, outside=policy.outside_requests)
     if wishes.cpus is not None and wishes.cpus.pool:

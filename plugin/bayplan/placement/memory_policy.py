@@ -66,15 +66,13 @@ def decide_by_given_policy(
     is left alone and counted, as one with a cpuset.mems of somebody else. With other policies the container
     may always use their nodes.
     """
-    machine = basis.machine
     given = request.given_policy
-    nodes = NodeSet() if given is None else _existing_nodes(machine, given)
+    if given is None or request.opted_out or not (nodes := _existing_nodes(basis.machine, given)):
+        return engine.decide(basis, request, current)
 
     def decide(asked: Request) -> Decision:
         return engine.decide(basis, asked, current)
 
-    if given is None or request.opted_out or not nodes:
-        return decide(request)
     if request.pinned_mems is not None:
         return _where_pinned(decide, request, request.pinned_mems, given, nodes)
     text, wish = policy_text(given), request.nodes
@@ -183,6 +181,16 @@ def _with_reason(decision: Decision, text: str, code: str = GIVEN_POLICY) -> Dec
     return replace(decision, reasons=(*decision.reasons, Reason(code, text)))
 
 
+def with_policies(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
+    """*decision* with all that memory policies make of it: that of spec or wish, and the one that leaves the
+    kernel a node."""
+    request = decision.request
+    asked = request.memory_policy is not None or request.given_policy is not None
+    if asked or decision.placement.memory_policy is not None:
+        decision = with_memory_policy(machine, ability, decision)
+    return with_kernel_memory(machine, ability, decision) if machine.movable_nodes.mask else decision
+
+
 def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
     """*decision* with the memory policy that its container starts with, or the reason why it has none.
 
@@ -228,8 +236,11 @@ def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision:
     them.
     """
     request, placement = decision.request, decision.placement
-    added, claim = node_for_the_kernel(machine, decision), placement.claim
-    if added is None or claim is None:
+    claim = placement.claim
+    if claim is None:
+        return decision
+    added = node_for_the_kernel(machine, decision)
+    if added is None:
         return decision
     asks = request.given_policy is not None or request.memory_policy is not None
     own = request.given_policy or (placement.memory_policy if asks else None)

@@ -127,7 +127,7 @@ def with_resource_claims(
     request = replace(request, claimed=share)
     if cpus:
         request = replace(request, exclusive_cpus=0, cpus=None)
-    if nodes and engine.name == EXACT:
+    if nodes and not engine.kind.is_kubelets:
         request = replace(request, nodes=NodeWish(nodes, required=True), tier=None)
     return request
 
@@ -203,7 +203,7 @@ def request_of(claim: ResourceClaim) -> Request:
 def _why_not(basis: Basis, engine: Engine, claim: ResourceClaim) -> str | None:
     """What rules *claim* out whatever room there is."""
     machine, ledger = basis.machine, basis.ledger
-    if engine.name != EXACT:
+    if engine.kind.is_kubelets:
         return f"engine: found {engine.name}, expected {EXACT}, which alone keeps promises to claims"
     absent = NodeSet(device.node for device in claim.devices) - machine.node_ids
     if absent:

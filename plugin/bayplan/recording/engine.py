@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Mapping
 
-from bayplan.engines.interface import Engine
+from bayplan.engines.interface import Engine, EngineKind
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Ledger
@@ -33,6 +33,11 @@ class RecordedEngine:
     def name(self) -> str:
         """See `Engine`."""
         return self._engine.name
+
+    @property
+    def kind(self) -> EngineKind:
+        """As of the engine."""
+        return self._engine.kind
 
     def separate_copy(self) -> "RecordedEngine":
         """See `Engine`; both are recorded in the same file."""

@@ -22,7 +22,7 @@ from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.reservations import resolve_policy
 from bayplan.config.settings import Settings
 from bayplan.config.values import InvalidValueError, ProblemCollector, invalid, items, show, unknown_keys
-from bayplan.engines.interface import KUBELET, Engine
+from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.files import MIB, given_text
 from bayplan.model.basis import Basis
@@ -140,7 +140,7 @@ def software_of(kind: NodeKind, configs: Sequence[Path], flags: Mapping[str, Seq
     kept = max(len(empty.allocatable.reserved_cpus), empty.shared_cpus_minimum())
     return NodeSoftware(
         machine, policy, engine_of(settings), (len(machine.online_cpus) - kept) * 1000, memory_bytes,
-        rejects=settings.engine == KUBELET,
+        rejects=settings.engine_kind.is_kubelets,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from bayplan.config.kubelet_rules import engine_of
 from bayplan.config.load import load_settings
 from bayplan.config.reservations import remarks_here, reserved_bytes, resolve_policy
 from bayplan.config.settings import Settings
-from bayplan.engines.interface import KUBELET
 from bayplan.errors import ConfigError, Problem
 from bayplan.files import STANDARD_INPUT
 from bayplan.model.decision import Move
@@ -91,7 +90,7 @@ def settings_for(
     bayplan does by itself: the reservation spread over the nodes, and the lowest CPU reserved. With kubelet's
     own file that kubelet is meant, which has nothing but what it says."""
     settings = load_settings(configs, flags, _NOWHERE, for_several_engines=several)
-    if settings.engine != KUBELET or settings.of_kubelets_file:
+    if not settings.engine_kind.is_kubelets or settings.of_kubelets_file:
         return settings
     complete = dict(flags)
     if settings.reserved_memory is None:

@@ -17,6 +17,7 @@ runtime has chosen the container's random id, so that they cannot name it.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, NamedTuple, Self
 
@@ -29,10 +30,10 @@ from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
 from bayplan.model.wishes import DECISION_ANNOTATION
 from bayplan.model.workload import Container
-from bayplan.sets import set_to_text, text_to_set
+from bayplan.sets import text_to_set
 
-encode: Final[Callable[[Entry], bytes]] = msgspec.json.Encoder(enc_hook=set_to_text).encode
-"""An entry as a JSON document."""
+encode: Final[Callable[[Entry], bytes]] = msgspec.json.Encoder(enc_hook=attrgetter("text")).encode
+"""An entry as a JSON document. What JSON has no form for in it are sets."""
 
 
 def decode_entry(document: object) -> Entry:
@@ -87,7 +88,7 @@ class Step(Struct, frozen=True):
         *gone*, the entries that changed otherwise (*unlisted* in the history), and the ids of all that
         exist, unless it is None. *decisions* has the numbers of decisions that may be written again, by
         container id."""
-        decided = tuple(_row(one, decisions.get(one.container_id, 0)) for one in entries)
+        decided = tuple(_row(one, decisions.get(one.decision.request.container_id, 0)) for one in entries)
         otherwise = tuple(map(_row, unlisted))
         return cls(tuple(gone), decided, otherwise, kept=kept)
 

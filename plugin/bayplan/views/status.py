@@ -10,7 +10,7 @@ from typing import Any
 
 from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
-from bayplan.engines.interface import KUBELET
+from bayplan.engines.interface import EngineKind
 from bayplan.model.basis import Allocatable
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry
@@ -163,7 +163,7 @@ def _kept_for_pods(snapshot: Snapshot) -> list[View]:
     """The room that is kept for containers which pods are still to get, or to get again."""
     ledger = snapshot.ledger
     entries = (*ledger.entries.values(), *ledger.retained.values())
-    if snapshot.engine == KUBELET:
+    if EngineKind.of(snapshot.engine).is_kubelets:
         from bayplan.engines.kubelet.ledger_state import kept_for_pods  # noqa: PLC0415 - loaded with that engine
 
         kept = [(rest.pod_id, rest.nodes, rest.need, rest.cpus) for rest in kept_for_pods(entries) if rest]

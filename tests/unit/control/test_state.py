@@ -247,7 +247,7 @@ async def test_what_only_the_disk_knows_is_removed_at_synchronize(tmp_path: Path
         await controller.create_container(GUARANTEED, known)
         await controller.create_container(GUARANTEED, exclusive("forgotten"))
         # As if a write about it had been lost without a word.
-        controller.state._basis = controller.state.basis.with_ledger(
+        controller.state.basis = controller.state.basis.with_ledger(
             controller.state.ledger.without("forgotten")
         )
         await controller.synchronize([GUARANTEED], [known])

@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 
 from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.qos import (
-    derive_qos,
-    milli_from_shares,
     oom_score_adj,
     qos_from_cgroup_parent,
     request_from_oom_score_adj,
     shares_from_milli,
 )
+from bayplan.model.request import derive_qos, milli_from_shares
 from bayplan.model.resources import Resources, milli_from_quota
 
 UID = "5a3b9c1e_7d2f_4e8a_9b0c_1d2e3f4a5b6c"

@@ -104,8 +104,9 @@ def test_both_values_of_what_unified_overrides_are_named() -> None:
         512,
         CpuSet([0, 1]),
     )
-    assert len(list(overridden(found))) == 3
-    assert not list(overridden(read(WrittenResources(memory_limit_bytes=GIB, unified={"memory.max": "1G"}))))
+    assert found.fields is not None
+    assert len(list(overridden(found, found.fields))) == 3
+    assert read(WrittenResources(memory_limit_bytes=GIB, unified={"memory.max": "1G"})).fields is None
 
 
 @pytest.mark.parametrize(

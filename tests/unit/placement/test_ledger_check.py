@@ -177,7 +177,7 @@ async def test_the_daemon_puts_it_right_when_the_runtime_lists_what_runs(name: s
 def damage(controller: Controller, ledger: Ledger) -> None:
     """Have the controller hold *ledger*, which nobody decided."""
     transactions = controller.state
-    transactions._basis = transactions._basis.with_ledger(ledger)
+    transactions.basis = transactions.basis.with_ledger(ledger)
 
 
 async def test_what_is_recorded_is_what_is_held(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ refusal says what could never fit, or else which smallest set of nodes is short 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from heapq import nlargest
 from itertools import islice
 from typing import Final
@@ -111,7 +111,8 @@ def area_of(question: Question, candidates: CandidateNodes, wish: EvenHugepagesW
         question.counted.flows,
         nodes,
         question.amounts,
-        (question.cpus_on_empty, question.cpus),
+        question.cpus_on_empty,
+        question.cpus,
         question.required_hints,
         narrowest,
     )
@@ -219,8 +220,11 @@ def node_count_text(count: int) -> str:
     return "one node" if count == 1 else counted(count, "node")
 
 
-def chosen(nodes: NodeSet) -> Reason:
-    """That *nodes* are the best set; by what they beat the next is in the decision's `Advantage`."""
+@lru_cache(1024)
+def chosen(mask: int) -> Reason:
+    """That the nodes *mask* are the best set; by what they beat the next is in the decision's
+    `Advantage`. A machine has the same few sets in most decisions."""
+    nodes = NodeSet.of_mask(mask)
     return Reason("best-set", f"{nodes_text(nodes)} {verb_after(nodes, 'is')} the best set with room")
 
 
@@ -281,7 +285,7 @@ def _too_large(question: Question, area: Area) -> str:
             held = f"{format_bytes(held_bytes)}{what}{short if hidden else ''}"
             return _most_of_all("holds", nodes, held, allowed)
     if question.cpus:
-        count, nodes = most_on_empty(question.cpus_on_empty, allowed, area.widest)
+        count, nodes = most_on_empty(question.cpus_on_empty(), allowed, area.widest)
         if count < question.cpus:
             return _most_of_all("has", nodes, f"{counted(count, 'CPU')} for containers of their own", allowed)
     return ""

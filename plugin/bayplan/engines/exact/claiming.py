@@ -5,7 +5,7 @@ it asked for that set: an unlimited container on one node would be killed there 
 All others claim on every ordinary node. Nothing here looks for room.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from math import comb
 from typing import Final
@@ -51,21 +51,23 @@ class CandidateNodes(Struct, frozen=True):
 class Asking(Struct, frozen=True):
     """A request with what it claims, and how firm that is: worked out once for a decision. ``bounded``: the
     container cannot use more than it claims; ``confined``: it is bound to a set by its claim, its wishes or a
-    pinned cpuset.mems."""
+    pinned cpuset.mems; ``flexible``: it may get more nodes later."""
 
     request: Request
     amounts: Amounts
     bounded: bool
     confined: bool
+    flexible: bool
 
     @classmethod
-    def of(cls, request: Request) -> "Asking":
-        """That of *request*."""
+    def of(cls, policy: PlacementPolicy, request: Request) -> "Asking":
+        """That of *request* under *policy*."""
         asked = amounts = asked_amounts(request)
         if request.claimed is not None:
             amounts = without(asked, request.claimed.amounts_bytes)
-        bounded = _is_bounded(request, asked.get(MEMORY, 0))
-        return cls(request, amounts, bounded, bounded or _is_bound(request))
+        bounded = request.qos is QosClass.GUARANTEED and _is_bounded(request, asked.get(MEMORY, 0))
+        confined = bounded or _is_bound(request)
+        return cls(request, amounts, bounded, confined, is_flexible(policy, request))
 
 
 def claimed_amounts(request: Request) -> dict[str, int]:
@@ -83,16 +85,13 @@ def claimed_amounts(request: Request) -> dict[str, int]:
 
 def asked_amounts(request: Request) -> dict[str, int]:
     """Bytes by resource that *request* asks for, of which resource claims may hold some already."""
-    amounts = {MEMORY: _asked_memory(request), **request.hugepages_bytes}
-    return {resource: amount for resource, amount in amounts.items() if amount}
-
-
-def _asked_memory(request: Request) -> int:
-    if request.qos is QosClass.BEST_EFFORT:
-        return 0
     waits = request.spec_memory is not None and request.memory_waits_for_proof
     memory = request.shown_memory if waits else request.memory
-    return memory.low_bytes if memory.source == NO_SIGNAL else memory.high_bytes
+    memory_bytes = memory.low_bytes if memory.source == NO_SIGNAL else memory.high_bytes
+    if request.qos is QosClass.BEST_EFFORT:
+        memory_bytes = 0
+    amounts = {MEMORY: memory_bytes, **request.hugepages_bytes}
+    return {resource: amount for resource, amount in amounts.items() if amount}
 
 
 def claim_in_full(request: Request, nodes: NodeSet, *, flexible: bool = False) -> Claim:
@@ -119,14 +118,16 @@ def _is_bounded(request: Request, claimed_bytes: int) -> bool:
 
 
 def _is_bound(request: Request) -> bool:
-    return request.wishes_nodes or request.pinned_mems is not None or is_member(request)
+    if request.nodes is not None or request.tier is not None or request.even_hugepages is not None:
+        return True
+    return request.pinned_mems is not None or (request.pod_level and is_member(request))
 
 
 def is_flexible(policy: PlacementPolicy, request: Request) -> bool:
     """Whether the container may get more nodes later, to make room for another one."""
     return not (
         request.opted_out
-        or is_member(request)
+        or (request.pod_level and is_member(request))
         or request.pinned_mems is not None
         or request.memory_policy is not None
         or request.given_policy is not None
@@ -181,14 +182,15 @@ def widest_allowed(
     flows: ResourceFlows,
     nodes: NodeSet,
     amounts: Amounts,
-    cpus: Need,
+    cpus_on_empty: Callable[[], Mapping[int, int]],
+    cpus: int,
     devices: Sequence[int] = (),
     least: int = 1,
 ) -> int:
-    """How many of *nodes* a set for *amounts* and *cpus* near all *devices* may have under the topology
-    policy: `restricted` allows as many as an empty machine would need, which is at least *least*,
-    `single-numa-node` one. *devices* are the nodes that each device is close to, as masks. All of them where
-    even an empty machine would not do, so that the minimum cut can say so.
+    """How many of *nodes* a set for *amounts* and *cpus*, of which each node would have *cpus_on_empty*, near
+    all *devices* may have under the topology policy: `restricted` allows as many as an empty machine would
+    need, which is at least *least*, `single-numa-node` one. *devices* are the nodes that each device is close
+    to, as masks. All of them where even an empty machine would not do, so that the minimum cut can say so.
 
     kubelet asks each resource for the fewest nodes by itself, so that its `restricted` never admits a
     container whose devices are on more nodes than its CPUs need. Here the empty machine is asked for all.
@@ -197,11 +199,11 @@ def widest_allowed(
     if policy is TopologyPolicy.SINGLE_NUMA_NODE:
         return 1
     if policy is not TopologyPolicy.RESTRICTED:
-        return len(nodes)
+        return nodes.mask.bit_count()
     needs: list[Need] = [(flows.capacity.get(resource, {}), amount) for resource, amount in amounts.items()]
-    if cpus[1]:
-        needs.append(cpus)
-    return min(_fewest_for_all(nodes.mask, needs, devices, least), max(1, len(nodes)))
+    if cpus:
+        needs.append((cpus_on_empty(), cpus))
+    return min(_fewest_for_all(nodes.mask, needs, devices, least), max(1, nodes.mask.bit_count()))
 
 
 def _fewest_for_all(allowed: int, needs: Sequence[Need], devices: Sequence[int], least: int) -> int:

@@ -32,7 +32,6 @@ from bayplan.engines.exact.claiming import (
     Asking,
     CandidateNodes,
     is_bounded,
-    is_flexible,
     nodes_of_pod,
     wished_nodes,
     without,
@@ -97,22 +96,30 @@ class Confinement:
         self.topology, self.flows, self.ledger = topology, flows, ledger
         self.machine, self.policy, request = flows.machine, flows.policy, asking.request
         self.asking, self.request, self.amounts, self.current = asking, request, asking.amounts, current
-        self.near_pool = near_pool & flows.machine.ordinary_nodes
+        self.near_pool = near_pool & flows.machine.ordinary_nodes if near_pool.mask else near_pool
         self.even = hugepages_of(self.amounts) if request.even_hugepages is not None else {}
         # Where somebody else chose the CPUs, memory goes where it is wished, and is not confined otherwise.
         self.bounded = asking.bounded and request.pinned_cpus is None
         self.strict = self.policy.topology in STRICT
         self.aligned = self.policy.topology is not TopologyPolicy.NONE
+        # Where the most is taken; else the container goes where the least is.
+        self.packed = (request.strategy or self.policy.strategy) is PlacementStrategy.PACK
         self.exclusive = ExclusiveCpus(topology, flows.basis, request, current)
         # How many CPUs the set must have.
         self.cpus = self.exclusive.count
+        self.own = Asked(self.amounts, self.cpus)
         self.by_pod = scope is TopologyScope.POD and self.aligned
-        for_moves = int(max_steps * SHARE_OF_MOVES)
-        self.budget, self.for_moves = StepBudget(max_steps - for_moves), StepBudget(for_moves)
+        self.most_for_moves = int(max_steps * SHARE_OF_MOVES)
+        self.budget = StepBudget(max_steps - self.most_for_moves)
         self.counted = CountedFlows(flows)
         self.notes: list[Reason] = []
         # The first attempt that found no room.
         self._missed: Attempt | None = None
+
+    @cached_property
+    def for_moves(self) -> StepBudget:
+        """The steps that are kept for moves of others."""
+        return StepBudget(self.most_for_moves)
 
     def decide(self) -> Decision:
         """The decision, with what would have to move where it is not as asked."""
@@ -123,10 +130,11 @@ class Confinement:
         return self._with_plan(decision, missed)
 
     def _decided(self) -> Decision:
-        kept = self._kept()
+        kept, request = None if self.current is None else self._kept(), self.request
         if kept is not None:
             return kept
-        wished = wished_nodes(self.machine, self.request)
+        wishes = request.nodes is not None or request.tier is not None
+        wished = wished_nodes(self.machine, request) if wishes else None
         if not self.asking.confined:
             return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.asking))
         passed_over: list[Attempt] = []
@@ -159,7 +167,7 @@ class Confinement:
             else None
         )
         options = [candidates for candidates in (of_pod, wished) if candidates is not None]
-        if self.near_pool and self.bounded:
+        if self.near_pool.mask and self.bounded:
             why = f"prefers {nodes_text(self.near_pool)}, where the CPUs of its pool are"
             options.append(CandidateNodes(self.near_pool, required=self.strict, why=why))
         anywhere = (self.bounded and (self.aligned or self.cpus > 0)) or bool(self.even)
@@ -178,7 +186,7 @@ class Confinement:
                 return attempt, decision
         if attempt.of_whole_pod and not self.strict:
             self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
-            attempt = self._attempt(candidates, self._own)
+            attempt = self._attempt(candidates, self.own)
             decision = self._best_set(attempt)
         if decision is None and (candidates.required or self.even) and self.cpus and not self.aligned:
             # The policy none refuses nothing for CPUs: they are elsewhere, and the decision says so.
@@ -250,10 +258,6 @@ class Confinement:
         more = len(cpus) > len(self.exclusive.own)
         return None if away != elsewhere or (elsewhere and more) else taken
 
-    @property
-    def _own(self) -> Asked:
-        return Asked(self.amounts, self.cpus)
-
     def _asked_together(self, candidates: CandidateNodes) -> list[Asked]:
         """What a set of nodes must have room for: under the scope pod, and for the first container of the
         pod, all that the pod asks for.
@@ -263,7 +267,7 @@ class Confinement:
         """
         totals = self.request.pod_totals
         if not self.by_pod or totals is None or candidates.of_pod:
-            return [self._own]
+            return [self.own]
         amounts = {
             resource: max(amount, self.amounts.get(resource, 0))
             for resource, amount in {**self.amounts, **totals.amounts_bytes}.items()
@@ -275,7 +279,8 @@ class Confinement:
 
     def _attempt(self, candidates: CandidateNodes, asked: Asked) -> Attempt:
         amounts, cpus = asked.amounts, asked.cpus
-        self.budget = self.budget.rest()
+        if self.budget.spent:
+            self.budget = self.budget.rest()
         every_hint = tuple(hint.nodes.mask for hint in self.request.hints)
         required = tuple(hint.nodes.mask for hint in self.request.hints if hint.required)
         question = Question(
@@ -288,29 +293,23 @@ class Confinement:
             every_hint if self.strict else required,
             self.counted,
             self.budget,
-            self._shares(amounts),
+            None if self.packed else Shares.of(self.topology, self.flows, amounts),
             self.even,
             self.topology.scarce({*self.request.hugepages_bytes, *([DEVICES] if every_hint else [])}),
             self.exclusive.fit(cpus),
             self.exclusive.free_on if self.policy.cpu_alignment.align_by_socket else None,
-            self.exclusive.assignable_by_node() if cpus else {},
+            self.exclusive.assignable_by_node,
             0 if self.even else self.counted.steps_on_one(amounts),
-            self._residents,
+            self._residents if self.packed and self.policy.keep_whole is KeepWhole.NODE else None,
             self.exclusive.keeps_caches,
         )
         area = area_of(question, candidates, self.request.even_hugepages)
-        more = bool(without(amounts, self.amounts)) or cpus > self.cpus
+        more = cpus > self.cpus or (amounts is not self.amounts and bool(without(amounts, self.amounts)))
         return Attempt(candidates, area, question, of_whole_pod=more)
 
-    @property
-    def _packed(self) -> bool:
-        return (self.request.strategy or self.policy.strategy) is PlacementStrategy.PACK
-
     @cached_property
-    def _residents(self) -> Mapping[int, int] | None:
-        """How many containers are confined to sets with each node, where whole nodes are kept."""
-        if not self._packed or self.policy.keep_whole is not KeepWhole.NODE:
-            return None
+    def _residents(self) -> Mapping[int, int]:
+        """How many containers are confined to sets with each node."""
         found = Counter[int]()
         for entry in self.ledger.entries.values():
             claim = entry.decision.placement.claim
@@ -318,29 +317,23 @@ class Confinement:
                 found.update(bits(claim.nodes.mask))
         return found
 
-    def _shares(self, amounts: Amounts) -> Shares | None:
-        """What is taken of the nodes, if the container goes where the least is."""
-        if self._packed:
-            return None
-        return Shares.of(self.topology, self.flows, amounts)
-
     def _best_set(self, attempt: Attempt) -> Decision | None:
         """The best set of an attempt, for a running container among those that keep most of its place."""
         if not attempt.area.allowed:
             return None
-        for core in self._cores():
+        for core in [0] if self.current is None else self._cores(self.current):
             if not core & ~attempt.area.allowed:
                 found = search(attempt.question, replace(attempt.area, core=core))
                 if found is not None:
                     return self._placed(attempt, found)
         return None
 
-    def _cores(self) -> list[int]:
+    def _cores(self, current: Placement) -> list[int]:
         """What a set should contain, the best first: the nodes of a running container, or at least those of
         its CPUs, so that they need not change."""
-        if self.current is None or self.current.claim is None:
+        if current.claim is None:
             return [0]
-        nodes = self.current.claim.nodes
+        nodes = current.claim.nodes
         with_cpus = self.topology.nodes_near(self.exclusive.own) if self.cpus else NodeSet()
         return list(dict.fromkeys([nodes.mask, (nodes & with_cpus).mask, 0]))
 
@@ -348,7 +341,7 @@ class Confinement:
         nodes = NodeSet.of_mask(found.nodes)
         cpus, lacking, remarks = self.exclusive.take(nodes if self.cpus else NodeSet())
         placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
-        notes = [*self.notes, chosen(nodes)]
+        notes = [*self.notes, chosen(nodes.mask)]
         if attempt.candidates.why:
             notes.append(Reason(AS_WISHED, attempt.candidates.why))
         if found.overlapping:
@@ -382,7 +375,7 @@ class Confinement:
     def _claim_on(self, nodes: NodeSet, *, evenly: bool) -> Claim:
         """What is claimed on *nodes*: by the devices of a container that stays there, if there is room for it
         on each of them; else on all of them as a whole."""
-        flexible = is_flexible(self.policy, self.request)
+        flexible = self.asking.flexible
         claim = Claim(nodes, self.amounts, flexible, even_hugepages=evenly)
         if evenly or flexible or not nodes.mask & (nodes.mask - 1):
             return claim
@@ -446,7 +439,7 @@ class Confinement:
         if self.current is None or self.current.claim is None:
             return []
         candidates = CandidateNodes(self.current.claim.nodes, exactly=True, of_pod=True)
-        return [self._attempt(candidates, self._own)]
+        return [self._attempt(candidates, self.own)]
 
     def _with_moves_elsewhere(self, passed_over: Iterable[Attempt]) -> Decision | None:
         """On nodes that were only preferred, or where the container is already, if others become wider:
@@ -533,7 +526,7 @@ class Confinement:
         placement = self._with_witness(self._placement(plan.nodes, cpus, bool(crossed)), after)
         notes = [
             Reason("moved-others", relocated(plan, self.policy.page_move_rate_bytes)),
-            chosen(plan.nodes),
+            chosen(plan.nodes.mask),
         ]
         if missed.candidates.why:
             notes.append(Reason(AS_WISHED, missed.candidates.why))

@@ -132,11 +132,6 @@ class _Group(Struct, frozen=True):
     is_cell: bool = False
     is_cluster: bool = False
 
-    @property
-    def is_innermost(self) -> bool:
-        """Whether whole cores are counted in it."""
-        return self.is_cell or self.is_cluster
-
 
 class _Fields:
     """Where in an integer each criterion is. The CPU ids come last, with a minus: among costs that are alike
@@ -229,6 +224,11 @@ class CpuLayout:
         self.uniform_size = next(iter(self.size_of_core.values()), 1)
         if any(size != self.uniform_size for size in self.size_of_core.values()):
             self.uniform_size = 0
+        # Whether nodes have several L3 caches.
+        self.has_caches_within_nodes = len(self.caches) > len(self.node_masks)
+        # Whether it matters which CPUs of a node are taken: a core or a node has several of what a choice is
+        # compared by.
+        self.differs = self.uniform_size != 1 or self.has_caches_within_nodes
         self.fits: dict[tuple[int, int, Rules, Sequence[int]], Fit] = {}
         self._cores_in: dict[tuple[int, int, int, int, bool], _Cores] = {}
 
@@ -287,35 +287,21 @@ class CpuLayout:
             found = self._cores_in[key] = _Cores.of(self, group.cores, wanted)
         return found
 
-    @property
-    def has_caches_within_nodes(self) -> bool:
-        """Whether nodes have several L3 caches."""
-        return len(self.caches) > len(self.node_masks)
-
-    @property
-    def differs(self) -> bool:
-        """Whether it matters which CPUs of a node are taken: a core or a node has several of what a choice is
-        compared by."""
-        return self.uniform_size != 1 or self.has_caches_within_nodes
-
 
 _Level = tuple[tuple[str, ...], list[int]]
 """What its groups are, and their CPUs."""
 
 
 class _Class(Struct, frozen=True):
-    """Cores that are alike: each has ``size`` CPUs, of which ``parts`` has those that can be taken, and is
-    ``whole`` or not. ``prefixes`` sums up what the first cores count as, in the order of their lowest ids."""
+    """Cores that are alike: each has ``size`` CPUs, of which ``parts`` has the ``each`` that can be taken of
+    one, and is ``whole`` or not. ``prefixes`` sums up what the first cores count as, in the order of their
+    lowest ids."""
 
     size: int
     whole: bool
+    each: int
     parts: tuple[int, ...]
     prefixes: tuple[int, ...]
-
-    @property
-    def each(self) -> int:
-        """How many CPUs can be taken of each core."""
-        return self.parts[0].bit_count()
 
 
 class _Cores(Struct, frozen=True):
@@ -348,10 +334,10 @@ class _Cores(Struct, frozen=True):
             partial |= whole and most < size
             alike.setdefault((size, whole, most), []).append(part)
         classes = []
-        for (size, whole, _), parts in alike.items():
+        for (size, whole, most), parts in alike.items():
             ordered = tuple([part for _, part in sorted([(part & -part, part) for part in parts])])
             values = [layout.value_of_core.get(part) or layout.fields.value(part) for part in ordered]
-            classes.append(_Class(size, whole, ordered, tuple(accumulate(values, initial=0))))
+            classes.append(_Class(size, whole, most, ordered, tuple(accumulate(values, initial=0))))
         return cls(tuple(classes), tuple(kept), room, wholes, partial)
 
     def room_for(self, split: int) -> int:
@@ -606,7 +592,7 @@ class _Choosing:
             distance = wanted.distances.get(group.node, 0)
             node_left = free.bit_count() - (group.mask & wanted.kept).bit_count()
             node_all = 1 << fields.node_bits * max(0, node_left)
-        wholes = self._wholes(group) if group.is_innermost else 0
+        wholes = self._wholes(group) if group.is_cell or group.is_cluster else 0
         found = {}
         for count, inner in table.items():
             cost = inner

@@ -26,6 +26,7 @@ from bayplan.engines.exact.unconfined import (
     widened_placements,
 )
 from bayplan.engines.exact.whole_pods import decide_in_pod
+from bayplan.engines.interface import EXACT, EngineKind
 from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Claim,
@@ -46,7 +47,8 @@ from bayplan.sets import CpuSet, NodeSet
 class ExactEngine:
     """See the module. It keeps the flows of the last ledger it saw, which changes no answer."""
 
-    name: str = "exact"
+    kind = EngineKind.of(EXACT)
+    name: str = EXACT
 
     def __init__(
         self,
@@ -69,16 +71,19 @@ class ExactEngine:
     def decide(self, basis: Basis, request: Request, current: Placement | None = None) -> Decision:
         """See `Engine.decide`. A changed request is refused only where a new one would be, and never if it
         asks for no more than before."""
-        machine, ledger = basis.machine, basis.ledger.as_if_newest(request)
-        if ledger is not basis.ledger:
-            basis = basis.with_ledger(ledger)
+        machine, ledger = basis.machine, basis.ledger
+        if request.score is not None and (request.pod_id, request.score) in ledger.ids_by_score:
+            ledger = ledger.as_if_newest(request)
+            if ledger is not basis.ledger:
+                basis = basis.with_ledger(ledger)
         flows = self._followed(basis)
-        if is_left_alone(request):
+        pinned = request.pinned_cpus is not None or request.pinned_mems is not None
+        if (pinned or request.opted_out) and is_left_alone(request):
             return left_alone(self._topology_of(machine), flows, ledger, request, current)
-        if is_member(request):
+        if request.pod_level and is_member(request):
             decide, topology = partial(self._placed, flows, ledger), self._topology_of(machine)
             decision = decide_in_pod(topology, flows, ledger, request, current, decide)
-        elif request.pool:
+        elif request.cpus is not None and request.pool:
 
             def near(asking: Request, nodes: NodeSet) -> Decision:
                 return self._placed(flows, ledger, asking, current, nodes)
@@ -86,7 +91,8 @@ class ExactEngine:
             decision = decide_for_member(self._topology_of(machine), basis, request, current, near)
         else:
             decision = self._placed(flows, ledger, request, current)
-        decision = _with_beside(machine, decision)
+        if request.cpus is not None or decision.placement.beside_cpus.mask:
+            decision = _with_beside(machine, decision)
         claim = decision.placement.claim
         if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
             before = None if current is None else current.claim
@@ -102,14 +108,15 @@ class ExactEngine:
         current: Placement | None,
         near: NodeSet = NodeSet(),
     ) -> Decision:
-        asking = Asking.of(request)
+        asking = Asking.of(flows.policy, request)
         if not (asking.confined or request.exclusive_cpus):
             return place_unconfined(flows, ledger, asking)
         topology = self._topology_of(flows.machine)
         decision = Confinement(
             topology, flows, ledger, asking, self.scope, current, self._max_steps, near
         ).decide()
-        decision = beside_pinned_cpus(topology, decision)
+        if request.pinned_cpus is not None:
+            decision = beside_pinned_cpus(topology, decision)
         if current is not None and asking.bounded:
             decision = _with_original_nodes(topology, decision, current)
         return decision

@@ -54,6 +54,7 @@ _EMPTIER: Final = 100
 """What a node loses of becoming empty for each container that it has less at each of its caches, on average,
 than the fullest one, as `Occupation.lost_by` counts; measured (tests/bench/cpu_fit.py)."""
 _FULL_CORES: Final = "full-pcpus-only gives whole cores"
+_NO_CPUS: Final = CpuSet()
 
 
 class Taken(NamedTuple):
@@ -78,15 +79,17 @@ class ExclusiveCpus:
     ) -> None:
         self._topology, self._layout, self._basis = topology, topology.cpu_layout, basis
         self._hints, self._alignment = request.hints, basis.policy.cpu_alignment
-        self._growing = request.pool
-        self._isolated, self._wished_kind = request.wishes_isolated_cpus, request.cpu_kind
-        kubelets = request.qos_source is QosSource.CGROUP_PARENT and request.shares_rest
-        self._rest_milli = request.pool_milli(request.exclusive_cpus) if kubelets else 0
+        self._growing, self._isolated, self._rest_milli = "", False, 0
+        if request.cpus is not None:
+            self._growing, self._isolated = request.pool, request.wishes_isolated_cpus
+            if request.qos_source is QosSource.CGROUP_PARENT and request.shares_rest:
+                self._rest_milli = request.pool_milli(request.exclusive_cpus)
+        self._wished_kind = request.cpu_kind
         self._rules = rules_of(self._alignment)
         packed = (request.strategy or basis.policy.strategy) is PlacementStrategy.PACK
         keeps = packed and basis.policy.keep_whole is KeepWhole.CACHE and self._rules.caches
         self.keeps_caches = keeps and self._layout.has_caches_within_nodes
-        self.own = CpuSet() if current is None else current.exclusive_cpus
+        self.own = _NO_CPUS if current is None else current.exclusive_cpus
         self._online = self.own.mask & basis.machine.online_cpus.mask
         allocatable = basis.allocatable
         self._every = (allocatable.isolated_cpus if self._isolated else allocatable.exclusive_cpus).mask
@@ -172,7 +175,8 @@ class ExclusiveCpus:
 
     def assignable_by_node(self) -> dict[int, int]:
         """How many each node could give to it on an empty machine."""
-        return self._topology.counted(self._of_one_kind(self._every))
+        of_kind = self._of_one_kind(self._every) if self._basis.machine.cpus_by_kind else self._every
+        return self._topology.counted(of_kind)
 
     def near(self, nodes: NodeSet) -> int:
         """The CPUs that count as those of *nodes*; with align-by-socket all of their sockets."""
@@ -230,7 +234,8 @@ class ExclusiveCpus:
         if self.count > free:
             return Taken(CpuSet(), self._too_few(free))
         wanted, offline = self._wanted(nodes)
-        for part, most in self._parts(nodes, wanted).items():
+        parted = self._hints or self._alignment.distribute_cpus_across_numa
+        for part, most in self._parts(nodes, wanted).items() if parted else ():
             held, there = wanted.kept & part, wanted.available & part
             count = min(most, there.bit_count(), wanted.count - (wanted.kept & ~part).bit_count())
             if count > held.bit_count():
@@ -246,7 +251,8 @@ class ExclusiveCpus:
         cpus = CpuSet.of_mask(choice.cpus | offline)
         if self._isolated:
             remarks.append(_ISOLATED)
-        if without_tick := cpus & self._basis.machine.nohz_full:
+        if cpus.mask & self._basis.machine.nohz_full.mask:
+            without_tick = cpus & self._basis.machine.nohz_full
             have = f"{cpus_text(without_tick)} of its own {verb_after(without_tick, 'has')}"
             text = f"{have} no timer tick while one thread alone runs there (nohz_full)"
             remarks.append(Reason(NOHZ_FULL, text))
@@ -294,7 +300,7 @@ class ExclusiveCpus:
         """The CPUs near each of *nodes* on which there is to be a number of them, in whole cores as far as
         they divide: where there are devices of the container near several of them, or all are to have as
         many."""
-        shares = device_shares(self._hints, nodes) if self._hints else {}
+        shares = device_shares(self._hints, nodes)
         evenly = self._alignment.distribute_cpus_across_numa and nodes.mask.bit_count() > 1
         if len(shares) <= 1 and not evenly:
             return {}

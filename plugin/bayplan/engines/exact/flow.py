@@ -223,6 +223,11 @@ class Flow(Loads):
         """Bytes claimed on sets that lie within *nodes*."""
         return sum([amount for claimant, amount in self.claimed.items() if claimant & ~nodes == 0])
 
+    def left_within(self, nodes: int) -> int:
+        """What *nodes* hold less all that is claimed within them, counted anew."""
+        held_bytes = sum([amount for node, amount in self.capacity.items() if node & nodes])
+        return held_bytes - sum([amount for one, amount in self.claimed.items() if one & ~nodes == 0])
+
     def change(self, nodes: int, difference_bytes: int) -> None:
         """Claim so much more (or less) on *nodes*; what they cannot carry is noted as unmet."""
         before = self.claimed.get(nodes, 0)

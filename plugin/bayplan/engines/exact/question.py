@@ -91,11 +91,10 @@ class StepBudget:
 # of nodes with every claimed set, the masks of its nodes are combined, a step for each node. --------------
 
 
-class ClaimedSets:
+class ClaimedSets(Struct, frozen=True, dict=True):
     """The sets of several nodes with promises."""
 
-    def __init__(self, sets: Iterable[int]) -> None:
-        self.sets = tuple(sets)
+    sets: tuple[int, ...]
 
     @cached_property
     def by_node(self) -> dict[int, int]:
@@ -341,7 +340,7 @@ class Question(Struct, frozen=True):
     ``even`` are those of the amounts that are to lie evenly on the nodes of the set. ``scarce`` is what each
     node has more than others of what is not asked for, see `NodeTopology.scarce`. ``cpu_fit`` is what
     the best CPUs on a set cost; None where it does not matter which CPUs of a node are taken.
-    ``cpus_on_empty`` is how many such CPUs each node would have were there no containers.
+    ``cpus_on_empty`` says how many such CPUs each node would have were there no containers.
     ``cpus_together`` is how many CPUs a set has where nodes have some in common, of which ``free_cpus`` then
     counts each for each. ``steps_on_one`` are the steps of an answer about a single node where its room alone
     is exact, else 0. ``residents`` is how many containers are confined to sets with each node, where whole
@@ -362,7 +361,7 @@ class Question(Struct, frozen=True):
     scarce: Mapping[int, int] = MappingProxyType({})
     cpu_fit: Callable[[int], Fit] | None = None
     cpus_together: Callable[[int], int] | None = None
-    cpus_on_empty: Mapping[int, int] = MappingProxyType({})
+    cpus_on_empty: Callable[[], Mapping[int, int]] = dict
     steps_on_one: int = 0
     residents: Mapping[int, int] | None = None
     keeps_caches: bool = False
@@ -384,13 +383,7 @@ class Question(Struct, frozen=True):
 
     def has_room(self, nodes: int) -> bool:
         """Whether *nodes* are plausible, and there is room for all of it there."""
-        if not self.plausible(nodes):
-            return False
-        if self.steps_on_one and not nodes & (nodes - 1):
-            # Where no claimed sets cross and nothing is unmet, the room of a node alone is what it has.
-            self.counted.steps += self.steps_on_one
-            return True
-        return self.fits(nodes)
+        return self.plausible(nodes) and self.fits(nodes)
 
     def parts(self, nodes: int) -> Parts:
         """What is asked for if the set is *nodes*, on each set by itself."""
@@ -400,7 +393,11 @@ class Question(Struct, frozen=True):
         return [(part.mask, amounts) for part, amounts in every]
 
     def fits(self, nodes: int) -> bool:
-        """Whether there is room for all of it on *nodes*."""
+        """Whether there is room for all of it on *nodes*, which are plausible."""
+        if self.steps_on_one and not nodes & (nodes - 1):
+            # Where no claimed sets cross and nothing is unmet, the room of a node alone is what it has.
+            self.counted.steps += self.steps_on_one
+            return True
         return self.counted.fits(self.parts(nodes) if self.even else ((nodes, self.amounts),))
 
     def on(self, flows: ResourceFlows) -> "Question":
@@ -416,7 +413,7 @@ class Question(Struct, frozen=True):
         """How many CPUs that could become exclusive are on *nodes*."""
         if self.cpus_together is not None:
             return self.cpus_together(nodes)
-        return sum(self.free_cpus.get(node, 0) for node in bits(nodes))
+        return sum([count for node, count in self.free_cpus.items() if node & nodes])
 
 
 def criteria_of(question: Question) -> Sequence[str]:
@@ -448,23 +445,15 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
     if question.shares is not None:
         found.append(question.shares.of_set(nodes))
         return tuple(found)
-    found.append(_room_taken(counted.flows.largest_node_bytes, counted.memory, nodes))
-    return tuple(found)
-
-
-def _room_taken(largest_node_bytes: int, memory: Flow, nodes: int) -> int:
-    """Bytes on *nodes* that are not promised to containers of single nodes.
-
-    In eighths of a node, all nodes taken to be as large as the largest: they differ by what their kernel took
-    at boot, and empty ones are to be filled in the order of their ids.
-    """
-    capacity, slack = memory.capacity, memory.slack
+    # In eighths of a node, all nodes taken to be as large as the largest: they differ by what their kernel
+    # took at boot, and empty ones are to be filled in the order of their ids.
+    capacity, slack = counted.memory.capacity, counted.memory.slack
     capacity_bytes = capacity.get(nodes, 0)  # most sets have one node
     free_bytes = slack[nodes] if capacity_bytes else 0
     if not capacity_bytes:
         for node in bits(nodes):
             capacity_bytes += capacity.get(node, 0)
             free_bytes += max(0, slack.get(node, 0))
-    if free_bytes <= 0 or not capacity_bytes:
-        return 0
-    return free_bytes * EIGHTHS // capacity_bytes * (largest_node_bytes // EIGHTHS)
+    taken = free_bytes * EIGHTHS // capacity_bytes if free_bytes > 0 and capacity_bytes else 0
+    found.append(taken * (counted.flows.largest_node_bytes // EIGHTHS))
+    return tuple(found)

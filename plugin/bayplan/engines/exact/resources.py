@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from bayplan.engines.exact.flow import Flow, bits
+from bayplan.engines.exact.flow import Flow
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.claim_parts import Amounts
 from bayplan.model.decision import OVERCOMMITTED, Claim, Holder, Placement, Reason, Shortage
@@ -53,7 +53,9 @@ class ResourceFlows:
     def follow(self, basis: Basis) -> None:
         """Bring the flows in step with the ledger of *basis*, whose machine and policy are the same: claims
         that became smaller first, so that room is there."""
-        wanted, self.basis = {nodes.mask: row for nodes, row in totals(basis.ledger).items()}, basis
+        ledger, self.basis = basis.ledger, basis
+        claimed = totals(ledger) if ledger.booked_bytes else ledger.claimed_bytes
+        wanted = {nodes.mask: row for nodes, row in claimed.items()}
         changes: list[tuple[int, str, int]] = []
         for nodes, row in wanted.items():
             before = self._totals.get(nodes)
@@ -79,6 +81,9 @@ class ResourceFlows:
 
     def fits(self, parts: Parts) -> bool:
         """Whether all *parts* can be claimed beside everything that is claimed."""
+        if len(parts) == 1:
+            ((nodes, amounts),) = parts
+            return all(self.flow(one).room(nodes, amount) >= amount for one, amount in amounts.items())
         return all(self.flow(resource).fits(claims) for resource, claims in by_resource(parts).items())
 
     def room(self, nodes: int, amounts: Amounts) -> dict[str, int]:
@@ -99,9 +104,9 @@ class ResourceFlows:
             # The slack of a set counts what is unmet within it, which takes nothing from its other nodes.
             return rooms
         for watched, left in flow.slack.items():
-            if watched & (watched - 1) and left < flow.capacity_of(watched):
-                for node in bits(watched):
-                    if node in rooms and rooms[node] > left:
+            if watched & (watched - 1):
+                for node, room in rooms.items():
+                    if node & watched and room > left:
                         rooms[node] = max(0, left)
         return rooms
 
@@ -161,11 +166,11 @@ class ResourceFlows:
             flow = self.flow(resource)
             if flow.unmet:
                 continue
-            for watched in (*[nodes for nodes, _ in claims], *flow.slack):
+            for watched in {*[nodes for nodes, _ in claims], *flow.slack}:
                 amount_bytes = sum([amount for nodes, amount in claims if not nodes & ~watched])
                 if not amount_bytes:
                     continue
-                left = flow.capacity_of(watched) - flow.claimed_within(watched)
+                left = flow.left_within(watched)
                 if amount_bytes > left:
                     nodes = NodeSet.of_mask(watched)
                     raise OvercommitError(
@@ -196,6 +201,8 @@ def totals(ledger: Ledger) -> Totals:
 
 def parts_of(claim: Claim) -> Parts:
     """What *claim* promises on each set by itself."""
+    if not (claim.even_hugepages or claim.shares or claim.by_node):
+        return ((claim.nodes.mask, claim.amounts_bytes),)
     return [(nodes.mask, amounts) for nodes, amounts in claim.parts]
 
 

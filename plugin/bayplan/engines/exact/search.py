@@ -9,7 +9,7 @@ the question's `StepBudget`.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bayplan.engines.exact.branching import Branching, Limit
@@ -66,17 +66,15 @@ def search(question: Question, area: Area) -> Found | None:
     return _Search(question).run(area)
 
 
-class _Search:
-    """One search: what was found so far."""
+class _Search(Struct):
+    """One search: what was found so far. ``clean``: how many of the fitting sets cross none. ``fallback``:
+    crossed sets and width of the best set that crosses others."""
 
-    def __init__(self, question: Question) -> None:
-        self.question = question
-        self.fitting: list[_Key] = []
-        self.obstacles: list[int] = []
-        # How many of the fitting sets cross none.
-        self.clean = 0
-        # Crossed sets and width of the best set that crosses others.
-        self.fallback: tuple[int, int] | None = None
+    question: Question
+    fitting: list[_Key] = field(default_factory=list)
+    obstacles: list[int] = field(default_factory=list)
+    clean: int = 0
+    fallback: tuple[int, int] | None = None
 
     def run(self, area: Area) -> Found | None:
         """Look at one width after the other, then choose the best of all that fits.
@@ -192,7 +190,7 @@ class _Search:
                 break
             if self.fallback is not None and self._hopeless(nodes, self.fallback):
                 continue
-            if not question.has_room(nodes):
+            if not (question.plausible(nodes) and question.fits(nodes)):
                 if len(self.obstacles) < KEPT_OBSTACLES:
                     self.obstacles.append(nodes)
                 continue

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from bayplan.engines.exact.attempts import UNCHANGED
-from bayplan.engines.exact.claiming import Asking, claim_in_full, is_confined, is_flexible, without
+from bayplan.engines.exact.claiming import Asking, claim_in_full, is_confined, without
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
@@ -44,12 +44,13 @@ def place_unconfined(flows: ResourceFlows, ledger: Ledger, asking: Asking) -> De
     """The decision about a container without a set of its own."""
     machine, request, amounts = flows.machine, asking.request, asking.amounts
     nodes = machine.ordinary_nodes
-    claim = Claim(nodes, amounts, is_flexible(flows.policy, request))
-    placement = Placement(open_mems(machine, request), claim=claim)
+    claim = Claim(nodes, amounts, asking.flexible)
+    mems = open_mems(machine, request) if request.hints or machine.has_closed_memory else None
+    placement = Placement(mems, claim=claim)
     if not amounts:
         text = f"{request.qos.value}, claims nothing; it may use every ordinary node"
         return Decision(request, Outcome.PLACED, placement, (Reason("nothing-claimed", text),))
-    if flows.fits(parts_of(claim)):
+    if flows.fits(((nodes.mask, amounts),)):
         text = f"{request.qos.value}: claims on all ordinary nodes, and may use every one of them"
         return Decision(request, Outcome.PLACED, placement, (Reason("unconfined", text),))
     return place_in_part(flows, ledger, request, placement)

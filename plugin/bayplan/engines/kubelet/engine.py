@@ -16,7 +16,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from bayplan.engines.exact.witness import settled_by_node
-from bayplan.engines.interface import KUBELET, OPTED_OUT, pinned_reason, pinned_text, unmet_wish
+from bayplan.engines.interface import KUBELET, OPTED_OUT, EngineKind, pinned_reason, pinned_text, unmet_wish
 from bayplan.engines.kubelet.creation import REFUSED, Creation
 from bayplan.engines.kubelet.ledger_state import book, covers, managers_state, memory_need
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState, PreparedManagers
@@ -140,6 +140,7 @@ class KubeletEngine:
     """See the module. It remembers the managers that were prepared for the last machine and policy, nothing
     else."""
 
+    kind = EngineKind.of(KUBELET)
     name: str = KUBELET
 
     def __init__(self, managers: ManagerOptions | None = None) -> None:

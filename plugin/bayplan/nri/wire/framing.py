@@ -206,7 +206,9 @@ _MESSAGE_HEADER = struct.Struct(">IIBB")
 
 def message(connection_id: int, stream_id: int, kind: MessageType, parts: Sequence[bytes]) -> bytes:
     """A message whose body is given in parts, framed and ready to be written: as one frame, or as exactly two
-    when it does not fit in the first. Nothing else survives the way the Go side reads (``FIRST_FRAME_BYTES``).
+    when it does not fit in the first.
+
+    Nothing else survives the way the Go side reads (``FIRST_FRAME_BYTES``).
 
     Raises:
         MessageTooLargeError: the body is over ``MAX_MESSAGE_BYTES``.
@@ -276,7 +278,8 @@ class MessageReader:
         if backlog_bytes >= MAX_BACKLOG_BYTES:
             raise BacklogError(backlog_bytes, MAX_BACKLOG_BYTES)
         if self._start:
-            self._compact()
+            del self._backlog[: self._start]
+            self._start = 0
         self._backlog += data
 
     def next_message(self) -> tuple[int, Header, Ruling, bytearray] | None:
@@ -306,7 +309,8 @@ class MessageReader:
                 body, one.body, one.header = one.body, bytearray(), None
                 return self._current, header, one.ruling, body
         if self._start:
-            self._compact()
+            del self._backlog[: self._start]
+            self._start = 0
         return None
 
     def _read(self, one: _Incoming, available_bytes: int) -> Header | None:
@@ -333,7 +337,3 @@ class MessageReader:
         self._left_bytes -= start - self._start
         self._start = start
         return None if one.missing_bytes else header
-
-    def _compact(self) -> None:
-        del self._backlog[: self._start]
-        self._start = 0
