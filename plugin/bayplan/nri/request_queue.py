@@ -157,6 +157,11 @@ class RequestQueue:
         else:
             self._waiting.append(one)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being decided, and perhaps others wait."""
+        return self._running is not None
+
     def when_idle(self) -> "asyncio.Future[None]":
         """Done as soon as no request is being decided and none waits."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

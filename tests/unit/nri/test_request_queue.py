@@ -80,11 +80,11 @@ async def test_in_order_and_one_at_a_time():
     node.put("c")
     await gate.reached.wait()
     assert node.log == ["a begins"]
-    assert not node.queue.when_idle().done()
+    assert node.queue.busy
     gate.opened.set()
     await node.queue.when_idle()
     assert node.log == [f"{name} {what}" for name in "abc" for what in ("begins", "is answered")]
-    assert node.queue.when_idle().done()
+    assert not node.queue.busy
 
 
 async def test_a_timer_answers_at_the_deadline_and_the_handler_is_cancelled_once():
