@@ -72,7 +72,8 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         name, version, nri = (runtime[key] if runtime["connected"] else "" for key in names)
         directory, wishes = status["daemon"].get("placementDirectory", ""), _wishes(status["containers"])
         pools = bool(status["policy"].get("hugepagePools"))
-        daemon = DaemonState(name, version, nri, pid, faults, assumed, directory, wishes, pools)
+        refuses = status["policy"].get("whenDown") == "refuse"
+        daemon = DaemonState(name, version, nri, pid, faults, assumed, directory, wishes, pools, refuses)
     except UnavailableError:
         daemon = None
     return Examination(arguments.root, daemon).view()

@@ -30,7 +30,8 @@ class DaemonState(Struct, frozen=True):
     whether it was put right. ``assumed_kubelet`` is the version of kubelet whose rules it goes by without
     having found out which one the node has, else "". ``placement_directory`` is where it keeps placement
     files, "" where it does not say; ``wishes`` are the annotations, without prefix, that containers have of
-    those that need something of the node; ``hugepage_pools``: some are to grow and shrink."""
+    those that need something of the node; ``hugepage_pools``: some are to grow and shrink; ``refuses``:
+    what it cannot decide about is not to start."""
 
     nri_runtime: str = ""
     runtime_version: str = ""
@@ -41,3 +42,4 @@ class DaemonState(Struct, frozen=True):
     placement_directory: str = ""
     wishes: frozenset[str] = frozenset()
     hugepage_pools: bool = False
+    refuses: bool = False

@@ -45,6 +45,8 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
 
 _KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
 _ISOLATED: Final = "cpuset.cpus.isolated"
+_ENDED_BY: Final = frozenset({"WATCHDOG_USEC", "KUBERNETES_SERVICE_HOST"})
+"""Variables of a process that systemd watches, or kubelet."""
 _COMPACTION: Final = "proc/sys/vm/compact_memory"
 _LRU_GEN: Final = "sys/kernel/mm/lru_gen"
 _IRQBALANCE: Final = "irqbalance"
@@ -65,6 +67,8 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
     yield from _of_cgroups(root)
     if daemon is not None and daemon.pid:
         yield from _of_capabilities(root, daemon.pid)
+        if daemon.refuses:
+            yield from _of_watchdog(root, daemon.pid)
     yield from _of_kubelet(root)
     if daemon is not None and daemon.assumed_kubelet and (root / _KUBELET_DIRECTORY).is_dir():
         text = (
@@ -192,6 +196,16 @@ def _of_capabilities(root: Path, pid: int) -> Iterator[Finding]:
         if not effective >> number & 1:
             advice = f"add {name} to CapabilityBoundingSet= of its systemd unit, or to what starts it"
             yield Finding(Level.WARNING, f"baypland (process {pid})", f"has no {name}: {consequence}", advice)
+
+
+def _of_watchdog(root: Path, pid: int) -> Iterator[Finding]:
+    """Whether somebody ends a daemon that hangs: with ``whenDown: refuse`` runtimes wait for it, in all that
+    they do with pods once its socket is full. systemd tells the process; pods have the chart's probe."""
+    variables = {one.partition("=")[0] for one in (_read(root / f"proc/{pid}/environ") or "").split("\0")}
+    if variables - {""} and variables.isdisjoint(_ENDED_BY):
+        text = "nobody ends it if it hangs: with whenDown refuse the runtime waits for it, and so do all pods"
+        advice = "set WatchdogSec= in its systemd unit, as the shipped one has it"
+        yield Finding(Level.WARNING, f"baypland (process {pid})", text, advice)
 
 
 def _of_kubelet(root: Path) -> Iterator[Finding]:

@@ -223,6 +223,7 @@ def _policy(policy: PlacementPolicy) -> View:
         "reservedMemoryBytes": {str(node): dict(row) for node, row in sorted(policy.reserved_bytes.items())},
         "reservedCpus": str(policy.reserved_cpus),
         "hugepagePools": bool(policy.hugepage_pools),
+        "whenDown": "refuse" if policy.refuse_undecided else "pass",
         "memoryQoS": None
         if qos is None
         else {

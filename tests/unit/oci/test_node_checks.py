@@ -196,6 +196,24 @@ def test_irqbalance_is_named_where_interrupts_are_to_stay_away(tmp_path: Path) -
     assert (finding.level, finding.subject) == (Level.WARNING, "irqbalance")
 
 
+@pytest.mark.parametrize(
+    ("environment", "is_named"),
+    [
+        ("HOME=/\0LANG=C\0", True),
+        ("HOME=/\0WATCHDOG_USEC=30000000\0", False),
+        ("KUBERNETES_SERVICE_HOST=10.0.0.1\0", False),
+        ("", False),
+    ],
+)
+def test_a_daemon_that_refuses_and_that_nobody_ends_is_named(
+    tmp_path: Path, environment: str, *, is_named: bool
+) -> None:
+    write(tmp_path, "proc/7/environ", environment)
+    named = [one.level for one in found(tmp_path, DaemonState(pid=7, refuses=True))]
+    assert named == [Level.WARNING] * is_named
+    assert found(tmp_path, DaemonState(pid=7)) == []
+
+
 def test_a_kernel_that_cannot_move_pages_together(tmp_path: Path) -> None:
     wanted = DaemonState(hugepage_pools=True)
     (finding,) = found(tmp_path, wanted)
