@@ -177,7 +177,8 @@ def _without_memory_qos(
         return
     gate = f"{_GATES} with {_MEMORY_QOS} true"
     if values.get(_RESERVATION) == MemoryReservationPolicy.TIERED.value:
-        yield Problem(_RESERVATION, show(values[_RESERVATION]), f"'None', or {gate}")
+        sentence = 'memoryReservationPolicy "TieredReservation" requires MemoryQoS feature gate to be enabled'
+        yield Problem(_RESERVATION, show(values[_RESERVATION]), f"'None', or {gate}; kubelet: {sentence}")
     factor, only = values.get(_FACTOR), kubelet.factor_without_memory_qos
     if (
         only is not None
