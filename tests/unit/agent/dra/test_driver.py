@@ -4,8 +4,8 @@ between."""
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,114 +14,34 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
-from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.dra.driver import ClaimDriver
-from bayplan.agent.dra.service import DraService
-from bayplan.agent.dra.slice_publisher import SlicePublisher
 from bayplan.agent.dra.slices import devices_of
-from bayplan.agent.mirror import Mirror
-from bayplan.backoff import Backoff
-from bayplan.control.resource_claims import ResourceClaims
-from bayplan.host.devices import ClaimSpecs
 from bayplan.model.decision import QosClass
-from bayplan.model.workload import Container
 from bayplan.sets import CpuSet
-from support.agents import serving
-from support.conditions import running, until
-from support.controllers import MACHINE, Controlled, begun, controlled, here
+from support.conditions import until
+from support.controllers import MACHINE, begun
 from support.dra_kubelet import DraKubelet, found_sockets, registered
+from support.dra_node import POD, DraNode, resource_claim, result
 from support.fake_api_server import NODE, SLICES, FakeApiServer
 from support.machines import container, pod
-from support.resource_claims import environment
+from support.resource_claims import UID
 from support.slice_rules import pool_devices
 
-UID = "0b1c2d3e-0000-4000-8000-000000000001"
-POD = pod("web", QosClass.BEST_EFFORT)
 AT_ONCE = 8
 CLAIM = pb.Claim(namespace="default", uid=UID, name="memory")
 PATH = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/memory"
-
-
-def result(node: int, request: str = "near", **consumed: str) -> dict[str, Any]:
-    """What the scheduler allocates on a node."""
-    return {
-        "request": request,
-        "driver": "bayplan.dev",
-        "pool": NODE,
-        "device": f"numa-{node}",
-        "shareID": f"share-{node}",
-        "consumedCapacity": {f"bayplan.dev/{key}": value for key, value in consumed.items()},
-    }
 
 
 OTHERS = {"request": "gpu", "driver": "gpu.example.com", "pool": NODE, "device": "gpu-0"}
 WIDE = (result(0, memory="64Mi", cpu="2"), OTHERS, result(1, "far/large", memory="32Mi", cpu="0"))
 
 
-def resource_claim(
-    *results: dict[str, Any], uid: str = UID, pods: tuple[str, ...] = ("web",)
-) -> dict[str, Any]:
-    """The object, as the scheduler leaves it."""
-    reserved = [{"resource": "pods", "name": one, "uid": one} for one in pods]
-    status = {"allocation": {"devices": {"results": list(results)}}, "reservedFor": reserved}
-    return {"metadata": {"name": "memory", "namespace": "default", "uid": uid}, "status": status}
-
-
-class Node:
-    """Daemon and agent of a node, with all that is between kubelet, API server and runtime."""
-
-    def __init__(self, directory: Path, api: FakeApiServer) -> None:
-        self.directory = directory
-        self.api = api
-        self.registry = directory / "plugins_registry"
-        self.specs = directory / "cdi"
-        self.look_s = 3600.0
-        self.publish_s = 0.01
-        self.registry.mkdir(exist_ok=True)
-
-    @asynccontextmanager
-    async def daemon(self) -> AsyncIterator[Controlled]:
-        """A daemon that has restored what is recorded."""
-        async with controlled(self.directory / "state") as one:
-            claims = ResourceClaims(
-                one.controller.state, one.controller.placements, ClaimSpecs(self.specs), here
-            )
-            await claims.sweep()
-            async with serving(one, self.directory / "agent.sock", claims=claims):
-                yield one
-
-    @asynccontextmanager
-    async def agent(self) -> AsyncIterator[Mirror]:
-        """An agent that has nothing of an earlier one."""
-        mirror, quick = Mirror(), Backoff(lambda: 0.0, first_s=0.01, limit_s=0.01)
-        link = DaemonLink(self.directory / "agent.sock", mirror, backoff=quick)
-        api = self.api.api()
-        driver = ClaimDriver(api, link, mirror, NODE, self.look_s)
-        service = DraService(self.directory / "plugins", self.registry, NODE, driver, mirror, repeat_s=0.05)
-        await service.start()
-        try:
-            async with AsyncExitStack() as parts:
-                for part in (link, driver, SlicePublisher(api, mirror, NODE, self.publish_s, 3600, quick)):
-                    await parts.enter_async_context(running(part))
-                yield mirror
-        finally:
-            await service.close()
-
-    def create(self, container_id: str, answer: pb.NodePrepareResourceResponse, *requests: str) -> Container:
-        """The container as the runtime is about to create it: kubelet hands on the CDI devices of its
-        requests, and the runtime puts what their specs say into its spec."""
-        wanted = [one for one in answer.devices if not requests or set(one.request_names) & set(requests)]
-        env = environment(self.specs, [name for one in wanted for name in one.cdi_device_ids])
-        return replace(container(container_id, POD), resource_claims=env)
-
-
 @pytest.fixture
-def node() -> Iterator[Node]:
+def node() -> Iterator[DraNode]:
     api = FakeApiServer()
     api.objects[PATH] = resource_claim(*WIDE)
     # A socket's path has 107 bytes.
     with api.serving(), TemporaryDirectory(prefix="dra") as directory:
-        yield Node(Path(directory), api)
+        yield DraNode(Path(directory), api)
 
 
 async def prepared(kubelet: DraKubelet, claim: pb.Claim = CLAIM) -> pb.NodePrepareResourceResponse:
@@ -130,7 +50,7 @@ async def prepared(kubelet: DraKubelet, claim: pb.Claim = CLAIM) -> pb.NodePrepa
     return answer
 
 
-async def test_a_claim_from_the_scheduler_to_the_container_and_back(node: Node) -> None:
+async def test_a_claim_from_the_scheduler_to_the_container_and_back(node: DraNode) -> None:
     async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
         assert kubelet.info.name == "bayplan.dev"
         assert kubelet.info.supported_versions[0] == "v1.DRAPlugin"
@@ -161,7 +81,7 @@ async def test_a_claim_from_the_scheduler_to_the_container_and_back(node: Node) 
         assert await kubelet.unprepare(CLAIM, never) == {UID: "", "never": ""}
 
 
-async def test_what_is_published_is_free_or_held_by_claims(node: Node) -> None:
+async def test_what_is_published_is_free_or_held_by_claims(node: DraNode) -> None:
     async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
         await until(lambda: mirror.snapshot is not None and bool(pool_devices(node.api.slices())))
         empty = pool_devices(node.api.slices())
@@ -195,7 +115,7 @@ async def test_what_is_published_is_free_or_held_by_claims(node: Node) -> None:
     ],
 )
 async def test_what_cannot_be_prepared_says_why_and_holds_nothing(
-    node: Node, objects: dict[str, Any], word: str
+    node: DraNode, objects: dict[str, Any], word: str
 ) -> None:
     del node.api.objects[PATH]
     node.api.objects |= objects
@@ -211,7 +131,7 @@ async def test_what_cannot_be_prepared_says_why_and_holds_nothing(
         await prepared(kubelet)
 
 
-async def test_an_administrators_claim_holds_nothing(node: Node) -> None:
+async def test_an_administrators_claim_holds_nothing(node: DraNode) -> None:
     monitoring = {**result(0, memory="512Mi", cpu="2"), "adminAccess": True}
     node.api.objects[PATH] = resource_claim(monitoring)
     async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
@@ -223,7 +143,7 @@ async def test_an_administrators_claim_holds_nothing(node: Node) -> None:
         assert adjustment.cpuset_mems is None
 
 
-async def test_a_container_that_starts_again_has_what_it_had(node: Node) -> None:
+async def test_a_container_that_starts_again_has_what_it_had(node: DraNode) -> None:
     """Without another preparation, and beside others who came meanwhile."""
     async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
         await until(lambda: mirror.connected)
@@ -241,7 +161,7 @@ async def test_a_container_that_starts_again_has_what_it_had(node: Node) -> None
         assert beside.cpuset_cpus.isdisjoint(again.cpuset_cpus)
 
 
-async def test_the_claims_status_says_why_it_is_not_prepared(node: Node) -> None:
+async def test_the_claims_status_says_why_it_is_not_prepared(node: DraNode) -> None:
     node.api.objects[PATH] = resource_claim(result(0, memory="2Gi"), OTHERS)
 
     def said() -> list[tuple[str, str]]:
@@ -272,7 +192,7 @@ async def test_the_claims_status_says_why_it_is_not_prepared(node: Node) -> None
         assert one.controller.state.ledger.resource_claims
 
 
-async def test_whoever_is_started_again_in_whatever_order_has_the_same_claims(node: Node) -> None:
+async def test_whoever_is_started_again_in_whatever_order_has_the_same_claims(node: DraNode) -> None:
     async with AsyncExitStack() as daemons:
         one = await daemons.enter_async_context(node.daemon())
         async with node.agent() as mirror, registered(node.registry) as kubelet:
@@ -298,7 +218,7 @@ async def test_whoever_is_started_again_in_whatever_order_has_the_same_claims(no
             assert await prepared(kubelet) == answer
 
 
-async def test_many_pods_are_prepared_at_once(node: Node) -> None:
+async def test_many_pods_are_prepared_at_once(node: DraNode) -> None:
     claims = [pb.Claim(namespace="default", uid=f"uid-{number}", name=f"c{number}") for number in range(12)]
     for claim in claims:
         path = PATH.replace("memory", claim.name)
@@ -311,7 +231,9 @@ async def test_many_pods_are_prepared_at_once(node: Node) -> None:
         assert len(one.controller.state.ledger.resource_claims) == 12
 
 
-async def test_a_claim_that_nobody_needs_any_more_is_released_unless_containers_run_on_it(node: Node) -> None:
+async def test_a_claim_that_nobody_needs_any_more_is_released_unless_containers_run_on_it(
+    node: DraNode,
+) -> None:
     node.look_s = 0.02
     async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
         await until(lambda: mirror.connected)
@@ -325,7 +247,7 @@ async def test_a_claim_that_nobody_needs_any_more_is_released_unless_containers_
         await until(lambda: not one.controller.state.ledger.resource_claims)
 
 
-async def test_health_says_which_nodes_are_short_or_gone(node: Node) -> None:
+async def test_health_says_which_nodes_are_short_or_gone(node: DraNode) -> None:
     async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
         await until(lambda: mirror.connected)
         await prepared(kubelet)
@@ -344,7 +266,7 @@ async def test_health_says_which_nodes_are_short_or_gone(node: Node) -> None:
 
 
 async def test_a_kubelet_that_does_not_take_the_driver_is_one_line(
-    node: Node, caplog: pytest.LogCaptureFixture
+    node: DraNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with node.agent():
         async with registered(node.registry, refuses="no such version"):
@@ -353,7 +275,7 @@ async def test_a_kubelet_that_does_not_take_the_driver_is_one_line(
         assert "no such version" in problems
 
 
-async def lives(node: Node, kubelet: DraKubelet, draw: random.Random, numbers: range) -> int:
+async def lives(node: DraNode, kubelet: DraKubelet, draw: random.Random, numbers: range) -> int:
     """Claims of one pod after the other; how many were held."""
     held = 0
     for number in numbers:
@@ -375,7 +297,7 @@ async def test_claims_come_and_go() -> None:
     """Nothing is left of them, and the API server is written to at most once a second."""
     api, count = FakeApiServer(), 200
     with api.serving(), TemporaryDirectory(prefix="dra") as directory:
-        node = Node(Path(directory), api)
+        node = DraNode(Path(directory), api)
         node.publish_s = 1.0
         async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
             await until(lambda: mirror.snapshot is not None and bool(api.slices()))
