@@ -108,7 +108,7 @@ def reconcile(
         # They may have been written while another engine decided.
         agreed = engine.converted(basis.with_ledger(agreed))
         entries = list(agreed.entries.values())
-    found = _adopted(basis.with_ledger(agreed), engine, pods, observed, cpusets)
+    found = _adopted(basis.with_ledger(_with_claims(ledger, agreed)), engine, pods, observed, cpusets)
     if found:
         agreed = Ledger.of([*entries, *found])
         candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
@@ -205,7 +205,7 @@ def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: 
     """*agreed* with the room that pods without a container keep, and what resource claims hold, of which no
     runtime knows: *before* is the ledger with the containers that are *gone*."""
     vacant = pods.keys() - {entry.decision.request.pod_id for entry in agreed.entries.values()}
-    retained = dict(before.retained)
+    agreed, retained = _with_claims(before, agreed), dict(before.retained)
     left: dict[str, list[Entry]] = {}
     for entry in map(before.entries.__getitem__, gone):
         if entry.decision.placement.affinity is not None:
@@ -215,9 +215,15 @@ def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: 
         for entry in left[pod_id]:
             ended = ended.after_end_of(entry.container_id)
         retained.update(ended.retained)
-    claims = {key for key, entry in retained.items() if entry.resource_claim is not None}
-    for key in sorted((vacant & retained.keys()) | claims):
+    for key in sorted(vacant & retained.keys()):
         agreed = agreed.with_entry(retained[key])
+    return agreed
+
+
+def _with_claims(before: Ledger, agreed: Ledger) -> Ledger:
+    """*agreed* with what resource claims hold in the ledger *before*."""
+    for key in sorted(before.resource_claims):
+        agreed = agreed.with_entry(before.retained[key])
     return agreed
 
 

@@ -66,7 +66,8 @@ def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim) -> Entry:
             return _refused(request_of(claim), f"it is held as {held.adopted.driver} has prepared it")
         if users := users_of(basis.ledger, claim.uid):
             names = ", ".join(sorted(one.decision.request.name for one in users))
-            return _refused(request_of(claim), f"containers run on what it had by another allocation: {names}")
+            why = f"containers run on what it had by another allocation: {names}"
+            return _refused(request_of(claim), why)
         basis = basis.with_ledger(basis.ledger.without_retained(claim.key))
     request = request_of(claim)
     refused = _why_not(basis, engine, claim)

@@ -29,6 +29,8 @@ from support.machines import container, pod
 
 STEPS, MORE_STEPS = 60, 400
 MOST_PODS = 6
+AWAY = "baypland"
+"""What kubelet is told before the agent has reached the daemon again."""
 
 
 class Life(Struct):
@@ -164,8 +166,10 @@ class Schedule:
     async def _ask(self, life: Life) -> None:
         assert self.kubelet is not None
         answer = (await self.kubelet.prepare(life.claim))[life.uid]
+        while self.one is not None and AWAY in answer.error:
+            answer = (await self.kubelet.prepare(life.claim))[life.uid]
         if self.one is None:
-            assert "baypland" in answer.error
+            assert AWAY in answer.error
         if answer.error:
             assert "Traceback" not in answer.error
             return
@@ -219,6 +223,8 @@ class Schedule:
         if life is None or self.kubelet is None:
             return
         problem = (await self.kubelet.unprepare(life.claim))[life.uid]
+        while self.one is not None and AWAY in problem:
+            problem = (await self.kubelet.unprepare(life.claim))[life.uid]
         assert bool(problem) == (self.one is None or bool(life.containers))
         if not problem:
             self._forget(life)
