@@ -7,9 +7,9 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,9 +19,8 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.resource_claim import AllocatedDevice, ResourceClaim, claims_in
 from bayplan.model.workload import Container, Pod
 from bayplan.quantity import MIB
-from support.controllers import controlled
+from support.controllers import controlled, here
 
-Result = TypeVar("Result")
 UID = "0b1c2d3e-0000-4000-8000-000000000001"
 
 
@@ -45,6 +44,9 @@ def device(
         **{key.replace("_", "-"): size * MIB for key, size in hugepages.items()},
     }
     return AllocatedDevice(request, node, {key: amount for key, amount in amounts.items() if amount}, cpus)
+
+
+WIDE: Final = claim(device(0, 64, 2), device(1, 32, request="far"))
 
 
 def having(
@@ -84,32 +86,32 @@ def environment(specs: Path, names: Iterable[str]) -> tuple[str, ...]:
 
 
 class Killed:
-    """Runs what would run in a thread, and kills the process before or after the *step*-th of these."""
+    """Kills the process at the *step*-th thing that it does to a file of *directory*, before it is done."""
 
-    def __init__(self, step: int, *, after: bool) -> None:
-        self._step, self._after = step, after
+    EVENTS: Final = frozenset(
+        {"open", "os.rename", "os.remove", "os.chmod", "os.mkdir", "os.listdir", "os.scandir"}
+    )
 
-    async def __call__(self, work: Callable[[], Result]) -> Result:
-        self._step -= 1
-        if self._step == 0 and not self._after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = work()
-        if self._step == 0 and self._after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
+    def __init__(self, directory: Path, step: int) -> None:
+        self._below, self._step = str(directory), step
+
+    def __call__(self, event: str, arguments: tuple[object, ...]) -> None:
+        if event in self.EVENTS and str(arguments[0]).startswith(self._below):
+            self._step -= 1
+            if self._step == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def _main(state: Path, specs: Path, verb: str, step: int, *, after: bool) -> None:
+async def _main(state: Path, specs: Path, verb: str, step: int) -> None:
     async with controlled(state) as node:
-        claims = ResourceClaims(
-            node.controller.state, node.controller.placements, ClaimSpecs(specs), Killed(step, after=after)
-        )
+        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
+        sys.addaudithook(Killed(specs, step))
         if verb == "prepare":
-            await claims.prepare(claim(device(0, 64, 2), device(1, 32, request="far")))
+            await claims.prepare(WIDE)
         else:
             await claims.release(UID)
 
 
 if __name__ == "__main__":
-    _, state, specs, verb, step, after = sys.argv
-    asyncio.run(_main(Path(state), Path(specs), verb, int(step), after=after == "after"))
+    _, state, specs, verb, step = sys.argv
+    asyncio.run(_main(Path(state), Path(specs), verb, int(step)))

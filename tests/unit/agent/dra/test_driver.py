@@ -18,7 +18,7 @@ from bayplan.agent.dra.slices import devices_of
 from bayplan.model.decision import QosClass
 from bayplan.sets import CpuSet
 from support.conditions import until
-from support.controllers import MACHINE, begun
+from support.controllers import MACHINE, Controlled, begun
 from support.dra_kubelet import DraKubelet, found_sockets, registered
 from support.dra_node import POD, DraNode, resource_claim, result
 from support.fake_api_server import NODE, SLICES, FakeApiServer
@@ -275,45 +275,72 @@ async def test_a_kubelet_that_does_not_take_the_driver_is_one_line(
         assert "no such version" in problems
 
 
-async def lives(node: DraNode, kubelet: DraKubelet, draw: random.Random, numbers: range) -> int:
-    """Claims of one pod after the other; how many were held."""
+async def lives(
+    node: DraNode, one: Controlled, kubelet: DraKubelet, draw: random.Random, numbers: range
+) -> int:
+    """Claims of one pod after the other; how many were held. The ledger has each, and only while kubelet has
+    it prepared, with what the scheduler counts as consumed."""
     held = 0
     for number in numbers:
         claim = pb.Claim(namespace="default", uid=f"uid-{number}", name=f"c{number}")
         path = PATH.replace("memory", claim.name)
-        amounts: dict[str, Any] = {"memory": f"{draw.choice([1, 16, 64, 200])}Mi", "cpu": draw.choice("001")}
-        results = [result(draw.randrange(2), **amounts)]
+        memory_mib, cpus = draw.choice([1, 16, 64, 200]), draw.choice((0, 0, 1))
+        results = [result(draw.randrange(2), memory=f"{memory_mib}Mi", cpu=str(cpus))]
         node.api.objects[path] = resource_claim(*results, uid=claim.uid, pods=(claim.name,))
         answer = (await kubelet.prepare(claim))[claim.uid]
-        held += not answer.error
-        if number % 7 == 0 and not answer.error:
-            assert (await kubelet.prepare(claim))[claim.uid].devices == answer.devices
+        found = one.controller.state.ledger.resource_claims.get(f"claim:{claim.uid}")
+        assert (found is None) == bool(answer.error)
+        if found is not None:
+            held += 1
+            assert found.claim.amounts_bytes == {"memory": memory_mib << 20}
+            assert len(found.cpus_of()) == cpus
+            if number % 7 == 0:
+                assert (await kubelet.prepare(claim))[claim.uid].devices == answer.devices
         assert await kubelet.unprepare(claim) == {claim.uid: ""}
+        assert f"claim:{claim.uid}" not in one.controller.state.ledger.retained
         del node.api.objects[path]
     return held
 
 
-async def test_claims_come_and_go() -> None:
-    """Nothing is left of them, and the API server is written to at most once a second."""
-    api, count = FakeApiServer(), 200
+async def come_and_go(node: DraNode, numbers: range) -> None:
+    """Claims with *numbers*, several at once, to a daemon and an agent that have just started: nothing is
+    left of them, and the API server is written to at most once a second."""
+    asked = len(node.api.requests)
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.snapshot is not None and bool(node.api.slices()))
+        begun_s, draws = time.monotonic(), [random.Random(numbers.start + at) for at in range(AT_ONCE)]
+        held = await asyncio.gather(
+            *(lives(node, one, kubelet, draw, numbers[at::AT_ONCE]) for at, draw in enumerate(draws))
+        )
+        passed_s, state = time.monotonic() - begun_s, one.controller.state
+        assert sum(held) > len(numbers) // 2
+        assert state.ledger.retained == {}
+        assert state.ledger.exclusive_cpus == CpuSet()
+        assert await state.check_ledger() == ()
+        assert list(node.specs.iterdir()) == []
+    written = [(method, path) for method, path in node.api.requests[asked:] if method != "GET"]
+    # Of the slices: claims alone change nothing that is published, but for what is left after a refusal.
+    slices = sum(path.startswith(SLICES) for _, path in written)
+    assert slices <= passed_s + 2
+    # Of a claim whether it is prepared, once.
+    assert len(written) - slices <= len(numbers)
+
+
+def played(count: int, a_part: int) -> None:
+    """*count* claims come and go, with daemon and agent started anew between parts of them."""
+    api = FakeApiServer()
     with api.serving(), TemporaryDirectory(prefix="dra") as directory:
         node = DraNode(Path(directory), api)
         node.publish_s = 1.0
-        async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
-            await until(lambda: mirror.snapshot is not None and bool(api.slices()))
-            begun_s, part = time.monotonic(), count // AT_ONCE
-            held = await asyncio.gather(
-                *(
-                    lives(node, kubelet, random.Random(at), range(at * part, (at + 1) * part))
-                    for at in range(AT_ONCE)
-                )
-            )
-            passed_s = time.monotonic() - begun_s
-            assert sum(held) > count // 2
-            assert one.controller.state.ledger.retained == {}
-            assert one.controller.state.ledger.exclusive_cpus == CpuSet()
-            assert await one.controller.state.check_ledger() == ()
-            assert list(node.specs.iterdir()) == []
-        # Of the slices: claims alone change nothing that is published, but for what is left after a refusal.
-        writes = sum(method == "PATCH" and path.startswith(SLICES) for method, path in api.requests)
-        assert writes <= passed_s + 2
+        for start in range(0, count, a_part):
+            asyncio.run(come_and_go(node, range(start, start + a_part)))
+
+
+def test_claims_come_and_go() -> None:
+    played(200, 100)
+
+
+@pytest.mark.matrix
+def test_ten_thousand_claims_come_and_go() -> None:
+    """Half a minute to a minute on an idle machine."""
+    played(10_000, 1000)
