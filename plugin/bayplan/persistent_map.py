@@ -20,7 +20,7 @@ MOST_APART: Final = 64
 """Copied with each change, half of it on average: a microsecond. A copy of 4,000 is a tenth of a millisecond
 and more, as the count of references of each object is written."""
 
-_ABSENT: Final = object()
+_ABSENT: Final[Any] = object()
 
 
 class _Parts(NamedTuple, Generic[Key, Value]):
@@ -99,6 +99,10 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
 
     def differing_keys(self, other: "PersistentMap[Key, Value]") -> set[Key]:
         """The keys for which the two have different values, or only one of them has any."""
+        return set(self.unlike(other))
+
+    def unlike(self, other: "PersistentMap[Key, Value]") -> dict[Key, Value | None]:
+        """The values of those keys here, None of those that only the other has."""
         keys = self.parts.keys_unlike(other.parts)
         if keys is None:
             keys = other.parts.keys_unlike(self.parts)
@@ -108,7 +112,11 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
             unlike = compress(self, map(is_not, self.values(), others))
             keys = chain(unlike, other.keys() - self.keys())
         both = ((key, self.get(key, _ABSENT), other.get(key, _ABSENT)) for key in keys)
-        return {key for key, mine, theirs in both if mine is not theirs and mine != theirs}
+        return {
+            key: None if mine is _ABSENT else mine
+            for key, mine, theirs in both
+            if mine is not theirs and mine != theirs
+        }
 
     def __getitem__(self, key: Key) -> Value:
         base, apart, gone, _, _ = self.parts

@@ -21,8 +21,7 @@ from typing import Final, TypeAlias
 from bayplan.agent_protocol import Change, Evicted, Refused
 from bayplan.model.decision import Decision, Move, Outcome, Request
 from bayplan.model.eviction_records import EvictionRecord
-from bayplan.model.ledger import Ledger
-from bayplan.model.ledger_changes import entries_of
+from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import OF_THE_LIVING, Phase, Report
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
@@ -66,23 +65,20 @@ class ChangeLog:
 
     def note(
         self,
-        ledger: Ledger,
-        ids: Collection[str],
+        changed: Mapping[str, Entry | None],
         *,
         machine: Machine | None = None,
         policy: PlacementPolicy | None = None,
         engine: str | None = None,
     ) -> None:
-        """*ledger* holds from now on, and says something else about the containers *ids*; so does what else
-        is given."""
-        if not ids and (machine, policy, engine) == (None, None, None):
+        """What the ledger says of the containers *changed* holds from now on, see `changed_entries`; so does
+        what else is given."""
+        if not changed and (machine, policy, engine) == (None, None, None):
             return
-        entries, gone = tuple(entries_of(ledger, ids)), list[str]()
-        if len(entries) < len(ids):
-            gone = sorted(set(ids).difference(entry.container_id for entry in entries))
+        entries = tuple([entry for entry in changed.values() if entry is not None])
+        gone = tuple([key for key, entry in changed.items() if entry is None])
         self.position += 1
-        weight = 1 + len(entries) + len(gone)
-        self._keep(Change(self.position, entries, tuple(gone), machine, policy, engine), weight)
+        self._keep(Change(self.position, entries, gone, machine, policy, engine), 1 + len(changed))
 
     def refused(self, decision: Decision) -> None:
         """A container was refused."""

@@ -175,7 +175,7 @@ class Placements:
             decision,
             # The adjustment carries them, so that no update of the container itself is due.
             notified_cpus=adjustment.cpuset_cpus,
-            recorded_origin=origin.with_applied(adjustment).recorded,
+            recorded_origin=None if origin.recorded is None else origin.recorded.with_applied(adjustment),
             oom_group=with_reply and OOM_GROUP in adjustment.unified,
         )
         after = moved.with_entry(entry)

@@ -14,9 +14,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -30,7 +30,7 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.ledger_changes import changed_ids
+from bayplan.model.ledger_changes import changed_entries
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import Adjustment
@@ -56,6 +56,10 @@ class Current(Basis, frozen=True, dict=True):
 
 
 _HAS_ENDED: Final = "the transaction has ended"
+
+Changed: TypeAlias = Mapping[str, Entry | None]
+"""What a ledger says otherwise than the one before, see `changed_entries`."""
+_NOTHING_CHANGED: Final[Changed] = {}
 
 
 class _Write(Struct):
@@ -267,7 +271,7 @@ class NodeState:
         runtime."""
         recorded = await self.recorder.ledger()
         async with self.transaction() as transaction:
-            self._become(self.basis.with_ledger(recorded), changed_ids(self.basis.ledger, recorded))
+            self._become(self.basis.with_ledger(recorded), changed_entries(self.basis.ledger, recorded))
             transaction.accept(engine=self.basis.engine)
         async with self.transaction() as transaction:
             self.check(transaction)
@@ -343,17 +347,17 @@ class NodeState:
                 transaction.close()
 
     async def _commit(self, ledger: Ledger, decided: str | None, *, carried: bool) -> None:
-        ids = changed_ids(self.basis.ledger, ledger)
+        changed = changed_entries(self.basis.ledger, ledger)
         unrecorded = self._unrecorded.get(decided or "")
         earlier_decision = unrecorded.decision if unrecorded else None
-        number, write = self._begin(ledger, ids, decided)
+        number, write = self._begin(ledger, changed, decided)
         try:
             if not write.done:
                 await write.finished()
             self.recorder.check_commit(write)
         except BaseException as error:
-            if isinstance(error, StateError) and carried and self._leaves_others(ledger, ids, decided):
-                self._become(self.basis.with_ledger(ledger), ids)
+            if isinstance(error, StateError) and carried and self._leaves_others(ledger, changed, decided):
+                self._become(self.basis.with_ledger(ledger), changed)
                 self._not_recorded(error)
                 return
             # It may be on the disk all the same, now or later.
@@ -364,24 +368,23 @@ class NodeState:
             else:
                 self._write(self.basis.ledger)
             raise
-        self._become(self.basis.with_ledger(ledger), ids)
+        self._become(self.basis.with_ledger(ledger), changed)
         self._recorded(number)
 
     def _accept(self, after: Current, decided: str | None, *, replace_all: bool) -> None:
         before = self.basis.ledger
-        ids = changed_ids(before, after.ledger)
-        self._become(after, ids)
-        if ids or replace_all or self._unrecorded:
-            self._write(after.ledger, ids, decided, replace_all=replace_all)
+        changed = changed_entries(before, after.ledger)
+        self._become(after, changed)
+        if changed or replace_all or self._unrecorded:
+            self._write(after.ledger, changed, decided, replace_all=replace_all)
 
-    def _become(self, after: Current, ids: Collection[str]) -> None:
-        """Make *after* current; its ledger says something else about the containers *ids*."""
+    def _become(self, after: Current, changed: Changed) -> None:
+        """Make *after* current; its ledger says something else about the containers *changed*."""
         if self._became is not None:
             self._became(after)
         before, self.basis = self.basis, after
         self.changes.note(
-            after.ledger,
-            ids,
+            changed,
             machine=None if after.machine is before.machine else after.machine,
             policy=None if after.policy is before.policy else after.policy,
             engine=None if after.engine is before.engine else after.engine.name,
@@ -390,13 +393,13 @@ class NodeState:
     def _write(
         self,
         ledger: Ledger,
-        ids: Collection[str] = (),
+        changed: Changed = _NOTHING_CHANGED,
         decided: str | None = None,
         *,
         replace_all: bool = False,
     ) -> None:
         """Record *ledger* without waiting for it."""
-        number, write = self._begin(ledger, ids, decided, replace_all=replace_all)
+        number, write = self._begin(ledger, changed, decided, replace_all=replace_all)
         if write.done:
             self._finish(number, write)
             return
@@ -412,8 +415,8 @@ class NodeState:
     def _write_all(self) -> None:
         """Record every entry of the ledger, whatever the disk has."""
         ledger = self.basis.ledger
-        everybody = {*ledger.entries, *(one.container_id for one in ledger.retained.values())}
-        self._write(ledger, everybody, replace_all=True)
+        retained = {one.container_id: one for one in ledger.retained.values()}
+        self._write(ledger, {**retained, **dict(ledger.entries.items())}, replace_all=True)
 
     def _finish(self, number: int, write: Job[bool]) -> None:
         try:
@@ -428,22 +431,22 @@ class NodeState:
         logger.error("changes not recorded; trying again", extra={"problem": str(error)})
         self._retry_later()
 
-    def _leaves_others(self, ledger: Ledger, ids: Collection[str], decided: str | None) -> bool:
-        """Whether *ledger*, which says something else about the containers *ids*, promises the same to all
-        others than *decided*."""
+    def _leaves_others(self, ledger: Ledger, changed: Changed, decided: str | None) -> bool:
+        """Whether *ledger*, which says something else about the containers *changed*, promises the same to
+        all others than *decided*."""
         before = self.basis.ledger
         if before.retained != ledger.retained:
             return False
-        others = [container_id for container_id in ids if container_id != decided]
+        others = [container_id for container_id in changed if container_id != decided]
         both = [(before.entries.get(one), ledger.entries.get(one)) for one in others]
         return all(old and new and old.decision is new.decision for old, new in both)
 
     def _begin(
-        self, ledger: Ledger, ids: Collection[str], decided: str | None, *, replace_all: bool = False
+        self, ledger: Ledger, changed: Changed, decided: str | None, *, replace_all: bool = False
     ) -> tuple[int, Job[bool]]:
-        """Submit what *ledger* says about the containers *ids*, and about those that are unrecorded."""
+        """Submit what *ledger* says about the containers *changed*, and about those that are unrecorded."""
         self._number += 1
-        for container_id in ids:
+        for container_id in changed:
             write = self._unrecorded.setdefault(container_id, _Write(self._number))
             if container_id == decided:
                 write.decision = self._number
@@ -452,7 +455,9 @@ class NodeState:
         decisions = {}
         for container_id, one in sorted(self._unrecorded.items()):
             one.number = self._number
-            entry = ledger.entries.get(container_id) or retained.get(container_id)
+            entry = changed.get(container_id)
+            if container_id not in changed:
+                entry = ledger.entries.get(container_id) or retained.get(container_id)
             if entry is None:
                 gone.append(container_id)
             elif one.decision is None:

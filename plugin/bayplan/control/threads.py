@@ -144,7 +144,8 @@ class StoreThread:
         to be done first. From then on both threads share a CPU, until `release_cpu`."""
         if self._last is not None and not self._last.done:
             return self.submit(work)
-        self._cpu.hold()
+        if not self._cpu.held:
+            self._cpu.hold()
         job = self.submit(work)
         job.wait(timeout_s)
         if not job.done:

@@ -44,16 +44,16 @@ _MASK_BYTES: Final = 1024
 class SharedCpu:
     """For a thread that waits and a *follower*, the thread id of the one that works meanwhile.
 
-    Without effect where the kernel or the C library does not allow it.
+    Without effect where the kernel or the C library does not allow it. ``held``: both are on one CPU.
     """
 
     def __init__(self, follower: int) -> None:
         self._follower = follower
-        self._held = False
+        self.held = False
 
     def hold(self) -> None:
         """Keep both on the CPU that runs the calling thread, until `release`."""
-        if self._held:
+        if self.held:
             return
         cpu = libc().sched_getcpu()
         if cpu < 0:
@@ -62,12 +62,12 @@ class SharedCpu:
         _every_cpu()
         _set(0, mask)
         _set(self._follower, mask)
-        self._held = True
+        self.held = True
 
     def release(self) -> None:
         """Let both run where they could before. For the thread that called `hold`."""
-        if self._held:
-            self._held = False
+        if self.held:
+            self.held = False
             _set(0, _every_cpu())
             _set(self._follower, _every_cpu())
 

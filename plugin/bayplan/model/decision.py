@@ -476,10 +476,8 @@ class Placement(Struct, frozen=True):
         own = self.exclusive_cpus.mask
         if own and self.beside_cpus.mask:
             return CpuSet.of_mask(own | (shared.mask & self.beside_cpus.mask or shared.mask))
-        if own or self.pool_cpus.mask or self.claimed_cpus is not None:
-            apart = self.apart_cpus
-            return apart if apart.mask else shared
-        return shared
+        apart = self.apart_cpus
+        return apart if apart.mask else shared
 
 
 class Move(Struct, frozen=True):

@@ -8,12 +8,12 @@ All members have the same CPUs: what an entry that is added says holds for all o
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claim_parts import Parts, sum_of
 from bayplan.model.decision import (
     LATER_CODES,
     MEMORY_TAKEN,
@@ -38,8 +38,6 @@ from bayplan.model.resource_claim import HeldClaim
 from bayplan.model.sidecar_scores import corrected_claim, explained_by_others
 from bayplan.persistent_map import PersistentMap
 from bayplan.sets import CpuSet, IdSet, NodeSet, nodes_text
-
-_NO_CPUS: Final = CpuSet()
 
 ScoreKey = tuple[str, int]
 """Pod and oom_score_adj."""
@@ -107,7 +105,7 @@ class Ledger(Struct, frozen=True):
     bound: Mapping[NodeSet, int] = field(default_factory=dict)
     claimed_bytes: Mapping[NodeSet, Mapping[str, int]] = field(default_factory=dict)
     retained: Mapping[str, Entry] = field(default_factory=dict)
-    ids_by_notice: Mapping[CpuSet, PersistentMap[str, None]] = field(default_factory=dict)
+    ids_by_notice: Mapping[int, PersistentMap[str, None]] = field(default_factory=dict)
     ids_by_score: PersistentMap[ScoreKey, tuple[str, ...]] = field(default_factory=PersistentMap)
     short_ids: frozenset[str] = frozenset()
     pinned_ids: frozenset[str] = frozenset()
@@ -302,7 +300,8 @@ class Ledger(Struct, frozen=True):
             after = with_pool_cpus(before, cpus)
             entries = entries.with_item(before.container_id, after)
             noted = with_notice(with_notice(noted, before, belongs=False), after, belongs=True)
-            milli = with_shared_milli(with_shared_milli(milli, before.decision, -1), after.decision, 1)
+            source = before.decision.request.qos_source
+            milli = with_shared_milli(milli, source, after.decision.pool_milli - before.decision.pool_milli)
         exclusive = self.exclusive_cpus - had | (cpus if self.pool_ids.get(pool) else CpuSet())
         return replace(
             self, entries=entries, ids_by_notice=noted, shared_milli=milli, exclusive_cpus=exclusive
@@ -349,7 +348,7 @@ class Ledger(Struct, frozen=True):
         """The containers for which a runtime has other CPUs than it should, where *shared* are those of the
         containers without exclusive CPUs: who has waited longest first."""
         for cpus, ids in self.ids_by_notice.items():
-            if cpus != shared:
+            if cpus != shared.mask:
                 yield from ids
         for key in sorted(self.beside_ids):
             one = self.entries[key]
@@ -458,7 +457,7 @@ def _united(parts: Iterable[Ledger], order: Iterable[str]) -> Ledger:
     booked: dict[int, Counter[str]] = {}
     claimed: dict[NodeSet, Counter[str]] = {}
     bound: Counter[NodeSet] = Counter()
-    noted: dict[CpuSet, dict[str, None]] = {}
+    noted: dict[int, dict[str, None]] = {}
     exclusive_cpus, ids_by_score = CpuSet(), dict[ScoreKey, tuple[str, ...]]()
     short_ids, pinned_ids = set[str](), set[str]()
     shared_milli: Counter[QosSource] = Counter()
@@ -515,24 +514,28 @@ def _added(
     promise = claim or placement.promise
     held = placement.exclusive_cpus.mask or placement.pool_cpus.mask or placement.affinity is not None
     beside = placement.beside_cpus.mask and shares_beside(entry)
+    of_pod = (*ledger.ids_by_pod.get(pod_id, ()), container_id)
+    ids_by_pod = ledger.ids_by_pod.with_item(pod_id, of_pod)
+    entries = ledger.entries.with_item(container_id, entry)
+    parts, milli = promise.claimed_parts, decision.pool_milli
     return Ledger(
-        entries=ledger.entries.with_item(container_id, entry),
+        entries=entries,
         booked_bytes=ledger.booked_bytes if claim else with_booking(ledger.booked_bytes, promise, 1),
         exclusive_cpus=ledger.exclusive_cpus | held_cpus(placement) if held else ledger.exclusive_cpus,
         bound=ledger.bound if placement.mems is None else with_count(ledger.bound, placement.mems, 1),
-        claimed_bytes=with_claim(ledger.claimed_bytes, promise, 1),
+        claimed_bytes=with_claim(ledger.claimed_bytes, parts, 1),
         retained=ledger.retained,
         ids_by_notice=with_notice(ledger.ids_by_notice, entry, belongs=True),
         ids_by_score=ledger.ids_by_score if ids_by_score is None else ids_by_score,
         short_ids=ledger.short_ids | {container_id} if promise.short_bytes else ledger.short_ids,
         pinned_ids=ledger.pinned_ids if request.pinned_cpus is None else ledger.pinned_ids | {container_id},
-        shared_milli=with_shared_milli(ledger.shared_milli, decision, 1),
+        shared_milli=with_shared_milli(ledger.shared_milli, request.qos_source, milli),
         beside_ids=ledger.beside_ids | {container_id} if beside else ledger.beside_ids,
         followed_ids=ledger.followed_ids | {container_id} if is_followed(entry) else ledger.followed_ids,
         pool_ids=ledger.pool_ids
         if request.cpus is None
         else with_member(ledger.pool_ids, request, belongs=True),
-        ids_by_pod=ledger.ids_by_pod.with_item(pod_id, (*ledger.ids_by_pod.get(pod_id, ()), container_id)),
+        ids_by_pod=ids_by_pod,
     )
 
 
@@ -555,7 +558,7 @@ def _holding(ledger: Ledger, last: Entry, sign: int) -> Ledger:
     cpus = held_cpus(placement)
     return replace(
         ledger,
-        claimed_bytes=with_claim(ledger.claimed_bytes, placement.promise, sign),
+        claimed_bytes=with_claim(ledger.claimed_bytes, placement.promise.claimed_parts, sign),
         exclusive_cpus=ledger.exclusive_cpus | cpus if sign > 0 else ledger.exclusive_cpus - cpus,
     )
 
@@ -583,16 +586,16 @@ def _settled_pod(
     return replace(ledger, exclusive_cpus=held)
 
 
-def notice_of(entry: Entry) -> CpuSet | None:
+def notice_of(entry: Entry) -> int | None:
     """Under what *entry* is in ``ids_by_notice``; None where no update can become due."""
     decision, sent = entry.decision, entry.notified_cpus
     if not (entry.recorded_origin or NRI).runtime_applies:
         return None
     if decision.shares_cpus:
-        return _NO_CPUS if sent is None else sent
+        return 0 if sent is None else sent.mask
     apart = decision.placement.apart_cpus.mask
     was_sent = sent is not None and apart == sent.mask
-    return _NO_CPUS if apart and not was_sent and not shares_beside(entry) else None
+    return 0 if apart and not was_sent and not shares_beside(entry) else None
 
 
 def shares_beside(entry: Entry) -> bool:
@@ -645,7 +648,9 @@ def _claiming(ledger: Ledger, container_id: str, *, explained: bool) -> Ledger:
         ledger,
         entries=ledger.entries.with_item(container_id, changed),
         claimed_bytes=with_claim(
-            with_claim(ledger.claimed_bytes, entry.decision.placement.promise, -1), placement.promise, 1
+            with_claim(ledger.claimed_bytes, entry.decision.placement.promise.claimed_parts, -1),
+            placement.promise.claimed_parts,
+            1,
         ),
         short_ids=with_id(ledger.short_ids, container_id, belongs=is_short(placement)),
     )
@@ -663,13 +668,15 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
         booked_bytes=with_booking(ledger.booked_bytes, promise, -1),
         exclusive_cpus=ledger.exclusive_cpus - freed,
         bound=with_count(ledger.bound, placement.mems, -1),
-        claimed_bytes=with_claim(ledger.claimed_bytes, promise, -1),
+        claimed_bytes=with_claim(ledger.claimed_bytes, promise.claimed_parts, -1),
         retained=ledger.retained,
         ids_by_notice=with_notice(ledger.ids_by_notice, gone, belongs=False),
         ids_by_score=ledger.ids_by_score,
         short_ids=with_id(ledger.short_ids, container_id, belongs=False),
         pinned_ids=with_id(ledger.pinned_ids, container_id, belongs=False),
-        shared_milli=with_shared_milli(ledger.shared_milli, gone.decision, -1),
+        shared_milli=with_shared_milli(
+            ledger.shared_milli, gone.decision.request.qos_source, -gone.decision.pool_milli
+        ),
         beside_ids=with_id(ledger.beside_ids, container_id, belongs=False),
         followed_ids=with_id(ledger.followed_ids, container_id, belongs=False),
         pool_ids=pool_ids,
@@ -714,10 +721,10 @@ def with_booking(
 
 
 def with_claim(
-    totals: Mapping[NodeSet, Mapping[str, int]], promise: Promise, sign: int
+    totals: Mapping[NodeSet, Mapping[str, int]], parts: Parts, sign: int
 ) -> Mapping[NodeSet, Mapping[str, int]]:
-    """The totals after what *promise* claims came (+1) or went (-1). Sets without a claim are left out."""
-    parts = promise.claimed_parts
+    """The totals after the *parts* that a promise claims came (+1) or went (-1). Sets without a claim are
+    left out."""
     if not parts:
         return totals
     changed = dict(totals)
@@ -744,24 +751,26 @@ def with_count(counts: Mapping[Ids, int], ids: Ids | None, sign: int) -> Mapping
 
 
 def with_notice(
-    noted: Mapping[CpuSet, PersistentMap[str, None]], entry: Entry, *, belongs: bool
-) -> Mapping[CpuSet, PersistentMap[str, None]]:
+    noted: Mapping[int, PersistentMap[str, None]], entry: Entry, *, belongs: bool
+) -> Mapping[int, PersistentMap[str, None]]:
     """The containers by what the runtime was sent, with *entry* if it *belongs* there, else without it."""
     cpus = notice_of(entry)
     if cpus is None:
         return noted
-    ids = noted.get(cpus) or PersistentMap[str, None]()
-    ids = ids.with_item(entry.container_id, None) if belongs else ids.without(entry.container_id)
+    ids, container_id = noted.get(cpus), entry.decision.request.container_id
+    if belongs:
+        told: PersistentMap[str, None] = PersistentMap() if ids is None else ids
+        return {**noted, cpus: told.with_item(container_id, None)}
+    ids = PersistentMap() if ids is None else ids.without(container_id)
     return {**noted, cpus: ids} if ids else {key: one for key, one in noted.items() if key != cpus}
 
 
 def with_shared_milli(
-    totals: Mapping[QosSource, int], decision: Decision, sign: int
+    totals: Mapping[QosSource, int], source: QosSource, milli: int
 ) -> Mapping[QosSource, int]:
-    """What containers on the shared CPUs ask for, by what their class is known from, after that of *decision*
-    came (+1) or went (-1)."""
-    source, milli = decision.request.qos_source, decision.pool_milli
-    return {**totals, source: totals.get(source, 0) + sign * milli} if milli else totals
+    """What containers on the shared CPUs ask for, by what their class is known from, after one whose class is
+    known from *source* and that asks for *milli* came, or with a minus went."""
+    return {**totals, source: totals.get(source, 0) + milli} if milli else totals
 
 
 def with_member(

@@ -17,6 +17,18 @@ def changed_ids(before: Ledger, after: Ledger) -> set[str]:
     return ids.union(forgotten, [entry.container_id for entry in kept])
 
 
+def changed_entries(before: Ledger, after: Ledger) -> dict[str, Entry | None]:
+    """What *after* has of the containers about which the two say different things, by id, in the order of
+    `entries_of`; None of those that are gone."""
+    entries = after.entries.unlike(before.entries)
+    if len(entries) == 1 and after.retained is before.retained:
+        return entries
+    ids, found = changed_ids(before, after), dict[str, Entry | None]()
+    for entry in entries_of(after, ids):
+        found.setdefault(entry.decision.request.container_id, entry)
+    return found if len(found) == len(ids) else {**found, **dict.fromkeys(sorted(ids - found.keys()))}
+
+
 def retained_changes(before: Ledger, after: Ledger) -> tuple[tuple[str, ...], tuple[Entry, ...]]:
     """The difference in ``retained``: the ids of the entries to remove, and the entries to record."""
     old, new = before.retained, after.retained

@@ -44,6 +44,7 @@ from bayplan.model.resources import (
     MIN_SHARES,
     NO_RESOURCES,
     RESERVATION,
+    UNLIMITED,
     Resources,
     changed_resources,
     limiting,
@@ -93,7 +94,7 @@ def derive_request(
     plain = kubelets and present.fields is None
     words = present if plain else _words(present, outside, kubelets=kubelets)
     scored = kubelets or outside is OutsideRequests.LIMITS
-    adjustment = carried_oom_score_adj(container) if scored else None
+    adjustment = (container.oom_score_adj or None) if scored else None  # see `carried_oom_score_adj`
     by_score = None if adjustment is None else request_from_oom_score_adj(adjustment, machine.memory_bytes)
     qos, source = derive_qos(by_tree, words, adjustment)
     added_bytes = wishes.memory_limit_bytes or default_limit_bytes.get(qos.value)
@@ -102,7 +103,7 @@ def derive_request(
     if added_bytes is not None and (present.memory_swap_bytes or 0) > 0:
         # Runtimes refuse a limit above that of memory and swap together.
         added_bytes = min(added_bytes, present.memory_swap_bytes or 0)
-    shown_bytes = present.limit_bytes
+    shown_bytes = None if present.memory_limit_bytes == UNLIMITED else present.memory_limit_bytes
     limit_bytes = shown_bytes or added_bytes
     pod_level = kubelets and qos is QosClass.GUARANTEED and _has_pod_level_resources(words)
     has_score = qos is QosClass.BURSTABLE and by_score is not None

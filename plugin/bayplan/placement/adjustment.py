@@ -81,7 +81,8 @@ def adjustment_for(
     request, placement = decision.request, decision.placement
     if request.opted_out:
         return Adjustment()
-    limit_bytes = None if container.resources.limit_bytes is not None else request.memory_limit_bytes
+    limited = (container.resources.memory_limit_bytes or 0) > 0
+    limit_bytes = None if limited else request.memory_limit_bytes
     return Adjustment(
         cpuset_cpus=cpus_for(decision, shared),
         cpuset_mems=placement.mems if request.pinned_mems is None else None,
@@ -207,7 +208,9 @@ def cpus_for(decision: Decision, shared: CpuSet) -> CpuSet | None:
     request = decision.request
     if request.pinned_cpus is not None or request.opted_out:
         return None
-    return decision.placement.cpus_among(shared)
+    placement = decision.placement
+    apart = placement.exclusive_cpus.mask or placement.pool_cpus.mask or placement.claimed_cpus is not None
+    return placement.cpus_among(shared) if apart else shared
 
 
 def cpus_updates(

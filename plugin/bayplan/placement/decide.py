@@ -24,6 +24,7 @@ from bayplan.model.resources import Resources, limiting_nothing, most_bytes, ove
 from bayplan.model.sentences import annotations_forbidden, memory_text
 from bayplan.model.wishes import (
     NO_WISHES,
+    PREFIX,
     Wishes,
     forbidden_annotations,
     read_wishes,
@@ -74,15 +75,16 @@ def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, contai
     """What the annotations of *pod* ask for *container*, and for its CPUs the operator's rules where these
     say nothing."""
     forbidden = policy.forbidden_annotations
-    wishes, complaints = Wishes(), list[Reason]()
+    wishes, complaints = NO_WISHES, list[Reason]()
     names = forbidden_annotations(pod.annotations, container.name, forbidden) if forbidden else ()
     if names:
         complaints.append(_complaint(policy, FORBIDDEN_ANNOTATION, annotations_forbidden(names)))
-    try:
-        limits_bytes = container.resources.hugepage_limits_bytes
-        wishes = read_wishes(pod.annotations, container.name, machine, limits_bytes, forbidden)
-    except ConfigError as error:
-        complaints.append(_complaint(policy, WRONG_ANNOTATION, error.on_one_line()))
+    if any(PREFIX in key for key in pod.annotations):
+        try:
+            limits_bytes = container.resources.hugepage_limits_bytes
+            wishes = read_wishes(pod.annotations, container.name, machine, limits_bytes, forbidden)
+        except ConfigError as error:
+            complaints.append(_complaint(policy, WRONG_ANNOTATION, error.on_one_line()))
     if not policy.cpu_rules:
         return Annotated(wishes, tuple(complaints))
     ruled = ruled_wishes(policy.cpu_rules, pod, container.name, machine, wishes)
@@ -164,7 +166,7 @@ def decide_creation(
     if wishes.cpus is not None and (wrong := wrong_cpu_wish(request, machine, policy.cpu_pools)) is not None:
         request = derive(wishes=without_cpu_wishes(wishes))
         notes, complaints = _with_wrong_wish(policy, container, wrong, notes, complaints, ruled=ruled)
-    request, disbelief = exact(request)
+    request, disbelief = (request, ()) if exact is as_derived else exact(request)
     if request.pod_totals is not None:
         request = with_pod_known(request, (one.decision.request for one in ledger.of_pod(request.pod_id)))
     if complaints and policy.refuse_wrong_annotations:
@@ -178,7 +180,8 @@ def decide_creation(
     decision = decide_by_given_policy(basis, engine, request) if given else engine.decide(basis, request)
     if request.claimed is not None:
         decision = on_claimed_cpus(decision)
-    decision = with_policies(machine, ability, decision)
+    given = given or request.memory_policy is not None or decision.placement.memory_policy is not None
+    decision = with_policies(machine, ability, decision) if given or machine.movable_nodes.mask else decision
     crowded = tuple(_crowded(ledger, container, decision)) if ledger.pinned_ids or container.exec_cpus else ()
     if crowded and decision.outcome is Outcome.PLACED:
         decision = replace(decision, outcome=Outcome.DEGRADED)

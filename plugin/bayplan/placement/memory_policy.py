@@ -182,13 +182,9 @@ def _with_reason(decision: Decision, text: str, code: str = GIVEN_POLICY) -> Dec
 
 
 def with_policies(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
-    """*decision* with all that memory policies make of it: that of spec or wish, and the one that leaves the
-    kernel a node."""
-    request = decision.request
-    asked = request.memory_policy is not None or request.given_policy is not None
-    if asked or decision.placement.memory_policy is not None:
-        decision = with_memory_policy(machine, ability, decision)
-    return with_kernel_memory(machine, ability, decision) if machine.movable_nodes.mask else decision
+    """*decision* with all that memory policies make of it: that of spec, wish or engine, and the one that
+    leaves the kernel a node."""
+    return with_kernel_memory(machine, ability, with_memory_policy(machine, ability, decision))
 
 
 def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:

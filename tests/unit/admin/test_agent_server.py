@@ -29,7 +29,6 @@ from bayplan.backoff import Allowance
 from bayplan.control.commit_listeners import MAX_KEPT, ChangeLog
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
-from bayplan.model.ledger import Ledger
 from bayplan.model.pod_facts import MAX_CONTAINERS, ContainerFacts, ContainerKind, PodFacts
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
@@ -100,14 +99,14 @@ async def test_who_comes_back_gets_what_it_missed_and_no_more(tmp_path: Path) ->
 def test_the_log_keeps_no_more_than_its_bound() -> None:
     log = ChangeLog(most_kept=20)
     for number in range(100):
-        log.note(Ledger(), [f"gone-{number}"])
+        log.note({f"gone-{number}": None})
     assert log.position == 100
     later = log.since(90)
     assert later is not None
     assert [each.position for each in later] == list(range(91, 101))
     assert log.since(100) == []
     assert log.since(89) is None
-    log.note(Ledger(), [str(number) for number in range(MAX_KEPT)])
+    log.note({str(number): None for number in range(MAX_KEPT)})
     assert log.since(100) is None  # more at once than is kept: everybody starts again
     assert log.since(101) == []
 

@@ -71,9 +71,7 @@ DAMAGES: dict[str, Callable[[Ledger], Ledger]] = {
     "claimed_bytes": lambda ledger: replace(ledger, claimed_bytes={NodeSet([0]): {MEMORY: 1}}),
     "bound": lambda ledger: replace(ledger, bound={}),
     "exclusive_cpus": lambda ledger: replace(ledger, exclusive_cpus=CpuSet()),
-    "ids_by_notice": lambda ledger: replace(
-        ledger, ids_by_notice={CpuSet([0]): PersistentMap({"one": None})}
-    ),
+    "ids_by_notice": lambda ledger: replace(ledger, ids_by_notice={1: PersistentMap({"one": None})}),
     "ids_by_score": lambda ledger: replace(ledger, ids_by_score=PersistentMap({("nowhere", 1): ("nobody",)})),
     "ids_by_pod": lambda ledger: replace(ledger, ids_by_pod=ledger.ids_by_pod.with_item("nowhere", ("one",))),
     "short_ids": lambda ledger: replace(ledger, short_ids=frozenset({"one"})),

@@ -1,23 +1,56 @@
-"""One connection between a plugin and a runtime: the multiplexer and both ttRPC directions, combined.
+"""One connection between a plugin and a runtime: the multiplexer, the messages in it, every rule about
+streams, and both ttRPC directions.
+
+One byte stream carries several logical connections. It is cut into frames, each an 8-byte header
+(connection, length) and a payload. The payloads of one connection, joined, are its messages, each a
+10-byte header and a body; a message may span frames, and a frame may hold several. Headers are judged
+before any byte after them is kept: what nobody reads is dropped as it arrives. What a body says is
+decided by ``envelope``.
+
+Streams: which message may come when, and what becomes of one that may not. The rules are those of the Go
+implementation, except that we bound what waits for an answer. They know headers only, and not which role we
+play.
 
 Bytes go in with ``receive_data``, events come out of ``next_event``, bytes to write come out of ``send``.
 No socket, no clock and no lock: the caller owns all three. Data is decoded when an event is asked for and
 never before, so that what nobody asks for costs no more than its bytes.
 """
 
+import enum
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct, field
+
 from bayplan.errors import RemoteProtocolError
 from bayplan.nri.wire.connection_events import (
+    FIRST_FRAME_BYTES,
+    FRAME_HEADER_BYTES,
+    MAX_BACKLOG_BYTES,
     MAX_CONSECUTIVE_REFUSALS,
+    MAX_FRAME_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_OUTSTANDING_CALLS,
+    MAX_STREAM_ID,
+    MAX_UNANSWERED_BYTES,
+    MAX_UNANSWERED_REQUESTS,
+    MESSAGE_HEADER_BYTES,
     NEED_DATA,
+    BacklogError,
     Code,
     ConnectionClosed,
     FinishedError,
+    FrameTooLargeError,
     Incoming,
+    MessageTooLargeError,
     RefusalFloodError,
     Refused,
     Request,
     Response,
     Role,
+    StreamError,
+    TooManyCallsError,
     TruncatedError,
 )
 from bayplan.nri.wire.envelope import (
@@ -27,16 +60,305 @@ from bayplan.nri.wire.envelope import (
     response_from,
     response_parts,
 )
-from bayplan.nri.wire.framing import (
-    CalledStreams,
-    Header,
-    MessageReader,
-    MessageType,
-    Ruling,
-    ServedStreams,
-    Verdict,
-    message,
+
+
+class MessageType(enum.IntEnum):
+    """The types that exist; all others are ignored, for those that may come."""
+
+    REQUEST = 1
+    RESPONSE = 2
+    DATA = 3
+
+
+class Header(NamedTuple):
+    """The header of a ttRPC message. Flags only matter to streaming calls, which NRI does not use."""
+
+    length: int
+    stream_id: int
+    type: int
+    flags: int
+
+
+class Verdict(enum.Enum):
+    """What to do with a message once its header is known."""
+
+    READ = enum.auto()
+    """Collect the body."""
+    IGNORE = enum.auto()
+    """Drop the body and say nothing."""
+    REFUSE = enum.auto()
+    """Drop the body, then tell the peer."""
+    FAIL = enum.auto()
+    """Drop the body; the call of ours that it belongs to has failed."""
+
+
+class Ruling(Struct, frozen=True):
+    """A verdict; for REFUSE and FAIL with the status that it leads to."""
+
+    verdict: Verdict
+    code: Code = Code.OK
+    message: str = ""
+
+
+READ = Ruling(Verdict.READ)
+IGNORE = Ruling(Verdict.IGNORE)
+_EVEN_ID = Ruling(Verdict.REFUSE, Code.INVALID_ARGUMENT, "the stream id of a client must be odd")
+_OLD_ID = Ruling(Verdict.REFUSE, Code.INVALID_ARGUMENT, "stream ids must increase")
+_NO_STREAM = Ruling(Verdict.REFUSE, Code.INVALID_ARGUMENT, "data for a stream that is not active")
+_TOO_MANY = Ruling(
+    Verdict.REFUSE,
+    Code.RESOURCE_EXHAUSTED,
+    f"{MAX_UNANSWERED_REQUESTS} requests wait for an answer and no more may",
 )
+_TOO_MUCH = Ruling(
+    Verdict.REFUSE,
+    Code.RESOURCE_EXHAUSTED,
+    f"the requests that wait for an answer would exceed {MAX_UNANSWERED_BYTES} bytes",
+)
+
+
+def _oversize(verdict: Verdict, length: int) -> Ruling:
+    message = f"message of {length} bytes, expected at most {MAX_MESSAGE_BYTES}"
+    return Ruling(verdict, Code.RESOURCE_EXHAUSTED, message)
+
+
+class ServedStreams:
+    """The streams on which the peer calls and we answer."""
+
+    def __init__(self) -> None:
+        self._last_id = 0
+        self._unanswered: dict[int, int] = {}
+        self._unanswered_bytes = 0
+
+    def judge(self, header: Header) -> Ruling:
+        """Rule on a header. A request that is to be read counts as unanswered from here on."""
+        if header.type == MessageType.DATA:
+            # A client's end of stream may follow the request of a unary call; anything else has no stream.
+            return IGNORE if header.stream_id in self._unanswered else _NO_STREAM
+        if header.type != MessageType.REQUEST:
+            return IGNORE
+        if header.length > MAX_MESSAGE_BYTES:
+            return _oversize(Verdict.REFUSE, header.length)
+        if header.stream_id % 2 == 0:
+            return _EVEN_ID
+        if header.stream_id <= self._last_id:
+            return _OLD_ID
+        self._last_id = header.stream_id
+        if len(self._unanswered) >= MAX_UNANSWERED_REQUESTS:
+            return _TOO_MANY
+        if self._unanswered_bytes + header.length > MAX_UNANSWERED_BYTES:
+            return _TOO_MUCH
+        self._unanswered[header.stream_id] = header.length
+        self._unanswered_bytes += header.length
+        return READ
+
+    def close(self, stream_id: int) -> None:
+        """The request has its answer.
+
+        Raises:
+            StreamError: no request waits for one.
+        """
+        length = self._unanswered.pop(stream_id, None)
+        if length is None:
+            raise StreamError(stream_id, "no request waits for this response")
+        self._unanswered_bytes -= length
+
+
+class CalledStreams:
+    """The streams on which we call and the peer answers."""
+
+    def __init__(self) -> None:
+        self._next_id = 1
+        self._last_sent = 0
+        self._outstanding: set[int] = set()
+
+    def allocate(self) -> int:
+        """A fresh stream id.
+
+        Raises:
+            StreamError: all ids of this connection are used up.
+        """
+        stream_id = self._next_id
+        if stream_id > MAX_STREAM_ID:
+            raise StreamError(stream_id, f"stream ids end at {MAX_STREAM_ID}")
+        self._next_id += 2
+        return stream_id
+
+    def check_open(self, stream_id: int) -> None:
+        """Make sure that a request on this stream may be sent now.
+
+        Raises:
+            StreamError: the id was not allocated here, or it or a later one was sent before.
+            TooManyCallsError: too many calls wait for an answer.
+        """
+        if not 0 < stream_id < self._next_id or stream_id % 2 == 0:
+            raise StreamError(stream_id, "not allocated by this connection")
+        if stream_id <= self._last_sent:
+            raise StreamError(stream_id, f"stream {self._last_sent} was sent before, and ids must increase")
+        if len(self._outstanding) >= MAX_OUTSTANDING_CALLS:
+            raise TooManyCallsError(len(self._outstanding))
+
+    def open(self, stream_id: int) -> None:
+        """The request is on its way."""
+        self._last_sent = stream_id
+        self._outstanding.add(stream_id)
+
+    def judge(self, header: Header) -> Ruling:
+        """Rule on a header. The call is not closed by it: the body has yet to come."""
+        if header.stream_id not in self._outstanding:
+            return IGNORE  # the late answer to a call that was given up
+        if header.type == MessageType.RESPONSE:
+            return READ if header.length <= MAX_MESSAGE_BYTES else _oversize(Verdict.FAIL, header.length)
+        if header.type in (MessageType.REQUEST, MessageType.DATA):
+            name = MessageType(header.type).name
+            return Ruling(Verdict.FAIL, Code.INTERNAL, f"a unary call was answered with a {name} message")
+        return IGNORE
+
+    def close(self, stream_id: int) -> bool:
+        """The call is over. False when it was given up before."""
+        if stream_id not in self._outstanding:
+            return False
+        self._outstanding.remove(stream_id)
+        return True
+
+
+_FRAME_HEADER = struct.Struct(">II")
+_MESSAGE_HEADER = struct.Struct(">IIBB")
+
+
+def message(connection_id: int, stream_id: int, kind: MessageType, parts: Sequence[bytes]) -> bytes:
+    """A message whose body is given in parts, framed and ready to be written: as one frame, or as exactly two
+    when it does not fit in the first.
+
+    Nothing else survives the way the Go side reads (``FIRST_FRAME_BYTES``).
+
+    Raises:
+        MessageTooLargeError: the body is over ``MAX_MESSAGE_BYTES``.
+    """
+    length = sum(map(len, parts))
+    if length > MAX_MESSAGE_BYTES:
+        raise MessageTooLargeError(stream_id, length, MAX_MESSAGE_BYTES)
+    size, head = MESSAGE_HEADER_BYTES + length, _MESSAGE_HEADER.pack(length, stream_id, kind, 0)
+    if size <= FIRST_FRAME_BYTES:
+        return b"".join((_FRAME_HEADER.pack(connection_id, size), head, *parts))
+    whole = b"".join((head, *parts))
+    with memoryview(whole) as view:
+        return b"".join(
+            (
+                _FRAME_HEADER.pack(connection_id, FIRST_FRAME_BYTES),
+                view[:FIRST_FRAME_BYTES],
+                _FRAME_HEADER.pack(connection_id, size - FIRST_FRAME_BYTES),
+                view[FIRST_FRAME_BYTES:],
+            )
+        )
+
+
+class _Incoming(Struct):
+    """What is there of the next message of a logical connection: a part of its header, or (with ``header``)
+    the ruling on it, and what of the body has come and is ``missing_bytes``."""
+
+    judge: Callable[[Header], Ruling]
+    head: bytearray = field(default_factory=bytearray)
+    header: Header | None = None
+    ruling: Ruling = IGNORE
+    body: bytearray = field(default_factory=bytearray)
+    missing_bytes: int = 0
+
+
+class MessageReader:
+    """Stores bytes as they come and hands out the messages of the connections that are *judged*, in order,
+    however they are framed.
+
+    What was read is given back when bytes come or none are left, not after each message: deleting from the
+    front of a bytearray only moves its start, so that the work is linear in the bytes, however they are cut.
+    """
+
+    def __init__(self, judged: Mapping[int, Callable[[Header], Ruling]]) -> None:
+        self._incoming = {connection_id: _Incoming(judge) for connection_id, judge in judged.items()}
+        self._backlog = bytearray()
+        self._start = 0
+        self._current = 0
+        self._left_bytes = 0
+
+    @property
+    def between_frames(self) -> bool:
+        """Whether the bytes so far end where a frame ends."""
+        return self._left_bytes == 0 and len(self._backlog) == self._start
+
+    @property
+    def between_messages(self) -> bool:
+        """Whether the bytes so far end where a message of each connection ends."""
+        return all(one.header is None and not one.head for one in self._incoming.values())
+
+    def receive(self, data: bytes) -> None:
+        """Store bytes.
+
+        Raises:
+            BacklogError: ``MAX_BACKLOG_BYTES`` or more wait already.
+        """
+        backlog_bytes = len(self._backlog) - self._start
+        if backlog_bytes >= MAX_BACKLOG_BYTES:
+            raise BacklogError(backlog_bytes, MAX_BACKLOG_BYTES)
+        if self._start:
+            del self._backlog[: self._start]
+            self._start = 0
+        self._backlog += data
+
+    def next_message(self) -> tuple[int, Header, Ruling, bytearray] | None:
+        """The next complete message, with its connection; None: there is none. Its body is empty when the
+        ruling was not to read it.
+
+        Raises:
+            FrameTooLargeError: a header announces more than ``MAX_FRAME_BYTES``.
+        """
+        while True:
+            waiting_bytes = len(self._backlog) - self._start
+            if not self._left_bytes:
+                if waiting_bytes < FRAME_HEADER_BYTES:
+                    break
+                connection_id, size = _FRAME_HEADER.unpack_from(self._backlog, self._start)
+                if size > MAX_FRAME_BYTES:
+                    raise FrameTooLargeError(connection_id, size, MAX_FRAME_BYTES)
+                self._start += FRAME_HEADER_BYTES
+                self._current, self._left_bytes = connection_id, size
+            elif not waiting_bytes:
+                break
+            elif (one := self._incoming.get(self._current)) is None:
+                size = min(self._left_bytes, waiting_bytes)
+                self._start += size
+                self._left_bytes -= size
+            elif (header := self._read(one, min(self._left_bytes, waiting_bytes))) is not None:
+                body, one.body, one.header = one.body, bytearray(), None
+                return self._current, header, one.ruling, body
+        if self._start:
+            del self._backlog[: self._start]
+            self._start = 0
+        return None
+
+    def _read(self, one: _Incoming, available_bytes: int) -> Header | None:
+        """Take of the current frame what belongs to the next message, at most so many bytes; its header, once
+        it is complete."""
+        backlog, start = self._backlog, self._start
+        end, header = start + available_bytes, one.header
+        if header is None:
+            begun, start = start, min(end, start + MESSAGE_HEADER_BYTES - len(one.head))
+            one.head += backlog[begun:start]
+            if len(one.head) == MESSAGE_HEADER_BYTES:
+                one.header = header = Header._make(_MESSAGE_HEADER.unpack(one.head))
+                one.head.clear()
+                one.missing_bytes, one.ruling = header.length, one.judge(header)
+        if header is not None:
+            begun, start = start, min(end, start + one.missing_bytes)
+            if one.ruling.verdict is not Verdict.READ:
+                pass
+            elif one.body:
+                one.body += backlog[begun:start]
+            else:
+                one.body = backlog[begun:start]
+            one.missing_bytes -= start - begun
+        self._left_bytes -= start - self._start
+        self._start = start
+        return None if one.missing_bytes else header
 
 
 class Connection:

@@ -3,13 +3,13 @@ import struct
 import pytest
 
 from bayplan.nri.wire import FrameTooLargeError
+from bayplan.nri.wire.connection import IGNORE, READ, MessageReader, MessageType, message
 from bayplan.nri.wire.connection_events import (
     FIRST_FRAME_BYTES,
     MAX_BACKLOG_BYTES,
     MAX_FRAME_BYTES,
     MESSAGE_HEADER_BYTES,
 )
-from bayplan.nri.wire.framing import IGNORE, READ, MessageReader, MessageType, message
 
 
 def cut(data):
