@@ -1,13 +1,14 @@
-"""Whole cores and caches that stay while pods come and go: ``python tests/bench/cpu_fit.py [--events N]``.
+"""Whole cores and caches that stay while pods come and go: ``python tests/bench/cpu_fit.py [--events N]
+[--draws N]``.
 
 Random pods with CPUs of their own, 1 to 16, on machines as they are sold, four fifths of whose CPUs are
 taken. Played on the engine `exact`, on kubelet's rules with `prefer-align-cpus-by-uncorecache` (the engine
 `kubelet`), and on the CPU allocator of nri-plugins through the Go program in cpuallocator/, asked for
 CPUs of the node with the fewest that suffice. CPU 0 is reserved.
 
-Prints per machine and allocator, as means over all moments after the first tenth: how many cores are whole of
-those that the free CPUs could make up, and how many L3 caches; and of all pods how many have CPUs at more
-caches than it takes, or share more cores with others than it takes.
+Prints per machine and allocator, as means over all draws and all moments after the first tenth of each: how
+many cores are whole of those that the free CPUs could make up, and how many L3 caches; and of all pods how
+many have CPUs at more caches than it takes, or share more cores with others than it takes.
 """
 
 import argparse
@@ -190,9 +191,9 @@ def _groups(hardware: Machine, key: str) -> dict[int, list[int]]:
     return found
 
 
-def play(hardware: Machine, allocator: Allocator, events: int, seed: int) -> Score:
-    """Let pods come and go; the draws are the same for every allocator."""
-    draw, score, free = random.Random(seed), Score(hardware), hardware.online_cpus - RESERVED
+def play(hardware: Machine, allocator: Allocator, events: int, seed: int, score: Score) -> None:
+    """Let pods come and go, and all go at the end; the draws are the same for every allocator."""
+    draw, free = random.Random(seed), hardware.online_cpus - RESERVED
     pods: dict[str, CpuSet] = {}
     for number in range(events):
         count, leaving = draw.choice(SIZES), draw.random()
@@ -211,7 +212,8 @@ def play(hardware: Machine, allocator: Allocator, events: int, seed: int) -> Sco
                 score.refused += 1
         if number >= events // 10:
             score.moment(free)
-    return score
+    for pod in pods:
+        allocator.go(pod)
 
 
 def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
@@ -232,7 +234,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("--events", type=int, default=10_000, help="arrivals and departures per machine")
     parser.add_argument("--machine", choices=MACHINES, action="append", help="on these alone")
-    parser.add_argument("--seed", type=int, default=0, help="which draw of pods")
+    parser.add_argument("--seed", type=int, default=0, help="the first draw of pods")
+    parser.add_argument("--draws", type=int, default=4, help="how many draws")
     options = parser.parse_args()
     try:
         program = compiled(ALLOCATOR, "cpuallocator-replay")
@@ -246,9 +249,10 @@ def main() -> None:
     for name in options.machine or MACHINES:
         hardware = LAYOUTS[name].machine()
         for allocator in allocators(hardware, program):
-            print(
-                play(hardware, allocator, options.events, options.seed).row(name, allocator.name), flush=True
-            )
+            score = Score(hardware)
+            for seed in range(options.seed, options.seed + options.draws):
+                play(hardware, allocator, options.events, seed, score)
+            print(score.row(name, allocator.name), flush=True)
 
 
 if __name__ == "__main__":

@@ -39,9 +39,10 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.policy import CpuAlignment, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
+from support.layouts import Layout
 from support.machines import machine
 
 MOST_MS: Final = 50.0
@@ -198,6 +199,39 @@ def in_pieces(nodes: int, each: int, share: float) -> Callable[[random.Random], 
     return case
 
 
+def beside_cpus(layout: Layout, asked: int, options: CpuAlignment) -> Callable[[random.Random], Case]:
+    """Cores with threads and L3 caches, 100 containers with CPUs of their own of the 160 that came, and a
+    request for *asked* CPUs."""
+
+    def case(draw: random.Random) -> Case:
+        hardware, engine, ledger = layout.machine(), ExactEngine(), Ledger()
+        policy = PlacementPolicy(reserved_cpus=CpuSet([0]), shared_cpus_minimum=0, cpu_alignment=options)
+        for number in range(160):
+            request = asking(f"c{number:04}", MIB, draw.choice([1, 2, 2, 3, 4, 6]))
+            ledger = ledger.with_entry(Entry(engine.decide(Basis(hardware, policy, ledger), request)))
+        for container_id in draw.sample(sorted(ledger.entries), 60):
+            ledger = ledger.without(container_id)
+        return hardware, policy, ledger, asking("new", 64 * MIB, asked), None
+
+    return case
+
+
+SIXTY_FOUR_NODES: Final = Layout(sockets=8, nodes=8, caches=2, cores=2)
+"""512 CPUs, four to an L3 cache."""
+WITH_CPUS: Final = {
+    f"{name}, 100 with CPUs, {asked} more{said}": beside_cpus(layout, asked, options)
+    for name, layout in (
+        ("64 nodes", SIXTY_FOUR_NODES),
+        ("2 nodes of 256 CPUs", Layout(sockets=2, caches=16)),
+        ("8 nodes of 64 CPUs", Layout(sockets=2, nodes=4, caches=4)),
+    )
+    for asked in (1, 7, 24, 61, 101)
+    for said, options in (
+        ("", CpuAlignment()),
+        (", across cores", CpuAlignment(distribute_cpus_across_cores=True)),
+    )
+}
+
 CASES: Final[dict[str, Callable[[random.Random], Case]]] = {
     "8 nodes, 100 crossing, best-effort": crossing(8, 100, 3, BEST_EFFORT),
     "8 nodes, 300 flexible, restricted": crossing(8, 300, 4, RESTRICTED, flexible=True),
@@ -253,6 +287,8 @@ def rows() -> Iterator[Row]:
         taken_ms[len(case[0].nodes) <= FEW_NODES].append(decide(case).decision_ms)
     yield Row(f"a decision on up to {FEW_NODES} nodes", taken_ms[True], most=MOST_MS)
     yield Row("a decision on up to 64 nodes, in its thread", taken_ms[False], most=MOST_MS)
+    cpus_ms = [decide(case(random.Random(0))).decision_ms for case in WITH_CPUS.values()]
+    yield Row("CPUs of its own on 512, beside 100 containers", cpus_ms, most=MOST_MS)
 
 
 class Taken(Struct):
@@ -301,12 +337,13 @@ def timed(decision: Callable[[], Decision]) -> tuple[Decision, float]:
 
 def main(seeds: int = 3, steps: int = MAX_STEPS) -> None:
     """Print the table."""
-    width = max(map(len, CASES))
+    every = {**CASES, **WITH_CPUS}
+    width = max(map(len, every))
     print(
         f"{'':{width}} {'ledger':>9} {'decision':>9} {'gave up':>8} {'refused':>8}"
         f" {'crossed':>8} {'nodes':>6} {'distance':>9}"
     )
-    for name, case in CASES.items():
+    for name, case in every.items():
         taken = reduce(Taken.worse, (decide(case(random.Random(seed)), steps) for seed in range(seeds)))
         print(
             f"{name:{width}} {taken.ledger_ms:6.0f} ms {taken.decision_ms:6.0f} ms"
