@@ -9,7 +9,7 @@ import pytest
 
 from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup, Readings, paths_by_id, raise_hugepage_limits
-from bayplan.host.hierarchy import CPUSET, MEMORY
+from bayplan.host.hierarchy import CGROUP_SUPER_MAGIC, CPUSET, MEMORY
 from bayplan.host.kernelfs import AbsentError, RefusedError
 from bayplan.host.memory_statistics import HeldPages
 from bayplan.model.workload import Update
@@ -574,6 +574,22 @@ class TestHugepageLimits:
         assert (files / "hugetlb.1GB.max").read_text() == "max\n"
         raise_hugepage_limits(v2.detect(), POD, {2 * MIB: 32 * MIB})
         assert (files / "hugetlb.2MB.max").read_text() == str(64 * MIB)
+
+    def test_limits_of_cgroup_v1(self, v1):
+        """A hierarchy of its own; without a limit it shows the largest multiple of a page."""
+        v1.mount("hugetlb", CGROUP_SUPER_MAGIC)
+        files = v1.root / "sys/fs/cgroup/hugetlb" / POD.lstrip("/")
+        files.mkdir(parents=True)
+        names = {
+            "2MB.limit_in_bytes": "0",
+            "2MB.rsvd.limit_in_bytes": "9223372036854771712",
+            "1GB.limit_in_bytes": "2147483648",
+        }
+        for name, value in names.items():
+            (files / f"hugetlb.{name}").write_text(f"{value}\n")
+        raise_hugepage_limits(v1.detect(), POD, {2 * MIB: 64 * MIB, 1 << 30: 1 << 30})
+        found = [(files / f"hugetlb.{name}").read_text().strip() for name in names]
+        assert found == [str(64 * MIB), "9223372036854771712", str(2 << 30)]
 
     def test_what_is_not_there_is_said(self, v2):
         v2.add(POD)

@@ -199,6 +199,12 @@ def test_a_node_without_claims_has_a_record_without_any() -> None:
         claims.clear()
 
     assert read_checkpoint(state_with(none)) == ()
+    # As a user's report has it (kubernetes#131513).
+    reported = (
+        r'{"Data":"{\"kind\":\"DRACheckpoint\",\"apiVersion\":\"checkpoint.dra.kubelet.k8s.io/v1\",'
+        r'\"ClaimInfoStateList\":[]}","Checksum":2361995144}'
+    )
+    assert read_checkpoint(reported) == ()
 
 
 FIELDS: list[Callable[[Claims], None]] = [

@@ -30,11 +30,11 @@ from bayplan.model.resource_claim import DRIVER, ClaimedDevice
 logger = logging.getLogger(__name__)
 
 STANDARD: Final = "resource.kubernetes.io"
-_NUMA_NODE: Final = ("numaNode", "numaNodeID", "numa")
-_ADDRESS: Final = ("pciBusID", "pciAddress", "pciAddr")
-_ROOT: Final = ("pcieRoot",)
+_NUMA_NODE: Final = ("numanode", "numanodeid", "numa")
+_ADDRESS: Final = ("pcibusid", "pciaddress", "pciaddr")
+_ROOT: Final = ("pcieroot", "pciroot")
 """The attributes that say where a device is: Kubernetes' own, and what drivers call the same in their domain
-(dra.net, dra.cpu, gpu.amd.com)."""
+(dra.net, dra.cpu, gpu.amd.com, gpu.intel.com), in any case and with or without underscores."""
 MOST_PODS: Final = 1024
 
 
@@ -148,15 +148,22 @@ def place_of(name: str, driver: str, attributes: Mapping[str, Mapping[str, Any]]
     a list the first node is the device's own."""
     found: dict[str, Mapping[str, Any]] = {}
     for key, value in sorted(attributes.items(), key=lambda one: not one[0].startswith(f"{STANDARD}/")):
-        found.setdefault(key.rpartition("/")[2], value)
+        found.setdefault(key.rpartition("/")[2].replace("_", "").lower(), value)
     node = next((number for key in _NUMA_NODE if (number := _number(found.get(key, {}))) is not None), None)
     address, root = (
-        next((text for key in names if (text := str(found.get(key, {}).get("string", "")))), "")
+        next((text for key in names if (text := _text(found.get(key, {})))), "")
         for names in (_ADDRESS, _ROOT)
     )
     if node is None and not address and not root:
         return None
     return ClaimedDevice(f"{driver}/{name}", node, address, root)
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    text = value.get("string")
+    if text is None and (several := value.get("strings")):
+        text = several[0]
+    return text if isinstance(text, str) else ""
 
 
 def _number(value: Mapping[str, Any]) -> int | None:

@@ -194,6 +194,18 @@ def test_extended_resources_are_claims_too() -> None:
         ({"dra.cpu/numaNodeID": {"int": 0}}, (0, "", "")),
         ({"numaNode": {"string": "1"}, "model": {"string": "x"}}, None),
         ({}, None),
+        # As in public manifests: Azure's of dranet, dra-driver-cpu#114, dranet#154, gpu.deckhouse.io.
+        (
+            {"dra.net/numaNode": {"int": 1}, "dra.net/pciAddress": {"string": "0101:00:00.0"}},
+            (1, "0101:00:00.0", ""),
+        ),
+        (
+            {"numaNodeId": {"int": 2}, "resource.kubernetes.io/pcieRoot": {"strings": ["pci0000:80"]}},
+            (2, "", "pci0000:80"),
+        ),
+        ({"pciRoot": {"string": "pci0000:3a"}, "numa_node": {"int": 3}}, (3, "", "pci0000:3a")),
+        ({"gpu.deckhouse.io/pciAddress": {"string": "0000:65:00.0"}}, (None, "0000:65:00.0", "")),
+        ({"pciRoot": {"strings": [1]}, "pciAddr": {"version": "1.0.0"}}, None),
     ],
 )
 def test_what_attributes_say(attributes: dict[str, Any], expected: tuple[Any, ...] | None) -> None:
