@@ -6,7 +6,7 @@ the answer, and takes nothing from the others.
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
@@ -97,10 +97,16 @@ class Kubectl(NamedTuple):
         rows = (line.split() for line in finished.stdout.splitlines())
         return {row[0]: next((cell for cell in row[1:] if cell != _NO_VALUE), "") for row in rows if row}
 
-    def ask(self, pods: Sequence[DaemonPod], verb: str, words: Sequence[str]) -> tuple[NodeAnswer, ...]:
-        """What `bayplan VERB WORDS` answers in each of *pods*, in their order."""
+    def ask(
+        self,
+        pods: Sequence[DaemonPod],
+        verb: str,
+        words: Sequence[str],
+        kept: Callable[[NodeAnswer], NodeAnswer] = lambda answer: answer,
+    ) -> Iterator[NodeAnswer]:
+        """What `bayplan VERB WORDS` answers in each of *pods*, in their order, and of that what is *kept*."""
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return tuple(pool.map(lambda pod: self._answer(pod, verb, words), pods))
+            yield from pool.map(lambda pod: kept(self._answer(pod, verb, words)), pods)
 
     def _answer(self, pod: DaemonPod, verb: str, words: Sequence[str]) -> NodeAnswer:
         if pod.problem:

@@ -1,8 +1,10 @@
 """What `kubectl bayplan` shows of many nodes: a line for each pool of nodes, and what needs attention first.
 
-Pure functions of the nodes' answers. A view of a node has its ``name``, its ``pool``, and its ``answer`` or
-the ``problem`` why there is none. A thousand nodes fit on two screens: what is well is counted, what is not
-is listed as far as `MOST_ROWS`, the worst kind first, and how to see the rest stands below.
+Pure functions of the nodes' answers. Of an answer, a hundred kilobytes, only what is counted and listed is
+kept, as soon as it comes (`status_digest`, `nodes_digest`). A view of a node has its ``name``, its
+``pool``, and of its ``answer`` the digest, or the ``problem`` why there is none. A thousand nodes fit on
+two screens: what is well is counted, what is not is listed as far as `MOST_ROWS`, the worst kind first and
+what many nodes have once, and how to see the rest stands below.
 """
 
 from collections import Counter
@@ -44,22 +46,34 @@ _ROOM: Final = (
 )
 
 
+def status_digest(answer: dict[str, Any]) -> dict[str, Any]:
+    """What `status_summary` needs of a node's answer to ``status``."""
+    return {"attention": attention(answer), "containers": len(answer["containers"])}
+
+
+def nodes_digest(answer: dict[str, Any]) -> dict[str, Any]:
+    """What `nodes_summary` needs of a node's answer to ``nodes``: the memory of each NUMA node."""
+    rooms = ((node["id"], node["resources"].get(MEMORY)) for node in answer["nodes"])
+    fields = ("allocatableBytes", "bookedBytes", "freeBytes")
+    return {"rooms": [{"id": name, **{key: room[key] for key in fields}} for name, room in rooms if room]}
+
+
 def status_summary(views: Sequence[View]) -> list[Block]:
-    """Pools, what needs attention on which node, and who did not answer."""
-    found = {view["name"]: attention(view["answer"]) for view in _answered(views)}
-    rows = [
-        (_KINDS.index(kind), node, kind, who, more)
-        for node, some in found.items()
-        for kind, who, more in some
-    ]
-    rows.sort(key=lambda row: row[:2])
+    """Pools, what needs attention on which nodes, and who did not answer."""
+    found = {view["name"]: view["answer"]["attention"] for view in _answered(views)}
+    nodes_with: dict[tuple[str, str, str], list[str]] = {}
+    for node, some in found.items():
+        for kind, who, more in some:
+            nodes_with.setdefault((kind, who, more), []).append(node)
+    rows = sorted(nodes_with.items(), key=lambda row: (_KINDS.index(row[0][0]), -len(row[1]), row[1]))
     pools = Table(_POOLS, tuple(_pool_row(name, some, found) for name, some in _by_pool(views)))
     shown: list[Block] = [_heading(views, sum(map(bool, found.values()))), pools]
     if rows:
-        shown.append(Table(_ATTENTION, tuple(row[1:] for row in rows[:MOST_ROWS]), title="Needs attention"))
+        listed = tuple((_first_of(nodes), *what) for what, nodes in rows[:MOST_ROWS])
+        shown.append(Table(_ATTENTION, listed, title="Needs attention"))
     if len(rows) > MOST_ROWS:
-        nodes = len({row[1] for row in rows[MOST_ROWS:]})
-        more = f"{len(rows) - MOST_ROWS} more on {counted(nodes, 'node')}"
+        left = len({node for _, nodes in rows[MOST_ROWS:] for node in nodes})
+        more = f"{len(rows) - MOST_ROWS} more on {counted(left, 'node')}"
         shown.append(f"And {more}: kubectl bayplan status --all, or --node NAME.")
     return [*shown, *silent_blocks(views)]
 
@@ -85,6 +99,10 @@ def _named(nodes: Sequence[str]) -> str:
         return f"Node {nodes[0]}"
     more = len(nodes) - _MOST_NAMES
     return f"Nodes {', '.join(nodes[:_MOST_NAMES])}" + (f" and {more} more" if more > 0 else "")
+
+
+def _first_of(nodes: Sequence[str]) -> str:
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
 
 
 def _answered(views: Iterable[View]) -> list[View]:
@@ -114,7 +132,7 @@ def _pool_row(
     """With how many nodes have something of each kind."""
     answered = _answered(views)
     kinds = Counter(kind for view in answered for kind in {row[0] for row in found[view["name"]]})
-    containers = sum(len(view["answer"]["containers"]) for view in answered)
+    containers = sum(view["answer"]["containers"] for view in answered)
     return (
         name or "-",
         str(len(views)),
@@ -126,12 +144,7 @@ def _pool_row(
 
 def _room_row(name: str, views: Sequence[View]) -> tuple[str, ...]:
     answered = _answered(views)
-    rooms = [
-        (node["resources"][MEMORY], view["name"], node["id"])
-        for view in answered
-        for node in view["answer"]["nodes"]
-        if MEMORY in node["resources"]
-    ]
+    rooms = [(room, view["name"], room["id"]) for view in answered for room in view["answer"]["rooms"]]
     total = _sum(rooms, lambda room: room["allocatableBytes"])
     promised = _sum(rooms, lambda room: room["bookedBytes"])
     largest = max(rooms, key=lambda room: room[0]["freeBytes"], default=None)

@@ -4,7 +4,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -12,7 +13,14 @@ from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION, printable_answer
 from bayplan.cli import claims, explain, machine_map, nodes, status
 from bayplan.cli.cluster import POOL_LABELS, DaemonPod, Kubectl, NodeAnswer
-from bayplan.cli.cluster_summary import FEW_NODES, nodes_summary, silent_blocks, status_summary
+from bayplan.cli.cluster_summary import (
+    FEW_NODES,
+    nodes_digest,
+    nodes_summary,
+    silent_blocks,
+    status_digest,
+    status_summary,
+)
 from bayplan.cli.render import show
 from bayplan.cli.table_layout import Block
 from bayplan.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, BayplanError, HostError, UnavailableError
@@ -32,8 +40,11 @@ _OTHER_VERSION: Final = (
     f"kubectl-bayplan {__version__} cannot show what it answered: its daemon is of another version"
 )
 
-_SUMMARIES: Final = {status.VERB: status_summary, nodes.VERB: nodes_summary}
-"""Verbs of which much can be said in few lines."""
+_SUMMARIES: Final = {
+    status.VERB: (status_digest, status_summary),
+    nodes.VERB: (nodes_digest, nodes_summary),
+}
+"""Verbs of which much can be said in few lines: what of each answer that needs, and the lines."""
 
 _DESCRIPTION: Final = """\
 Shows what bayplan decided on all nodes of a cluster. It runs kubectl, and asks by `kubectl exec` in the pods
@@ -125,11 +136,13 @@ def _run(arguments: argparse.Namespace) -> int:
     kubectl = Kubectl(arguments.installed_in, options, arguments.timeout)
     pods = _chosen(kubectl.daemons(), arguments.node)
     asked = nodes.VERB if arguments.verb == machine_map.VERB else arguments.verb
-    answers = kubectl.ask(pods, asked, _words(arguments))
+    summarized = _summarized(arguments, len(pods))
+    kept = partial(_digested, _SUMMARIES[arguments.verb][0]) if summarized else _whole
+    answers = _counted(kubectl.ask(pods, asked, _words(arguments), kept), len(pods))
     if arguments.verb == explain.VERB:
         answers = _from_who_knows(answers)
     pools: dict[str, str] = {}
-    if arguments.verb == machine_map.VERB or _summarized(arguments, len(pods)):
+    if arguments.verb == machine_map.VERB or summarized:
         pools = kubectl.pools((arguments.pool_label,) if arguments.pool_label else POOL_LABELS)
     if arguments.verb == machine_map.VERB:
         answers = _all_drawn(answers, pools, arguments.svg)
@@ -143,6 +156,34 @@ def _summarized(arguments: argparse.Namespace, count: int) -> bool:
     """Whether nodes are counted instead of shown: many, for people, and nobody asked for each."""
     whole = arguments.all or arguments.node or arguments.output != "table"
     return arguments.verb in _SUMMARIES and count > FEW_NODES and not whole
+
+
+def _whole(answer: NodeAnswer) -> NodeAnswer:
+    return answer
+
+
+def _digested(digest: Callable[[Any], Any], one: NodeAnswer) -> NodeAnswer:
+    """*one* with the *digest* of its answer; a problem if a daemon of another version has other fields."""
+    if one.answer is None:
+        return one
+    try:
+        return one._replace(answer=digest(one.answer))
+    except _OTHER_FIELDS:
+        return one._replace(answer=None, problem=_OTHER_VERSION)
+
+
+def _counted(answers: Iterator[NodeAnswer], count: int) -> tuple[NodeAnswer, ...]:
+    """All of *answers*; where a person looks on, one line says meanwhile how many have come."""
+    shown = sys.stderr.isatty() and count > FEW_NODES
+    found = []
+    for one in answers:
+        found.append(one)
+        if shown:
+            sys.stderr.write(f"\r{len(found)} of {count} nodes \r")
+            sys.stderr.flush()
+    if shown:
+        sys.stderr.write("\r\x1b[K")
+    return tuple(found)
 
 
 def _chosen(pods: tuple[DaemonPod, ...], wanted: list[str] | None) -> tuple[DaemonPod, ...]:
@@ -250,20 +291,17 @@ def _blocks(arguments: argparse.Namespace, views: list[View], pools: Mapping[str
         claims.VERB: claims.wide_blocks if arguments.output == "wide" else claims.blocks,
         machine_map.VERB: machine_map.blocks,
     }
-    summary = _SUMMARIES[arguments.verb] if _summarized(arguments, len(views)) else None
+    if _summarized(arguments, len(views)):
+        _, summary = _SUMMARIES[arguments.verb]
+        return summary([{**view, "pool": pools.get(view["name"], "")} for view in views])
     for view in views:
         if "problem" in view:
             continue
         try:
-            if summary is None:
-                shown += [f"Node {view['name']}", *makers[arguments.verb](view["answer"])]
-            else:
-                summary([{**view, "pool": ""}])
+            shown += [f"Node {view['name']}", *makers[arguments.verb](view["answer"])]
         except _OTHER_FIELDS:
             view["problem"] = _OTHER_VERSION
-    if summary is None:
-        return [*shown, *silent_blocks(views)]
-    return summary([{**view, "pool": pools.get(view["name"], "")} for view in views])
+    return [*shown, *silent_blocks(views)]
 
 
 if __name__ == "__main__":

@@ -6,11 +6,16 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bayplan.cli.cluster_summary import MOST_ROWS, nodes_summary, status_summary
+from bayplan.cli.cluster_summary import (
+    MOST_ROWS,
+    nodes_digest,
+    nodes_summary,
+    status_digest,
+    status_summary,
+)
 from bayplan.cli.table_layout import Block, Table
 from bayplan.drawing.cluster_map import cluster_map
 from bayplan.quantity import GIB
-from bayplan.views.attention import attention
 from bayplan.views.status import nodes_view, status_view
 from support.snapshots import make_snapshot
 
@@ -18,9 +23,14 @@ SNAPSHOT = make_snapshot()
 
 
 def node(number: int, *, problems: int = 0, unmanaged: int = 0) -> dict[str, Any]:
-    answer = {**status_view(SNAPSHOT), "problems": [f"problem {one}" for one in range(problems)]}
+    """With so many problems of its own, and one that all of these have."""
+    problems_of_its_own = [f"problem {one} of n{number}" for one in range(problems)]
+    answer = {
+        **status_view(SNAPSHOT),
+        "problems": problems_of_its_own + ["the disk is full"] * bool(problems),
+    }
     answer["unmanaged"] = [{"id": f"u{one}", "name": f"default/u{one}/main"} for one in range(unmanaged)]
-    return {"name": f"n{number}", "pool": ("blue", "green")[number % 2], "answer": answer}
+    return {"name": f"n{number}", "pool": ("blue", "green")[number % 2], "answer": status_digest(answer)}
 
 
 def silent(number: int, problem: str = "no answer within 30 s") -> dict[str, Any]:
@@ -50,22 +60,23 @@ def test_a_thousand_nodes_fit_on_two_screens_and_nobody_is_lost() -> None:
     assert sum(int(row["NO ANSWER"]) for row in by_pool.values()) == 40
     assert len(attention.rows) == MOST_ROWS
     assert {row[1] for row in attention.rows} == {"problem"}
+    assert attention.rows[0] == ("n900 and 59 more", "problem", "-", "the disk is full")
     listed = sum(int(number) for number in re.findall(r"And (\d+) more", " ".join(texts(blocks))))
-    assert listed + MOST_ROWS == sum(len(attention_of(view)) for view in views if "answer" in view)
+    of_all = {tuple(row) for view in views if "answer" in view for row in view["answer"]["attention"]}
+    assert listed + MOST_ROWS == len(of_all)
     assert any("n960, n961, n962, n963, n964 and 35 more: no answer" in one for one in texts(blocks))
 
 
-def attention_of(view: dict[str, Any]) -> list[Any]:
-    return attention(view["answer"])
-
-
 def test_the_largest_piece_is_named_with_its_place() -> None:
-    views = [{"name": f"n{number}", "pool": "", "answer": nodes_view(SNAPSHOT)} for number in range(3)]
-    room = views[1]["answer"]["nodes"][1]["resources"]["memory"]
-    room["freeBytes"] = 999 * GIB
+    answers = [nodes_view(SNAPSHOT) for _ in range(3)]
+    largest = answers[1]["nodes"][1]
+    largest["resources"]["memory"]["freeBytes"] = 999 * GIB
+    views = [
+        {"name": f"n{number}", "pool": "", "answer": nodes_digest(one)} for number, one in enumerate(answers)
+    ]
     (table,) = tables(nodes_summary([*views, silent(9)]))
     rows = {row[0]: row for row in table.rows}
-    assert rows["-"][-2:] == ("999Gi", f"node {views[1]['answer']['nodes'][1]['id']} of n1")
+    assert rows["-"][-2:] == ("999Gi", f"node {largest['id']} of n1")
     assert rows["green"][1:4] == ("1", "1", "0")
 
 
