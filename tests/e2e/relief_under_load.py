@@ -8,7 +8,7 @@ The load of `test_memory_load.py` in a virtual machine for each row, for as long
 of `testbed.promise_races`, each as often as asked for, with the kernel's own settings. Ends with 1 if
 somebody within its claim was killed with relief, or less than 99 % of promised memory was on promised
 nodes. Each race is told as soon as it is over, as what follows may be interrupted; at the end comes a table.
-With `--logs` each leaves what nodes and containers had every half second, and logs if somebody was killed.
+With `--logs` each leaves what nodes and containers had every half second, and the logs.
 Page faults and copying are those of this machine: under emulation they tell only rows of one run apart.
 """
 
@@ -118,8 +118,7 @@ def raced_often(
             directory = asked.logs / f"{mode}-{name.replace(' ', '-')}-{number}"
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "samples.jsonl").write_text(found.sampled)
-            if found.killed_within_claims:
-                node.save_logs(directory)
+            node.save_logs(directory)
         yield found
 
 
