@@ -16,7 +16,7 @@ from testbed.promise_races import (
     start_all,
 )
 from testbed.scenario import on, on_systemd
-from testbed.topology import FOUR_NODES, TWO_NODES, UNEQUAL
+from testbed.topology import TWO_NODES
 
 PODMAN_SLICE = "machine.slice"
 
@@ -41,18 +41,6 @@ def test_nobody_is_killed_where_nine_tenths_are_promised(node: Node) -> None:
 @pytest.mark.parametrize("name", [name for name in RACES if name != "nine tenths promised"])
 def test_nobody_is_killed_within_its_claim(node: Node, name: str) -> None:
     keeps_promises(RACES[name](node, RELIEVE))
-
-
-@pytest.mark.matrix
-@on(UNEQUAL, "2.3")
-def test_nobody_is_killed_beside_a_node_without_cpus(node: Node) -> None:
-    keeps_promises(RACES["all promised"](node, RELIEVE))
-
-
-@pytest.mark.matrix
-@on(FOUR_NODES, "2.4")
-def test_nobody_is_killed_beside_huge_pages(node: Node) -> None:
-    keeps_promises(RACES["all promised"](node, RELIEVE))
 
 
 @pytest.mark.matrix
