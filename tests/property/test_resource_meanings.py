@@ -350,7 +350,9 @@ def test_no_memory_policy_of_a_spec_gets_nodes_that_the_kernel_refuses(
         strict = topology in (TopologyPolicy.RESTRICTED, TopologyPolicy.SINGLE_NUMA_NODE)
         assert strict or not bound or not nodes & required or not kernels(document).mems <= required
         return
-    adjustment = adjustment_for(MACHINE, policy, Ability(), CpuSet(range(16)), decision, container)
+    adjustment = adjustment_for(
+        Basis(MACHINE, policy, Ledger()), Ability(), CpuSet(range(16)), decision, container
+    )
     assert adjustment.memory_policy is None
     before = kernels(document).mems or {0, 1}
     mems = set(adjustment.cpuset_mems or before)

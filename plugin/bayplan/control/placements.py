@@ -169,7 +169,7 @@ class Placements:
             decision, source = await self._with_file(machine, shared, decision)
         with_reply = origin.runtime_applies
         settable = Ability(self._cgroup_v2, not with_reply or self.runtime_sets_oom_score_adj)
-        adjustment = adjustment_for(machine, policy, settable, shared, decision, container)
+        adjustment = adjustment_for(basis, settable, shared, decision, container)
         adjustment = replace(adjustment, placement_source=source) if source else adjustment
         entry = Entry(
             decision,
@@ -207,7 +207,7 @@ class Placements:
             StateError: it could not be recorded.
         """
         basis = transaction.basis
-        machine, policy, ledger = basis.machine, basis.policy, basis.ledger
+        machine, ledger = basis.machine, basis.ledger
         entry = ledger.entries[container.id]
         old, base = entry.decision, ledger.without(container.id)
         exact = partial(self._state.kubelet_pods.for_change, pod, container.name, machine.memory_bytes)
@@ -231,7 +231,7 @@ class Placements:
             self.refuse(decision)
         shared = _left_shared(basis, base, decision)
         changed = replace(entry, decision=decision)
-        changed = resized(machine, policy, Ability(self._cgroup_v2), shared, changed, resources)
+        changed = resized(basis, Ability(self._cgroup_v2), shared, changed, resources)
         # In place of what it was, so that it does not become the newest of its pod.
         after = ledger.moved(decision.moves).with_entry(changed)
         updates = await self._commit(transaction, after, shared, container.id, decision.moves, most)

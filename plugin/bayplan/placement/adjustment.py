@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.kubelet.qos import memory_high_bytes, memory_protection
+from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import by_page_size
 from bayplan.model.decision import Decision, ExecCpus, QosClass, QosSource, Reason, Request
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
@@ -19,7 +20,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Nri, Origin
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus
-from bayplan.model.policy import MemoryQos, OutsideRequests, PlacementPolicy
+from bayplan.model.policy import MemoryQos, OutsideRequests
 from bayplan.model.qos import OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj
 from bayplan.model.resource_claim import ClaimShare
@@ -66,8 +67,7 @@ def wanted_oom_score_adj(
 
 
 def adjustment_for(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     ability: Ability,
     shared: CpuSet,
     decision: Decision,
@@ -78,6 +78,7 @@ def adjustment_for(
     *shared* is the shared pool as it will be once the container exists. A container that opted out is left
     as it is.
     """
+    machine, policy = basis.machine, basis.policy
     request, placement = decision.request, decision.placement
     if request.opted_out:
         return Adjustment()
@@ -90,7 +91,7 @@ def adjustment_for(
         oom_score_adj=wanted_oom_score_adj(request, container, machine, policy.outside_requests)
         if ability.oom_score_adj and policy.set_oom_score_adj
         else None,
-        unified=_unified(machine, policy, request, container.resources) if ability.cgroup_v2 else {},
+        unified=_unified(basis, request, container.resources) if ability.cgroup_v2 else {},
         memory_policy=placement.memory_policy,
         environment=environment_of(machine, decision, container.given_environment)
         if request.environment
@@ -179,8 +180,7 @@ def isolation_notes(decision: Decision, *, cgroup_v2: bool) -> tuple[Reason, ...
 
 
 def resized(
-    machine: Machine,
-    policy: PlacementPolicy,
+    basis: Basis,
     ability: Ability,
     shared: CpuSet,
     entry: Entry,
@@ -192,7 +192,7 @@ def resized(
         return entry
     spec = changed_resources(origin.container.resources, change)
     container = replace(origin.container, resources=spec)
-    applied = adjustment_for(machine, policy, ability, shared, entry.decision, container)
+    applied = adjustment_for(basis, ability, shared, entry.decision, container)
     return replace(entry, recorded_origin=replace(origin, container=container, applied=applied))
 
 
@@ -290,12 +290,10 @@ def memory_qos_values(
     return values
 
 
-def _unified(
-    machine: Machine, policy: PlacementPolicy, request: Request, present: Resources
-) -> dict[str, str]:
+def _unified(basis: Basis, request: Request, present: Resources) -> dict[str, str]:
     """Keys that the spec does not set, nor a field of it that is written to the same file. What kubelet
     writes into every container where nothing is due is nobody's choice."""
-    values: dict[str, str] = {}
+    machine, policy, values = basis.machine, basis.policy, dict[str, str]()
     if policy.memory_qos is not None:
         reserved_bytes = sum(sum(row.values()) for row in policy.reserved_bytes.values())
         allocatable = max(0, machine.memory_bytes - reserved_bytes)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Decision,
     ExecCpus,
@@ -52,7 +53,7 @@ def rewritten(
 ) -> Adjustment:  # fmt: skip
     one = container("c", pod(), resources=spec, oom_score_adj=oom_score_adj)
     decision = Decision(asked, Outcome.PLACED, placement)
-    return adjustment_for(MACHINE, policy, ability, SHARED, decision, one)
+    return adjustment_for(Basis(MACHINE, policy, Ledger()), ability, SHARED, decision, one)
 
 
 def test_a_guaranteed_container_gets_its_nodes_cpus_and_score() -> None:
@@ -207,7 +208,7 @@ def test_processes_that_enter_later_are_kept_off_its_own_cpus(
     )
     assert bool(exec_notes(decision, Hook.of(pod(), container("c", pod())))) == (wish is not None)
     with_own = replace(container("c", pod(), resources=Resources()), exec_cpus=CpuSet([2]))
-    made = adjustment_for(MACHINE, PlacementPolicy(), Ability(), SHARED, decision, with_own)
+    made = adjustment_for(Basis(MACHINE, PlacementPolicy(), Ledger()), Ability(), SHARED, decision, with_own)
     assert made.exec_cpus is None
 
 

@@ -250,7 +250,7 @@ def test_claimed_huge_pages_raise_limits_that_know_nothing_of_them() -> None:
         limits = {} if spec_bytes is None else {2 * MIB: spec_bytes}
         spec = having(container("c", POD, resources=Resources(hugepage_limits_bytes=limits)), one)
         decision = created(ledger, POD, spec)
-        found = adjustment_for(MACHINE, POLICY, Ability(), CpuSet([0]), decision, spec)
+        found = adjustment_for(Basis(MACHINE, POLICY, Ledger()), Ability(), CpuSet([0]), decision, spec)
         assert found.hugepage_limits_bytes == ({} if wanted is None else {2 * MIB: wanted * MIB})
         with_it = ledger.with_entry(Entry(decision))
         # The limit of 200 MiB is promised beside the claim as far as it is more.

@@ -139,7 +139,7 @@ class ExactEngine:
 
     def widened_placements(self, basis: Basis) -> dict[str, Placement]:
         """See `Engine.widened_placements`."""
-        return widened_placements(basis.machine, basis.ledger)
+        return widened_placements(basis)
 
     def completed_claims(self, basis: Basis) -> dict[str, Claim]:
         """See `Engine.completed_claims`: in the order of the ids."""

@@ -21,6 +21,7 @@ from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import OPTED_OUT, pinned_reason, pinned_text, unmet_wish
+from bayplan.model.basis import Basis
 from bayplan.model.claim_parts import sum_of
 from bayplan.model.decision import (
     OVERCOMMITTED,
@@ -33,7 +34,6 @@ from bayplan.model.decision import (
     Request,
 )
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import open_mems
 from bayplan.model.policy import TopologyPolicy
 from bayplan.model.sentences import verb_after
@@ -85,9 +85,10 @@ def completed_claims(flows: ResourceFlows, ledger: Ledger, short_ids: Iterable[s
     return found
 
 
-def widened_placements(machine: Machine, ledger: Ledger) -> dict[str, Placement]:
-    """The placements of those that are confined to no set, on all ordinary nodes that *machine* has now; only
+def widened_placements(basis: Basis) -> dict[str, Placement]:
+    """The placements of those that are confined to no set, on all ordinary nodes that there are now; only
     those that had fewer, and none that lost some."""
+    machine, ledger = basis.machine, basis.ledger
     nodes, found = machine.ordinary_nodes, {}
     for container_id, entry in ledger.entries.items():
         request, placement = entry.decision.request, entry.decision.placement
