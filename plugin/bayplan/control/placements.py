@@ -154,7 +154,6 @@ class Placements:
             decision = await self._decided(transaction, now, base, decide, relocating=False)
         # Pools of huge pages may have grown for it.
         basis = self._state.basis
-        machine, policy = basis.machine, basis.policy
         creation = Creation(basis, pod, container, origin, ability)
         for step in self._admission:
             if decision.outcome is not Outcome.REFUSED:
@@ -166,7 +165,7 @@ class Placements:
         moved = base.moved(decision.moves) if decision.moves else base
         shared, source = _left_shared(basis, moved, decision), ""
         if decision.request.placement_file:
-            decision, source = await self._with_file(machine, shared, decision)
+            decision, source = await self._with_file(basis.machine, shared, decision)
         with_reply = origin.runtime_applies
         settable = Ability(self._cgroup_v2, not with_reply or self.runtime_sets_oom_score_adj)
         adjustment = adjustment_for(basis, settable, shared, decision, container)
