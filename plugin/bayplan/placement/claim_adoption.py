@@ -37,7 +37,7 @@ from bayplan.model.resource_claim import (
 )
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.foreign_cpusets import TAKEN_OVER, sharing
-from bayplan.placement.resource_claims import MOST_CLAIMS, request_of
+from bayplan.placement.resource_claims import MOST_CLAIMS, claims_text, request_of
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, cpus_text
 
@@ -334,25 +334,26 @@ def _with_users(
         if entry is None or not its or len(its) < len(uids):
             continue
         cpus = CpuSet(cpu for one in its for cpu in one.cpus_of())
-        if taken := _on_claimed_cpus(entry, uids, cpus):
+        if taken := _on_claimed_cpus(entry, its, cpus):
             ledger = ledger.with_entry(taken)
             users.append(key)
     return ledger, tuple(users)
 
 
-def _on_claimed_cpus(entry: Entry, uids: tuple[str, ...], cpus: CpuSet) -> Entry | None:
-    """*entry* of a container that has the claims *uids*, whose CPUs are *cpus*; None if it has others."""
+def _on_claimed_cpus(entry: Entry, claims: Sequence[HeldClaim], cpus: CpuSet) -> Entry | None:
+    """*entry* of a container that has *claims*, whose CPUs are *cpus*; None if it has others."""
     request, placement = entry.decision.request, entry.decision.placement
     if request.claimed is not None or request.opted_out:
         return None
     if cpus != (request.pinned_cpus or placement.exclusive_cpus):
         return None
-    share = ClaimShare(uids, cpus=cpus)
+    share = ClaimShare(tuple(one.claim.uid for one in claims), cpus=cpus)
     request = replace(
         request, pinned_cpus=None, pinned_by_update=False, exclusive_cpus=0, cpus=None, claimed=share
     )
     placement = replace(placement, exclusive_cpus=CpuSet(), claimed_cpus=cpus)
-    text = f"by {counted(len(uids), 'resource claim')} that {CPU_DRIVER} has prepared: {cpus_text(cpus)}"
+    of = claims_text(one.claim for one in claims)
+    text = f"by {of}, as {CPU_DRIVER} has prepared: {cpus_text(cpus)}"
     decision = Decision(request, Outcome.ADOPTED, placement, (Reason(TAKEN_OVER, text),))
     return replace(entry, decision=decision, notified_cpus=cpus)
 

@@ -179,7 +179,7 @@ def decide_creation(
     given = request.given_policy is not None
     decision = decide_by_given_policy(basis, engine, request) if given else engine.decide(basis, request)
     if request.claimed is not None:
-        decision = on_claimed_cpus(decision)
+        decision = on_claimed_cpus(ledger, decision)
     given = given or request.memory_policy is not None or decision.placement.memory_policy is not None
     decision = with_policies(machine, ability, decision) if given or machine.movable_nodes.mask else decision
     crowded = tuple(_crowded(ledger, container, decision)) if ledger.pinned_ids or container.exec_cpus else ()

@@ -185,7 +185,7 @@ def adopt(
     placement = engine.adopt(basis, request, bound)
     if cpus and own:
         placement = replace(placement, mems=mems, exclusive_cpus=cpus)
-    decision = on_claimed_cpus(Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)))
+    decision = on_claimed_cpus(ledger, Decision(request, Outcome.ADOPTED, placement, (_WITHOUT_US,)))
     return in_its_pool(basis, Entry(decision, notified_cpus=cpus))
 
 

@@ -136,20 +136,28 @@ def with_resource_claims(
     return request
 
 
-def on_claimed_cpus(decision: Decision) -> Decision:
-    """*decision* about a container, on the CPUs of its resource claims as well, unless somebody else chose
-    others."""
+def on_claimed_cpus(ledger: Ledger, decision: Decision) -> Decision:
+    """*decision* about a container, on the CPUs of its resource claims as well, which *ledger* has, unless
+    somebody else chose others."""
     share = decision.request.claimed
     if share is None or decision.outcome is Outcome.REFUSED:
         return decision
     where = [nodes_text(share.nodes)] if share.nodes else []
     where += [cpus_text(share.cpus)] if share.cpus else []
-    of = counted(len(share.uids), "resource claim")
+    of = claims_text(
+        held.claim for key in map(claim_key, share.uids) if (held := ledger.resource_claims.get(key))
+    )
     reasons = (*decision.reasons, Reason(CLAIMED, f"by {of}: {' and '.join(where) or 'nothing'}"))
     decision = replace(decision, reasons=reasons)
     if decision.request.cpus_chosen_by_others:
         return decision
     return replace(decision, placement=replace(decision.placement, claimed_cpus=share.cpus or None))
+
+
+def claims_text(claims: Iterable[ResourceClaim]) -> str:
+    """The names of *claims*, for sentences."""
+    names = [f"{one.namespace}/{one.name}" for one in claims]
+    return f"resource {'claim' if len(names) == 1 else 'claims'} {', '.join(names)}"
 
 
 def users_of(ledger: Ledger, uid: str) -> list[Entry]:
