@@ -342,6 +342,7 @@ async def test_nothing_is_lost_and_nothing_is_held_for_ever(
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(100, 120))
 async def test_so_it_is_in_longer_schedules(place: tuple[Path, FakeApiServer], seed: int) -> None:
     await played(place, seed, MORE_STEPS)
