@@ -10,6 +10,7 @@ import csv
 import heapq
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -31,6 +32,8 @@ MAX_TRACE_BYTES: Final = 512 * MIB
 _MOST_PROBLEMS: Final = 20
 """A wrong column is wrong in every row."""
 
+_NUMBERED: Final = re.compile(r"#[1-9][0-9]*")
+"""A column of a file without a line of names."""
 RESOURCE: Final = "resource."
 """What stands before the name of an extended resource in the name of a field."""
 _UNITS: Final[Mapping[str, Mapping[str, Decimal]]] = MappingProxyType(
@@ -39,7 +42,10 @@ _UNITS: Final[Mapping[str, Mapping[str, Decimal]]] = MappingProxyType(
         "memory": {
             "": Decimal(1), "B": Decimal(1), "Ki": Decimal(KIB), "Mi": Decimal(MIB), "Gi": Decimal(GIB)
         },
-        "arrives": {"": Decimal(1), "s": Decimal(1), "ms": Decimal("0.001"), "min": Decimal(60)},
+        "arrives": {
+            "": Decimal(1), "s": Decimal(1), "us": Decimal("0.000001"), "ms": Decimal("0.001"),
+            "min": Decimal(60), "h": Decimal(3600), "d": Decimal(86400),
+        },
         RESOURCE: {"": Decimal(1)},
     }
 )  # fmt: skip
@@ -233,11 +239,13 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
         for number, line in enumerate(content.splitlines(), 1):
             if line.strip():
                 try:
-                    yield f"line {number}", dict(items(f"line {number}", json.loads(line)))
+                    yield f"line {number}", _flat(items(f"line {number}", json.loads(line)))
                 except (ValueError, RecursionError) as error:
                     raise invalid(f"line {number}", str(error), "a JSON object") from error
         return
-    reader = csv.DictReader(content.splitlines(), strict=True)
+    lines = content.splitlines()
+    names = _numbers(lines, trace_format)
+    reader = csv.DictReader(lines, names, strict=True)
     present = reader.fieldnames or ()
     missing = [trace_format.columns[field][0] for field in ("cpus", "memory")]
     for column in missing:
@@ -246,12 +254,26 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
                 "the first line", ", ".join(present) or "nothing", f"the column {column}, or --column"
             )
     try:
-        for number, row in enumerate(reader, 2):
+        for number, row in enumerate(reader, 2 if names is None else 1):
             if None in row:
                 raise invalid(f"line {number}", f"{len(present) + len(row[None])} fields", f"{len(present)}")
             yield f"line {number}", row
     except csv.Error as error:
         raise invalid(f"line {reader.line_num}", str(error), "CSV") from error
+
+
+def _numbers(lines: Sequence[str], trace_format: TraceFormat) -> list[str] | None:
+    """The columns of a file without a line of names; None where its first line has them."""
+    if not any(_NUMBERED.fullmatch(column) for column, _ in trace_format.columns.values()):
+        return None
+    return [f"#{number}" for number, _ in enumerate(next(csv.reader(lines), ()), 1)]
+
+
+def _flat(row: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """*row* with what is in an object of it under both names, as ``request.cpus``."""
+    found = dict(row)
+    inner = {name: value for name, value in found.items() if isinstance(value, dict)}
+    return found | {f"{name}.{key}": one for name, value in inner.items() for key, one in value.items()}
 
 
 def _pod(where: str, row: Mapping[str, Any], trace_format: TraceFormat) -> TimedPod:

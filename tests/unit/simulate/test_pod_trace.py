@@ -47,6 +47,23 @@ def test_columns_are_named_and_scaled(tmp_path: Path) -> None:
     assert (pod.arrives_s, pod.resources) == (1.5, {"gpu": 3})
 
 
+def test_a_file_without_names_has_numbered_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "a,s,d,0,2,Interactive,4,32\nb,s,d,1,3,Interactive,8,56\n")
+    columns = ["name=#1", "cpus=#7", "memory=#8:Gi", "starts=#4:h", "ends=#5:h"]
+    first, second = read_pod_trace(path, "", columns)
+    assert (first.name, first.milli_cpus, first.memory_bytes, first.lasts_s) == ("a", 4000, 32 * GIB, 7200)
+    assert (second.name, second.milli_cpus, second.lasts_s) == ("b", 8000, 7200)
+    with pytest.raises(ConfigError, match="#9"):
+        read_pod_trace(path, "", ["cpus=#9", "memory=#8"])
+
+
+def test_fields_of_objects_are_named_with_a_dot(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"time": "1500000", "request": {"cpus": 0.25, "memory": 0.5}}\n')
+    columns = ["cpus=request.cpus", "memory=request.memory:Gi", "arrives=time:us"]
+    (pod,) = read_pod_trace(path, "", columns)
+    assert (pod.milli_cpus, pod.memory_bytes, pod.arrives_s) == (250, GIB // 2, 1.5)
+
+
 def test_json_lines_and_names_that_are_missing(tmp_path: Path) -> None:
     path = write(
         tmp_path, '{"cpus": 2, "memory": 1024, "lasts": 5}\n\n{"cpus": 0.5, "memory": 1, "arrives": 3}\n'
