@@ -320,7 +320,8 @@ class Judge:
         return free & kinds[0]
 
     def check_nodes(self, nodes: NodeSet, free: CpuSet, count: int) -> None:
-        """No other set is narrower or nearer, or has the CPUs with fewer cores broken, then split."""
+        """No other set crosses fewer sets with promises, is narrower or nearer, or has the CPUs with fewer
+        cores broken, then split."""
         found = self._rank(nodes, free, count)
         best = min(
             self._rank(one, free, count) for one in self._sets() if len(self.near(one) & free) >= count
@@ -337,7 +338,13 @@ class Judge:
                 cpu_order.key(machine, wanted, frozenset(one))[:2]
                 for one in combinations(sorted(near), count)
             )
-        return len(nodes), machine.total_distance(nodes), remote, fit
+        return self._crossed(nodes), len(nodes), machine.total_distance(nodes), remote, fit
+
+    def _crossed(self, nodes: NodeSet) -> int:
+        """With how many sets of promises *nodes* overlap, of which neither lies within the other."""
+        claims = [entry.decision.placement.claim for entry in self.basis.ledger.entries.values()]
+        every = {claim.nodes for claim in claims if claim is not None}
+        return sum(bool(one & nodes) and not (one <= nodes or nodes <= one) for one in every)
 
     def check_even(self, cpus: CpuSet, nodes: NodeSet, available: CpuSet) -> None:
         """Each node has its part in whole cores, unless it has no more."""
