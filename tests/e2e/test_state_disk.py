@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from testbed.bayplan import FILLER, STATE_DIRECTORY
+from testbed.bayplan import FILL, FILLER, STATE_DIRECTORY
 from testbed.crictl import Running
 from testbed.disks import make_ext4
+from testbed.forms import FORMS
 from testbed.kernel import parse_ids
 from testbed.node import Node
+from testbed.podman import Asked
 from testbed.pods import burstable
 from testbed.scenario import on
 from testbed.topology import THIS_MACHINE
@@ -32,7 +34,7 @@ def unmount(node: Node) -> None:
 
 
 def fill(node: Node) -> None:
-    node.guest.run("sh", "-c", f"cat /dev/zero >{FILLER}", check=False)
+    node.guest.run("sh", "-c", FILL, check=False)
 
 
 def make_read_only(node: Node) -> None:
@@ -154,3 +156,34 @@ def test_what_was_promised_is_kept_whatever_becomes_of_the_disk(node: Node) -> N
             come_back()
             goes += made
             assert (way, "Traceback" in node.bayplan.log()) == (way, False)
+
+
+@pytest.mark.matrix
+@on(THIS_MACHINE, "2.4-nri")
+@pytest.mark.usefixtures("small_disk")
+def test_what_comes_by_hook_precreate_and_wrapper_waits_for_the_disk(node: Node) -> None:
+    node.podman.import_image()
+    node.forms.install(on_failure="refuse")
+    # Whoever connects has something recorded, for which there would be room aside.
+    node.containerd.end()
+    node.bayplan.start("--set-oom-score-adj", "false", "--oci-deadline", "20s")
+    kept: list[str] = []
+    for form in FORMS:
+        engine = node.forms.engine(form, "runc", "cgroupfs")
+        node.bayplan.fill_disk()
+        for killed in (False, True):
+            if killed:
+                node.bayplan.kill()
+                node.bayplan.start_again()
+            assert node.podman.refused(engine, Asked(f"{form}-{killed}", memory="50m", cpus=0.1))
+            node.bayplan.await_known(kept)
+            assert any(STATE_DIRECTORY in one for one in node.bayplan.status()["problems"])
+        node.bayplan.kill()
+        node.bayplan.empty_disk()
+        node.bayplan.start_again()
+        kept.append(node.podman.run(engine, Asked(f"{form}-later", memory="50m", cpus=0.1)))
+        node.bayplan.await_known(kept)
+        assert {one["id"] for one in node.bayplan.status()["unmanaged"]}.isdisjoint(kept)
+    node.podman.remove(*kept)
+    node.bayplan.await_known([])
+    node.containerd.start()

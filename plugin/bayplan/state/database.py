@@ -10,6 +10,7 @@ says. With it the table needs no index, which each commit would write too. Here 
 statements; the store runs them.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -272,6 +273,12 @@ def put_copy(connection: sqlite3.Connection, path: Path) -> bool:
         if getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE in _FAULTS_OF_THE_TARGET:
             raise
         return False
+    log = Path(f"{copy}{_LOG}")
+    if log.exists():
+        # Closing folds it into the copy, and says nothing where there is no room for that.
+        for one in (copy, log):
+            one.unlink(missing_ok=True)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(copy))
     return True
 
 

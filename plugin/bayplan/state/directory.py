@@ -158,6 +158,20 @@ def unusable(directory: Path, problem: str, number: int | None = None) -> StateE
     return StateError(str(directory), f"{text}; {_ADVICE[number]}")
 
 
+def has_room(directory: Path) -> bool:
+    """Whether a database that is opened there has room for the index of its log. SQLite maps it into memory:
+    with blocks smaller than a page it makes room for a part of each, and the kernel sends SIGBUS to whoever
+    writes to the rest."""
+    found = os.statvfs(directory)
+    return not found.f_blocks or found.f_bavail * found.f_frsize >= _PROBE_BYTES
+
+
+def require_room(directory: Path) -> None:
+    """Raises OSError unless there is that room."""
+    if not has_room(directory):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+
+
 def obstacle(directory: Path, number: int | None = None) -> int | None:
     """The kernel's number of what keeps files from being written there for now: no room, or a file system
     that is read-only. None for anything else. *number* is what is known already."""

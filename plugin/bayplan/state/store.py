@@ -11,7 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Final, Self
@@ -42,7 +42,7 @@ from bayplan.state.database import (
     read_version,
     take_copy,
 )
-from bayplan.state.directory import move_aside, obstacle, unusable
+from bayplan.state.directory import has_room, move_aside, obstacle, require_room, unusable
 from bayplan.state.record import Step, decode_entry
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,7 @@ class Store:
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_access(directory)
+            require_room(directory)
             connection = _open_or_replace(path)
             # The log exists once something was written since the database was opened.
             connection.execute("PRAGMA wal_checkpoint(RESTART)")
@@ -307,6 +308,7 @@ class Store:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._hold_directory()
+            require_room(self.path.parent)
             copied = self._connection is not None and put_copy(self._connection, self.path)
             self.close()  # SQLite removes the log by its name then, so that there must be no new one yet
             if foreign and os.path.lexists(self.path):
@@ -345,7 +347,12 @@ class Store:
                 if writing or self._connection is None:
                     raise
         try:
-            yield self._connection or self._connect_again()
+            if not writing and self._connection is None and not has_room(self.path.parent):
+                # After a write that failed; to open it again may take room.
+                with closing(read_into_memory(self.path)) as readable:
+                    yield readable
+            else:
+                yield self._connection or self._connect_again()
         except sqlite3.ProgrammingError:
             raise
         except (sqlite3.Error, OSError, ParseError) as error:

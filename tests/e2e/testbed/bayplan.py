@@ -21,6 +21,8 @@ STATE_DIRECTORY = "/var/lib/bayplan"
 DATABASE = f"{STATE_DIRECTORY}/state.db"
 SHRINK_LOG = "PRAGMA wal_checkpoint(TRUNCATE)"
 FILLER = f"{STATE_DIRECTORY}/filler"
+# ext4 refuses a large write while there is still room for small ones.
+FILL = f"cat /dev/zero >{FILLER}; for _ in 1 2 3; do sync; dd if=/dev/zero bs=1k >>{FILLER}; done"
 ADMIN_SOCKET = "/run/bayplan/admin.sock"
 CONFIG = "/etc/bayplan/testbed.toml"
 LOG = "/var/log/bayplan.log"
@@ -88,7 +90,7 @@ class Bayplan:
         """
         shrink = f"import sqlite3; print(sqlite3.connect('{DATABASE}').execute('{SHRINK_LOG}').fetchone())"
         assert self.guest.run("python3", "-c", shrink).stdout.strip() == "(0, 0, 0)"
-        self.guest.run("sh", "-c", f"cat /dev/zero >{FILLER}", check=False)
+        self.guest.run("sh", "-c", FILL, check=False)
 
     def empty_disk(self) -> None:
         """There is room again."""

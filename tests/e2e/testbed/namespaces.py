@@ -82,7 +82,10 @@ class Namespaces:
             time.sleep(POLL_S)
 
     def console_text(self) -> str:
-        return self._said.read_text(errors="replace")
+        try:
+            return self._said.read_text(errors="replace")
+        except FileNotFoundError:
+            return ""
 
     def why(self) -> str:
         """What the agent and what came before it said."""
