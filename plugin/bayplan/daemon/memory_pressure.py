@@ -187,6 +187,12 @@ _THRESHOLD: Final = "an eviction threshold"
 """Who is promised what is to be kept available."""
 
 
+def pause_after_s(spent_s: float) -> float:
+    """How long to wait after a look that took *spent_s* while somebody is slowed down: on a busy machine
+    others have half of the time, but for no longer than at rest, however long a look took."""
+    return min(LOOK_S, max(BRAKED_S, spent_s))
+
+
 class Look(NamedTuple):
     """What a full look is made by."""
 
@@ -258,8 +264,7 @@ class PressureWatch:
                     begun_s = self._clock_s()
                     while (moved_bytes := await self.look()) >= CRUMB_BYTES or self.brakes.is_urgent:
                         if moved_bytes < CRUMB_BYTES:
-                            # On a busy machine others have half of the time at least.
-                            await asyncio.sleep(max(BRAKED_S, self._clock_s() - begun_s))
+                            await asyncio.sleep(pause_after_s(self._clock_s() - begun_s))
                         begun_s = self._clock_s()
                 except Exception:
                     # Placing containers does not depend on it.

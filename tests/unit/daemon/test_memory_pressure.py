@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.config.settings import MemoryPressure
-from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, ZONES_S, PressureWatch
+from bayplan.daemon.memory_pressure import AT_RISK_S, COUNT_S, QUIET_S, ZONES_S, PressureWatch, pause_after_s
 from bayplan.daemon.page_relief import PASSING_S, STUCK_S
 from bayplan.daemon.shadow import Parts
 from bayplan.host.hierarchy import Layout
@@ -647,3 +647,12 @@ async def test_who_may_lie_anywhere_starts_where_nothing_is_promised(
             assert sent.linux.memory_policy.mode == pb.MPOL_PREFERRED_MANY
         codes = [one.code for one in it.one.controller.state.ledger.entries["late"].decision.reasons]
         assert (STARTS_ELSEWHERE in codes) == bool(nodes)
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "waits_s"), [(0.0, 0.1), (0.05, 0.1), (0.4, 0.4), (1.0, 1.0), (23.0, 1.0)]
+)
+def test_after_a_slow_look_who_is_slowed_down_waits_no_longer_than_at_rest(
+    spent_s: float, waits_s: float
+) -> None:
+    assert pause_after_s(spent_s) == waits_s
