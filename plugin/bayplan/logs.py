@@ -20,6 +20,8 @@ from typing import Final, TextIO
 from bayplan.errors import ConfigError
 from bayplan.printable import printable, printable_lines, printable_values
 
+logger = logging.getLogger(__name__)
+
 QUEUED_LINES: Final = 10_000
 """About 3 MB of lines."""
 
@@ -211,3 +213,27 @@ def _shown(value: object) -> str:
     return (
         text if text and not any(letter.isspace() or letter in '="' for letter in text) else json.dumps(text)
     )
+
+
+class Condition:
+    """*failing* is the log line while there is a problem, *again* the one when there is none any more."""
+
+    def __init__(self, failing: str, again: str) -> None:
+        self._failing = failing
+        self._again = again
+        self._problem = ""
+        self._times = 0
+
+    def holds(self, problem: str) -> int:
+        """There is *problem*; how many times in a row."""
+        if problem != self._problem:
+            self._problem, self._times = problem, 0
+            logger.warning("%s", self._failing, extra={"problem": problem})
+        self._times += 1
+        return self._times
+
+    def over(self) -> None:
+        """There is none."""
+        if self._problem:
+            self._problem = ""
+            logger.info("%s", self._again)

@@ -19,9 +19,9 @@ from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.control.placements import ExactRequests
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
-from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.records import EvictionRecord
 from bayplan.quantity import GIB, MIB
 from support.agents import serving
 from support.cluster_agents import (

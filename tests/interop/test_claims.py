@@ -24,11 +24,11 @@ from bayplan.agent.dra.slices import (
 )
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
+from bayplan.model.claims import AllocatedDevice, ResourceClaim
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.resource_claim import AllocatedDevice, ResourceClaim
 from bayplan.placement.ledger_check import check
 from bayplan.placement.resource_claims import decide_claim
 from bayplan.quantity import GIB, MIB, parse_bytes

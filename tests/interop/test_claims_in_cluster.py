@@ -12,16 +12,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from bayplan.host.cdi import ClaimSpecs
 from goside import GoSideError, compiled
 from msgspec.structs import replace
 from testbed import kubernetes
 
 from bayplan._proto.dra import api_pb2 as pb
-from bayplan.agent.dra.slice_publisher import COLLECTION
+from bayplan.agent.dra.slices import COLLECTION
 from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.errors import PlacementError
+from bayplan.host.devices import ClaimSpecs
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB
 from bayplan.views.node_room import free_bytes_by_node

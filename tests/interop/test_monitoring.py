@@ -24,9 +24,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.agent.command_line import Address, AgentSettings
-from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.http.port import HttpPort
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet

@@ -13,19 +13,18 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.agent.command_line import Address, AgentSettings
-from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.http.page import Asking
 from bayplan.agent.http.port import HttpPort
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent_protocol import Refused
-from bayplan.drawing.machine_map import WIDTH, machine_map
+from bayplan.drawing.maps import WIDTH, machine_map
 from bayplan.errors import PlacementError
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.model.decision import Outcome, Placement, QosClass, Reason
-from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.records import EvictionRecord
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view
 from support.agents import serving as agents_served

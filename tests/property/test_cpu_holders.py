@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.admin.questions import explanation_view
-from bayplan.drawing.machine_map import cores
+from bayplan.drawing.maps import cores
 from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.sets import CpuSet

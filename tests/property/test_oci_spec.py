@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan.model.workload import Adjustment
-from bayplan.oci.documents import parse_spec
-from bayplan.oci.errors import OciError
-from bayplan.oci.patches import merged, spec_patch
+from bayplan.oci.documents import OciError, merged, parse_spec, spec_patch
 from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_TEXT_BYTES, Answer, Status, Verb, parse_header
 from bayplan.oci.workloads import container_from, is_sandbox, pod_from
 from bayplan.sets import CpuSet, NodeSet

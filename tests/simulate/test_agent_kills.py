@@ -16,8 +16,7 @@ from bayplan.agent.kubelet_pods import pods_of_json
 from bayplan.control.known_containers import KubeletPods
 from bayplan.control.placements import ExactRequests
 from bayplan.model.decision import QosClass
-from bayplan.model.kubelet_requests import BY_KUBELET
-from bayplan.model.pod_facts import PodFacts
+from bayplan.model.kubelet_requests import BY_KUBELET, PodFacts
 from bayplan.quantity import GIB
 from support.agents import serving
 from support.controllers import begun, controlled

@@ -19,9 +19,15 @@ from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import PlacementError
 from bayplan.model.decision import Decision, QosClass
+from bayplan.model.kubelet_requests import (
+    Amounts,
+    ContainerFacts,
+    ContainerKind,
+    ContainerResources,
+    PodFacts,
+)
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
-from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.qos import oom_score_adj, quota_from_milli, shares_from_milli
 from bayplan.model.resources import Resources

@@ -24,7 +24,7 @@ from bayplan.errors import UnavailableError
 from bayplan.host.container_processes import Occupancy
 from bayplan.model.policy import PlacementPolicy
 from bayplan.nri import Event, UnixSocket
-from bayplan.oci.storage import failed_creations
+from bayplan.oci.unmanaged_containers import failed_creations
 from bayplan.quantity import MIB
 from support.controllers import MACHINE, Controlled, controlled, here
 from support.flavors import (

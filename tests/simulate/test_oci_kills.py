@@ -13,7 +13,7 @@ import pytest
 from bayplan.control.ended_containers import EndedContainers
 from bayplan.errors import UnavailableError
 from bayplan.host.container_processes import Occupancy
-from bayplan.oci.storage import failed_creations
+from bayplan.oci.unmanaged_containers import failed_creations
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import here

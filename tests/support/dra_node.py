@@ -9,11 +9,9 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
-from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.dra.driver import ClaimDriver
-from bayplan.agent.dra.service import DraService
-from bayplan.agent.dra.slice_publisher import SlicePublisher
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.dra.driver import ClaimDriver, DraService
+from bayplan.agent.dra.slices import SlicePublisher
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.backoff import Backoff
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.host.devices import ClaimSpecs

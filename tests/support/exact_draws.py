@@ -17,8 +17,8 @@ from bayplan.model.decision import (
     TierWish,
 )
 from bayplan.model.machine import Cpu, Machine, Node
+from bayplan.model.qos import BY_SCORE
 from bayplan.model.request import BY_ANNOTATION
-from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 
 from bayplan._proto.pods import api_pb2 as pb
-from bayplan.model.pod_facts import PodFacts
+from bayplan.model.kubelet_requests import PodFacts
 from support.conditions import until
 from support.http_server import Handler, serving
 

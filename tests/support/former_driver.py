@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
+from bayplan.model.claims import claims_in
 from bayplan.model.decision import QosClass
-from bayplan.model.resource_claim import claims_in
 from bayplan.model.workload import Container, ContainerState, Pod
 from bayplan.placement.claim_adoption import CHECKPOINT
 from bayplan.sets import CpuSet

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from bayplan.model.decision import QosClass
-from bayplan.model.pod_facts import (
+from bayplan.model.kubelet_requests import (
     Amounts,
     ContainerFacts,
     ContainerKind,

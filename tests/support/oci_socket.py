@@ -12,9 +12,9 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.oci.protocol import OciServer
 from bayplan.oci.request_handler import OciRequestHandler, OciRequestSettings
 from bayplan.oci.runtime_update import RuntimeUpdater
-from bayplan.oci.server import OciServer
 from support.controllers import MACHINE, Controlled, controlled
 from support.oci_client import ask
 from support.oci_node import OciNode

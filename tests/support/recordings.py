@@ -21,8 +21,7 @@ from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import GIB
-from bayplan.recording.engine import RecordedEngine
-from bayplan.recording.recording import Recording
+from bayplan.recording.recording import RecordedEngine, Recording
 from bayplan.simulate.rehearsal import applied
 from support.exact_draws import draw_request
 from support.interleaving.schedule import play

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.host.devices import ClaimSpecs
+from bayplan.model.claims import AllocatedDevice, ResourceClaim, claims_in
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.resource_claim import AllocatedDevice, ResourceClaim, claims_in
 from bayplan.model.workload import Container, Pod
 from bayplan.quantity import MIB
 from support.controllers import controlled, here

@@ -12,14 +12,13 @@ from typing import Any, Final
 from msgspec import Struct
 
 from bayplan.admin.questions import what_if_described
-from bayplan.drawing.machine_map import machine_map
+from bayplan.drawing.maps import machine_map
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.machine import Machine
 from bayplan.quantity import GIB, counted, format_bytes
 from bayplan.sets import nodes_text
-from bayplan.simulate.comparison import empty_machine
+from bayplan.simulate.comparison import Simulation, empty_machine
 from bayplan.simulate.manifest import plan_manifest, sizes_manifest
-from bayplan.simulate.simulation import Simulation
 from bayplan.simulate.trace_file import Arrival
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from bayplan.views.event_counts import EVENTS
-from bayplan.views.metrics import METRIC_GROUPS, Metric
+from bayplan.views.metrics import EVENTS, METRIC_GROUPS, Metric
 
 _OPENING: Final = """\
 # Metrics

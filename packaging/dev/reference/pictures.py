@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.drawing.machine_map import machine_map
+from bayplan.drawing.maps import machine_map
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
@@ -23,9 +23,9 @@ from bayplan.placement.page_owners import container_pages, goal_bytes, start_byt
 from bayplan.placement.page_placement import LivePages, NodeMemory, plan
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
+from bayplan.simulate.comparison import Simulation
 from bayplan.simulate.machine_file import described_machine
 from bayplan.simulate.manifest import plan_manifest, sizes_manifest
-from bayplan.simulate.simulation import Simulation
 from bayplan.simulate.trace_file import Arrival
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view

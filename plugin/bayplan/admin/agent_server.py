@@ -55,9 +55,9 @@ from bayplan.control.state import Current
 from bayplan.control.threads import until_one_ends
 from bayplan.errors import BayplanError, ConfigError, ParseError, Problem
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
+from bayplan.model.claims import ClaimedDevice, HeldClaim, ResourceClaim, cdi_name, is_request, is_uid
+from bayplan.model.kubelet_requests import MAX_CONTAINERS, Name, PodFacts
 from bayplan.model.machine import MEMORY
-from bayplan.model.pod_facts import MAX_CONTAINERS, Name, PodFacts
-from bayplan.model.resource_claim import ClaimedDevice, HeldClaim, ResourceClaim, cdi_name, is_request, is_uid
 from bayplan.printable import printable, printable_lines
 from bayplan.quantity import UNLIMITED_BYTES
 from bayplan.views.decision_view import View

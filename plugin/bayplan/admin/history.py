@@ -25,8 +25,7 @@ from bayplan.admin_protocol import API_VERSION, REFUSED_SINCE_S, REPORTED_SINCE_
 from bayplan.control.recorder import Recorder
 from bayplan.kubelet.eviction_manager import node_of
 from bayplan.model.decision import Decision, Outcome
-from bayplan.model.eviction_records import EvictionRecord
-from bayplan.model.page_records import PageMoveRecord
+from bayplan.model.records import EvictionRecord, PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.quantity import US_PER_S
 from bayplan.state import RefusedItem

@@ -17,13 +17,12 @@ from bayplan.config.kubelet_rules import engine_of
 from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
-from bayplan.model.container_names import names_container, similar_pods
 from bayplan.model.decision import Claim, Decision, Outcome
-from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Ledger
-from bayplan.model.page_records import PageMoveRecord
+from bayplan.model.records import EvictionRecord, PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.model.wishes import PREFIX
+from bayplan.model.workload import names_container, similar_pods
 from bayplan.placement.ledger_check import Fault
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable

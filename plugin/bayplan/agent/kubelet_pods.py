@@ -25,13 +25,19 @@ from google.protobuf.json_format import ParseError as JsonError
 
 from bayplan._proto.pods import api_pb2 as pods_pb
 from bayplan._proto.pods import core_pb2 as pb
-from bayplan.agent.condition import Condition
 from bayplan.agent.grpc_sockets import decoded
 from bayplan.agent.http_client import OK, SentRequest, Server, ask
 from bayplan.backoff import Backoff
 from bayplan.errors import ParseError, UnavailableError
+from bayplan.logs import Condition
 from bayplan.model.decision import QosClass
-from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
+from bayplan.model.kubelet_requests import (
+    Amounts,
+    ContainerFacts,
+    ContainerKind,
+    ContainerResources,
+    PodFacts,
+)
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 
 _CPU = "cpu"

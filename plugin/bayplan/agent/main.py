@@ -18,11 +18,10 @@ from bayplan.agent.cluster.own_node import KubeletVersionWatch
 from bayplan.agent.cluster.pods import EVICTION_TIMEOUT_S, ApiPodWatch, AwaitedPods, PodEvictions
 from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
 from bayplan.agent.command_line import AgentSettings, ClusterTask, parse
-from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.http_client import Server
 from bayplan.agent.kubelet_pods import PodEndpoint, PodWatch
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent.pod_resources import KubeletPodResources, PodResourcesService
 from bayplan.errors import EXIT_FAILURE, BayplanError
 from bayplan.standard_streams import make_writable
@@ -115,10 +114,9 @@ def _claims(
     """What serves resource claims, if somebody wants that: what runs, and what kubelet asks."""
     if api is None or ClusterTask.CLAIMS not in settings.cluster_tasks:
         return (), ()
-    from bayplan.agent.dra.driver import ClaimDriver  # noqa: PLC0415 - loaded with that task
+    from bayplan.agent.dra.driver import ClaimDriver, DraService  # noqa: PLC0415 - loaded with that task
     from bayplan.agent.dra.former_driver import FormerDriver  # noqa: PLC0415 - likewise
-    from bayplan.agent.dra.service import DraService  # noqa: PLC0415 - likewise
-    from bayplan.agent.dra.slice_publisher import SlicePublisher  # noqa: PLC0415 - likewise
+    from bayplan.agent.dra.slices import SlicePublisher  # noqa: PLC0415 - likewise
 
     node_name = settings.node_name
     driver = ClaimDriver(api, link, mirror, node_name)

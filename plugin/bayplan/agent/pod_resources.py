@@ -24,16 +24,16 @@ from typing import Any, Final, NoReturn
 import grpc
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.agent.condition import Condition
 from bayplan.agent.grpc_sockets import decoded, for_owner_and_group, make_place, unary_method
 from bayplan.errors import HostError, ParseError, UnavailableError
+from bayplan.logs import Condition
 from bayplan.model.basis import Allocatable
-from bayplan.model.claim_parts import Parts
-from bayplan.model.container_names import parts_in_pod
+from bayplan.model.claims import Parts
 from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.workload import parts_in_pod
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.snapshot import Snapshot
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.quantity import amounts
 
 VERB: Final = "claims"

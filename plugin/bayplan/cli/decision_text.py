@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.quantity import amounts, counted, format_column
 
 _BESIDE: Final = (Column(""), Column(""))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.client import AnswerError, ask
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.errors import UnavailableError
 from bayplan.files import check_kind
 
@@ -52,14 +52,14 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """The examination. A daemon that does not answer is part of it, and no error."""
     # Only this verb parses TOML and YAML.
     from bayplan.oci.doctor import Examination  # noqa: PLC0415 - see above
-    from bayplan.oci.findings import DaemonState  # noqa: PLC0415 - see above
+    from bayplan.oci.node_checks import DaemonState  # noqa: PLC0415 - see above
 
     check_kind(arguments.root, stat.S_IFDIR, "the node's root directory")
     if arguments.nri_socket is not None:
         place = arguments.root / str(arguments.nri_socket).lstrip("/")
         check_kind(place, stat.S_IFSOCK, "the runtime's NRI socket")
     if arguments.before_start:
-        from bayplan.oci.prerequisites import prerequisites  # noqa: PLC0415 - see above
+        from bayplan.oci.doctor import prerequisites  # noqa: PLC0415 - see above
 
         return prerequisites(arguments.root, arguments.nri_socket)
     try:

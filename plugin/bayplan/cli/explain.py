@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from bayplan.cli.client import ask
 from bayplan.cli.decision_text import decision_blocks
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 
 VERB: Final = "explain"
 HELP: Final = "say why a container is where it is, or why it was refused: also one that is gone"

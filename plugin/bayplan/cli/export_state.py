@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block
+from bayplan.cli.layout import Block
 from bayplan.errors import ConfigError, HostError, Problem
 from bayplan.files import check_kind, kind_of, read_text
 from bayplan.quantity import counted

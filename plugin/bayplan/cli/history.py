@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from bayplan.cli.client import ask
 from bayplan.cli.explain import add_subject
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 
 VERB: Final = "history"
 HELP: Final = "show all that was decided about a pod, the oldest first, and when pages of it were moved"

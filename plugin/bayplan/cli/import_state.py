@@ -1,5 +1,6 @@
 """`bayplan import-state`: take the containers over that kubelet's static managers have placed, or the claims
-that dra-driver-cpu has prepared."""
+that dra-driver-cpu has prepared.
+"""
 
 import argparse
 import stat
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.errors import ConfigError, Problem
 from bayplan.files import check_kind, read_text, unreadable
 

@@ -1,33 +1,355 @@
-"""Where `kubectl bayplan` starts: what `bayplan` shows of a node, of all nodes of a cluster."""
+"""Where `kubectl bayplan` starts: what `bayplan` shows of a node, of all nodes of a cluster.
+
+kubectl knows the API server and who the user is; nothing here does. A node that does not answer is part of
+the answer, and takes nothing from the others.
+
+Pure functions of the nodes' answers. Of an answer, a hundred kilobytes, only what is counted and listed is
+kept, as soon as it comes (`status_digest`, `nodes_digest`). A view of a node has its ``name``, its
+``pool``, and of its ``answer`` the digest, or the ``problem`` why there is none. A thousand nodes fit on
+two screens: what is well is counted, what is not is listed as far as `MOST_ROWS`, the worst kind first and
+what many nodes have once, and how to see the rest stands below.
+"""
 
 import argparse
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, NamedTuple, TextIO
 
 from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION, printable_answer
 from bayplan.cli import claims, explain, machine_map, nodes, status
-from bayplan.cli.cluster import POOL_LABELS, DaemonPod, Kubectl, NodeAnswer
-from bayplan.cli.cluster_summary import (
-    FEW_NODES,
-    nodes_digest,
-    nodes_summary,
-    silent_blocks,
-    status_digest,
-    status_summary,
-)
-from bayplan.cli.render import show
-from bayplan.cli.table_layout import Block
-from bayplan.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, BayplanError, HostError, UnavailableError
+from bayplan.cli.layout import Block, Column, Table, show
+from bayplan.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, BayplanError, HostError, UnavailableError, excerpt
+from bayplan.model.machine import MEMORY
 from bayplan.printable import printable_lines
+from bayplan.quantity import counted, format_bytes
 from bayplan.standard_streams import CommandLineParser, make_writable, write_answer, write_error
+from bayplan.views.attention import attention
+
+Object = dict[str, Any]
+
+DAEMONS: Final = "app.kubernetes.io/name=bayplan,app.kubernetes.io/component=daemon"
+"""The labels of the chart's pods with a daemon."""
+_CONTAINER: Final = "daemon"
+
+_AT_ONCE: Final = 32
+"""So many answers are waited for at once: a thousand nodes are asked in half a minute where each takes a
+second, and the API server has no more streams to carry."""
+POOL_LABELS: Final = (
+    "karpenter.sh/nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "cloud.google.com/gke-nodepool",
+    "kubernetes.azure.com/agentpool",
+    "node.kubernetes.io/instance-type",
+)
+"""Labels by which nodes are of one pool, where the user names none; the first that a node has counts."""
+_NO_VALUE: Final = "<none>"
+_REMOTE: Final = "command terminated with exit code "
+"""The last line of kubectl where not kubectl failed, but what it ran."""
+
+
+class DaemonPod(NamedTuple):
+    """The pod on *node*; ``problem`` is why it cannot be asked, "" if it can."""
+
+    node: str
+    name: str
+    problem: str = ""
+
+
+class NodeAnswer(NamedTuple):
+    """What the daemon of *node* answered; with None, ``problem`` is why not. ``status`` is then the exit
+    status of `bayplan` there, None if it was not reached."""
+
+    node: str
+    answer: Object | None
+    problem: str = ""
+    status: int | None = None
+
+
+class Kubectl(NamedTuple):
+    """kubectl with the *options* of every call, where bayplan is installed in *namespace*."""
+
+    namespace: str
+    options: tuple[str, ...] = ()
+    timeout_s: float = 30.0
+
+    def daemons(self) -> tuple[DaemonPod, ...]:
+        """The daemons' pods, one for each node, in the order of these.
+
+        Raises:
+            UnavailableError: kubectl is not there, or is refused, or there is no such pod.
+        """
+        words = ("get", "pods", f"--namespace={self.namespace}", f"--selector={DAEMONS}", "--output=json")
+        finished = self._run(words)
+        if finished.returncode:
+            raise UnavailableError("the pods of bayplan cannot be listed", _said(finished.stderr))
+        try:
+            items = json.loads(finished.stdout)["items"]
+            pods = sorted((_pod_of(item) for item in items), key=lambda one: (one.node, bool(one.problem)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UnavailableError("the pods of bayplan cannot be listed", f"kubectl: {error!r}") from error
+        if not pods:
+            problem = "install the chart (docs/kubernetes.md), or name the namespace with --installed-in"
+            raise UnavailableError(f"no pod of bayplan is in the namespace {self.namespace}", problem)
+        by_node: dict[str, DaemonPod] = {}
+        for pod in pods:
+            # While one is replaced there are two; the one that can be asked comes first.
+            by_node.setdefault(pod.node, pod)
+        return tuple(by_node.values())
+
+    def pools(self, labels: Sequence[str] = POOL_LABELS) -> dict[str, str]:
+        """The pool of each node by the first of *labels* that it has, "" where it has none; of no node where
+        the user may not list nodes: what is shown does not depend on it."""
+        columns = ",".join(f"L{number}:{_path_of(label)}" for number, label in enumerate(labels))
+        listed = f"--output=custom-columns=NAME:.metadata.name,{columns}"
+        try:
+            finished = self._run(("get", "nodes", "--no-headers", listed))
+        except BayplanError:
+            return {}
+        if finished.returncode:
+            return {}
+        rows = (line.split() for line in finished.stdout.splitlines())
+        return {row[0]: next((cell for cell in row[1:] if cell != _NO_VALUE), "") for row in rows if row}
+
+    def ask(
+        self,
+        pods: Sequence[DaemonPod],
+        verb: str,
+        words: Sequence[str],
+        kept: Callable[[NodeAnswer], NodeAnswer] = lambda answer: answer,
+    ) -> Iterator[NodeAnswer]:
+        """What `bayplan VERB WORDS` answers in each of *pods*, in their order, and of that what is *kept*."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            yield from pool.map(lambda pod: kept(self._answer(pod, verb, words)), pods)
+
+    def _answer(self, pod: DaemonPod, verb: str, words: Sequence[str]) -> NodeAnswer:
+        if pod.problem:
+            return NodeAnswer(pod.node, None, f"the pod {pod.name} {pod.problem}")
+        where = ("exec", f"--namespace={self.namespace}", pod.name, f"--container={_CONTAINER}", "--")
+        try:
+            finished = self._run((*where, "bayplan", verb, "--output=json", *words))
+        except BayplanError as error:
+            return NodeAnswer(pod.node, None, str(error))
+        if finished.returncode:
+            said, _, status = finished.stderr.strip().rpartition(_REMOTE)
+            reached = status.isdecimal()
+            problem = _said(said if reached else finished.stderr).removeprefix("bayplan: ")
+            return NodeAnswer(pod.node, None, problem, int(status) if reached else None)
+        try:
+            answer = json.loads(finished.stdout)
+        except (ValueError, RecursionError) as error:
+            return NodeAnswer(pod.node, None, f"answered something that is not JSON ({error})")
+        if not isinstance(answer, dict):
+            return NodeAnswer(pod.node, None, "answered something that is not an object")
+        return NodeAnswer(pod.node, answer)
+
+    def _run(self, words: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+        try:
+            return subprocess.run(  # noqa: S603 - no shell, and every word is one argument
+                ["kubectl", *self.options, *words],  # noqa: S607 - whichever the user runs
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=self.timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise UnavailableError("kubectl", f"no answer within {self.timeout_s:g} s (--timeout)") from None
+        except OSError as error:
+            raise UnavailableError("kubectl", f"cannot be started: {error.strerror}") from error
+
+
+def _path_of(label: str) -> str:
+    """Where a label stands, as kubectl's JSONPath has it."""
+    return ".metadata.labels." + label.replace(".", "\\.")
+
+
+def _pod_of(item: Object) -> DaemonPod:
+    status, metadata = item.get("status", {}), item["metadata"]
+    node, name = item.get("spec", {}).get("nodeName", "(no node yet)"), metadata["name"]
+    if "deletionTimestamp" in metadata:
+        return DaemonPod(node, name, "is being deleted")
+    states = {one["name"]: one for one in status.get("containerStatuses", ())}
+    if "running" in states.get(_CONTAINER, {}).get("state", {}):
+        return DaemonPod(node, name)
+    reasons = [_why(one) for one in (*status.get("initContainerStatuses", ()), *states.values())]
+    reason = next(filter(None, reasons), status.get("reason", "") or status.get("message", ""))
+    return DaemonPod(node, name, f"is {status.get('phase', 'not known')}{reason and f': {reason}'}")
+
+
+def _why(container: Object) -> str:
+    """Why a container does not run: what it said last, else what kubelet says; "" if nothing is wrong."""
+    for state in (container.get("state", {}), container.get("lastState", {})):
+        ended = state.get("terminated", {})
+        if ended.get("exitCode") and ended.get("message"):
+            return f"{container['name']}: {_said(ended['message'])}"
+    waiting = container.get("state", {}).get("waiting", {})
+    said = waiting.get("message") or waiting.get("reason", "")
+    return f"{container['name']}: {_said(said)}" if said and said != "PodInitializing" else ""
+
+
+def _said(text: str) -> str:
+    """*text* of another program, on one line."""
+    return excerpt(" ".join(text.split())) or "it said nothing"
+
 
 View = dict[str, Any]
+
+FEW_NODES: Final = 8
+"""Up to so many are shown whole."""
+MOST_ROWS: Final = 30
+_KINDS: Final = ("problem", "refused", "not promised", "differs", "unmanaged", "degraded")
+"""What can need attention on a node (`bayplan.views.attention`), the worst first."""
+_MOST_NAMES: Final = 5
+
+_ATTENTION: Final = (Column("NODE"), Column("WHAT"), Column("WHO", rank=1), Column("MORE"))
+_POOLS: Final = (
+    Column("POOL"),
+    Column("NODES", number=True),
+    Column("NO ANSWER", number=True),
+    Column("CONTAINERS", number=True),
+    *(Column(kind.upper(), number=True, rank=1) for kind in _KINDS),
+)
+_ROOM: Final = (
+    Column("POOL"),
+    Column("NODES", number=True),
+    Column("NO ANSWER", number=True),
+    Column("NUMA NODES", number=True, rank=2),
+    Column("MEMORY", number=True),
+    Column("PROMISED", number=True),
+    Column("SHARE", number=True, rank=1),
+    Column("LARGEST FREE PIECE", number=True),
+    Column("WHERE", rank=1),
+)
+
+
+def status_digest(answer: dict[str, Any]) -> dict[str, Any]:
+    """What `status_summary` needs of a node's answer to ``status``."""
+    return {"attention": attention(answer), "containers": len(answer["containers"])}
+
+
+def nodes_digest(answer: dict[str, Any]) -> dict[str, Any]:
+    """What `nodes_summary` needs of a node's answer to ``nodes``: the memory of each NUMA node."""
+    rooms = ((node["id"], node["resources"].get(MEMORY)) for node in answer["nodes"])
+    fields = ("allocatableBytes", "bookedBytes", "freeBytes")
+    return {"rooms": [{"id": name, **{key: room[key] for key in fields}} for name, room in rooms if room]}
+
+
+def status_summary(views: Sequence[View]) -> list[Block]:
+    """Pools, what needs attention on which nodes, and who did not answer."""
+    found = {view["name"]: view["answer"]["attention"] for view in _answered(views)}
+    nodes_with: dict[tuple[str, str, str], list[str]] = {}
+    for node, some in found.items():
+        for kind, who, more in some:
+            nodes_with.setdefault((kind, who, more), []).append(node)
+    rows = sorted(nodes_with.items(), key=lambda row: (_KINDS.index(row[0][0]), -len(row[1]), row[1]))
+    pools = Table(_POOLS, tuple(_pool_row(name, some, found) for name, some in _by_pool(views)))
+    shown: list[Block] = [_heading(views, sum(map(bool, found.values()))), pools]
+    if rows:
+        listed = tuple((_first_of(nodes), *what) for what, nodes in rows[:MOST_ROWS])
+        shown.append(Table(_ATTENTION, listed, title="Needs attention"))
+    if len(rows) > MOST_ROWS:
+        left = len({node for _, nodes in rows[MOST_ROWS:] for node in nodes})
+        more = f"{len(rows) - MOST_ROWS} more on {counted(left, 'node')}"
+        shown.append(f"And {more}: kubectl bayplan status --all, or --node NAME.")
+    return [*shown, *silent_blocks(views)]
+
+
+def nodes_summary(views: Sequence[View]) -> list[Block]:
+    """For each pool its memory, what of it is promised, and the largest piece that one NUMA node has free."""
+    rows = tuple(_room_row(name, some) for name, some in _by_pool(views))
+    return [_heading(views, None), Table(_ROOM, rows), *silent_blocks(views)]
+
+
+def silent_blocks(views: Iterable[View]) -> list[Block]:
+    """The nodes that did not answer, those with the same reason together; last, so that they are not
+    overlooked."""
+    by_problem: dict[str, list[str]] = {}
+    for view in views:
+        if "problem" in view:
+            by_problem.setdefault(view["problem"], []).append(view["name"])
+    return [f"{_named(nodes)}: no answer: {problem}" for problem, nodes in by_problem.items()]
+
+
+def _named(nodes: Sequence[str]) -> str:
+    if len(nodes) == 1:
+        return f"Node {nodes[0]}"
+    more = len(nodes) - _MOST_NAMES
+    return f"Nodes {', '.join(nodes[:_MOST_NAMES])}" + (f" and {more} more" if more > 0 else "")
+
+
+def _first_of(nodes: Sequence[str]) -> str:
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
+
+
+def _answered(views: Iterable[View]) -> list[View]:
+    return [view for view in views if "problem" not in view]
+
+
+def _by_pool(views: Iterable[View]) -> list[tuple[str, list[View]]]:
+    pools: dict[str, list[View]] = {}
+    for view in views:
+        pools.setdefault(view["pool"], []).append(view)
+    return sorted(pools.items())
+
+
+def _heading(views: Sequence[View], troubled: int | None) -> str:
+    silent = len(views) - len(_answered(views))
+    said = (
+        f"{counted(len(views), 'node')}, {silent} without an answer"
+        if silent
+        else counted(len(views), "node")
+    )
+    return f"{said}." if troubled is None else f"{said}; {troubled} need attention."
+
+
+def _pool_row(
+    name: str, views: Sequence[View], found: Mapping[str, Sequence[Sequence[str]]]
+) -> tuple[str, ...]:
+    """With how many nodes have something of each kind."""
+    answered = _answered(views)
+    kinds = Counter(kind for view in answered for kind in {row[0] for row in found[view["name"]]})
+    containers = sum(view["answer"]["containers"] for view in answered)
+    return (
+        name or "-",
+        str(len(views)),
+        str(len(views) - len(answered)),
+        str(containers),
+        *(str(kinds[kind]) for kind in _KINDS),
+    )
+
+
+def _room_row(name: str, views: Sequence[View]) -> tuple[str, ...]:
+    answered = _answered(views)
+    rooms = [(room, view["name"], room["id"]) for view in answered for room in view["answer"]["rooms"]]
+    total = _sum(rooms, lambda room: room["allocatableBytes"])
+    promised = _sum(rooms, lambda room: room["bookedBytes"])
+    largest = max(rooms, key=lambda room: room[0]["freeBytes"], default=None)
+    return (
+        name or "-",
+        str(len(views)),
+        str(len(views) - len(answered)),
+        str(len(rooms)),
+        format_bytes(total),
+        format_bytes(promised),
+        f"{100 * promised / total:.0f} %" if total else "-",
+        "-" if largest is None else format_bytes(largest[0]["freeBytes"]),
+        "-" if largest is None else f"node {largest[2]} of {largest[1]}",
+    )
+
+
+def _sum(rooms: Iterable[tuple[Any, str, int]], amount: Callable[[Any], int]) -> int:
+    return sum(amount(room) for room, _, _ in rooms)
+
+
 """Of one node: its name, and its answer or the problem."""
 
 _PROGRAM: Final = "kubectl-bayplan"
@@ -222,8 +544,8 @@ def _all_drawn(
     answers: tuple[NodeAnswer, ...], pools: Mapping[str, str], directory: Path
 ) -> tuple[NodeAnswer, ...]:
     """The pictures of the nodes and that of all of them, written; each answer says where its own is."""
-    from bayplan.drawing.cluster_map import cluster_map  # noqa: PLC0415 - only this verb draws
-    from bayplan.drawing.machine_map import machine_map as drawing  # noqa: PLC0415 - as above
+    from bayplan.drawing.maps import cluster_map  # noqa: PLC0415 - only this verb draws
+    from bayplan.drawing.maps import machine_map as drawing  # noqa: PLC0415 - as above
 
     views: list[View] = []
     drawn: list[NodeAnswer] = []

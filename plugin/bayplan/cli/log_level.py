@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from bayplan.admin_protocol import LOG_LEVELS
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block
+from bayplan.cli.layout import Block
 
 VERB: Final = "log-level"
 HELP: Final = "show or change how much the running daemon logs"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block
+from bayplan.cli.layout import Block
 from bayplan.errors import HostError
 from bayplan.files import check_kind
 from bayplan.quantity import counted
@@ -29,7 +29,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         ConfigError: there is something that is not a regular file.
         HostError: the file cannot be written.
     """
-    from bayplan.drawing.machine_map import machine_map  # noqa: PLC0415 - only this verb draws
+    from bayplan.drawing.maps import machine_map  # noqa: PLC0415 - only this verb draws
 
     check_kind(arguments.svg, stat.S_IFREG, "a file to write the picture to")
     view = ask(arguments.admin_socket, "nodes")

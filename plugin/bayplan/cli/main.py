@@ -37,8 +37,7 @@ from bayplan.cli import (
     top,
     what_if,
 )
-from bayplan.cli.render import show
-from bayplan.cli.table_layout import Block
+from bayplan.cli.layout import Block, show
 from bayplan.errors import (
     EXIT_CONFIG,
     EXIT_DEGRADED,

@@ -4,7 +4,7 @@ import argparse
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block
+from bayplan.cli.layout import Block
 
 VERB: Final = "metrics"
 HELP: Final = "print the daemon's state in Prometheus' text format"

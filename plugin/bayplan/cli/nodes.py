@@ -5,9 +5,8 @@ from typing import Any, Final
 
 from bayplan.cli.claims import held_claims
 from bayplan.cli.client import ask
+from bayplan.cli.layout import Block, Column, Table, amounts_to_type
 from bayplan.cli.status import cpu_pools, kept_for_pods
-from bayplan.cli.table_layout import Block, Column, Table
-from bayplan.cli.texts import amounts_to_type
 from bayplan.quantity import MIB, amounts_column, counted, format_bytes, format_column
 from bayplan.sets import CpuSet, NodeSet
 

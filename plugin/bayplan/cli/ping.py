@@ -4,7 +4,7 @@ import argparse
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block
+from bayplan.cli.layout import Block
 from bayplan.errors import UnavailableError
 
 VERB: Final = "ping"

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.cli.table_layout import Block
+from bayplan.cli.layout import Block
 from bayplan.files import check_kind
 
 VERB: Final = "record-topology"

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from bayplan.admin_protocol import REFUSED_SINCE_S
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.quantity import duration
 from bayplan.views.attention import why
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.errors import UnavailableError
 from bayplan.quantity import counted
 

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.quantity import US_PER_S, counted
 
 VERB: Final = "replay"

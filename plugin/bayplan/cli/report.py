@@ -1,13 +1,14 @@
 """`bayplan report`: what bayplan did to containers since some time; in shadow mode, what it would have
-done."""
+done.
+"""
 
 import argparse
 from typing import Any, Final
 
 from bayplan.admin_protocol import REPORTED_SINCE_S
 from bayplan.cli.client import ask
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.cli.refused import add_since
-from bayplan.cli.table_layout import Block, Column, Table
 from bayplan.quantity import counted, format_column
 from bayplan.views.attention import why
 

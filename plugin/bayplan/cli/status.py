@@ -1,5 +1,6 @@
 """`bayplan status`: what needs attention first, then every container by namespace, where it is and what it
-has."""
+has.
+"""
 
 import argparse
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any, Final
 from bayplan import sets
 from bayplan.cli.claims import held_claims
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block, Column, Row, Table
+from bayplan.cli.layout import Block, Column, Row, Table
 from bayplan.quantity import MILLI_PER_CPU, amounts, counted, duration, format_bytes, format_column
 from bayplan.views.attention import DIFFERS, attention, cpus_text, nodes_text, why
 

@@ -1,5 +1,6 @@
 """`bayplan top`: what nodes and containers use now, beside what was promised to them. In a terminal it goes
-on."""
+on.
+"""
 
 import argparse
 import time
@@ -7,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from bayplan.cli.client import ask
-from bayplan.cli.table_layout import Block, Column, Table
+from bayplan.cli.layout import Block, Column, Table
 from bayplan.quantity import US_PER_S, format_column
 
 VERB: Final = "top"

@@ -17,14 +17,13 @@ from bayplan.control.placements import Placements
 from bayplan.control.state import NodeState, Transaction
 from bayplan.errors import BayplanError
 from bayplan.host.container_processes import Place
-from bayplan.model.container_names import container_name
 from bayplan.model.decision import Outcome
 from bayplan.model.life import Action, Phase, Report, Step
 from bayplan.model.origin import NRI
 from bayplan.model.resources import Resources
 from bayplan.model.sentences import undecided
 from bayplan.model.wishes import readable_wishes
-from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update
+from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update, container_name
 from bayplan.nri import Event, Runtime
 from bayplan.placement.adjustment import wanted_oom_score_adj
 from bayplan.placement.reconcile import reconcile

@@ -16,8 +16,8 @@ from bayplan.engines.device_hints import NOTHING_FOUND, Findings, has_devices
 from bayplan.errors import HostError
 from bayplan.host.devices import HostDevices
 from bayplan.host.netlink import Interface, interfaces_in
+from bayplan.model.claims import CDI_KIND, ClaimedDevice
 from bayplan.model.decision import DeviceHint
-from bayplan.model.resource_claim import CDI_KIND, ClaimedDevice
 from bayplan.model.workload import Container, Pod
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,9 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bayplan.model.decision import Reason, Request
-from bayplan.model.kubelet_requests import Contradiction, with_kubelet_request
+from bayplan.model.kubelet_requests import Contradiction, PodFacts, with_kubelet_request
 from bayplan.model.ledger import Entry
 from bayplan.model.origin import Nri
-from bayplan.model.pod_facts import PodFacts
 from bayplan.model.wishes import DEFAULT_CPUS_ANNOTATION
 from bayplan.model.workload import Adjustment, Container, Pod
 from bayplan.sets import CpuSet

@@ -20,9 +20,9 @@ from bayplan.errors import BayplanError, HostError, UnavailableError
 from bayplan.host import shadow_mode
 from bayplan.host.devices import ClaimSpecs
 from bayplan.host.hierarchy import pod_path
+from bayplan.model.claims import HeldClaim, ResourceClaim, claim_key
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
-from bayplan.model.resource_claim import HeldClaim, ResourceClaim, claim_key
 from bayplan.placement.resource_claims import decide_claim, pod_hugepages, users_of
 
 logger = logging.getLogger(__name__)

@@ -30,9 +30,9 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.ledger_changes import changed_entries
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.records import changed_entries
 from bayplan.model.workload import Adjustment
 from bayplan.nri import Clock, Runtime, Timer
 from bayplan.placement.adjustment import isolated_cpus, wanted_for

@@ -28,7 +28,7 @@ from bayplan.host import shadow_mode
 from bayplan.host.libc import give_large_blocks_back
 from bayplan.host.lock import DirectoryLock
 from bayplan.host.netlink import watch_hotplug
-from bayplan.oci.server import OciServer
+from bayplan.oci.protocol import OciServer
 from bayplan.state import Store, check_directory, unusable
 
 logger = logging.getLogger(__name__)

@@ -62,8 +62,7 @@ from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
 from bayplan.oci.cri import describe_containers, list_containers
 from bayplan.oci.request_handler import OciRequestSettings
-from bayplan.oci.storage import failed_creations
-from bayplan.oci.unmanaged_containers import UnlistedContainers, UnmanagedContainers
+from bayplan.oci.unmanaged_containers import UnlistedContainers, UnmanagedContainers, failed_creations
 from bayplan.views.snapshot import Observation, Snapshot
 from bayplan.views.status import View
 
@@ -89,7 +88,7 @@ def engine_for(settings: Settings, recording: "Recording | None") -> Engine:
     engine = engine_of(settings)
     if recording is None:
         return engine
-    from bayplan.recording.engine import RecordedEngine  # noqa: PLC0415 - only where it is switched on
+    from bayplan.recording.recording import RecordedEngine  # noqa: PLC0415 - only where it is switched on
 
     return RecordedEngine(engine, recording)
 

@@ -56,13 +56,13 @@ from bayplan.kubelet.eviction_manager import (
 )
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.decision import Decision, Outcome, Reason
-from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.machine import MEMORY
+from bayplan.model.records import EvictionRecord
 from bayplan.model.workload import Pod
 from bayplan.placement.eviction import EvictablePod, candidates, victim
 from bayplan.placement.page_placement import NodeMemory
-from bayplan.views.event_counts import eviction_counter
+from bayplan.views.metrics import eviction_counter
 
 logger = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from bayplan.host.reclaim import missing_abilities
 from bayplan.model.decision import Decision, Move
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.page_records import PageMoveRecord
+from bayplan.model.records import PageMoveRecord
 from bayplan.placement.brakes import allowed_growth
 from bayplan.placement.losing_nodes import LEAD_S, soon_lost_bytes, widened
 from bayplan.placement.node_losses import enough_free_bytes, have_lost_much, have_to_reclaim

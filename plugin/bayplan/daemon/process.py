@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Self
 from bayplan.admin import agent_server
 from bayplan.admin import server as admin_server
 from bayplan.errors import ConfigError, Problem
-from bayplan.oci import server as oci_server
+from bayplan.oci import protocol as oci_server
 from bayplan.quantity import US_PER_S, whole_number
 
 logger = logging.getLogger(__name__)

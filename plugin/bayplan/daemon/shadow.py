@@ -40,7 +40,7 @@ from bayplan.host.unix_socket import Peer
 from bayplan.model.decision import Move
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
-from bayplan.model.page_records import PageMoveRecord
+from bayplan.model.records import PageMoveRecord
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Event, Handler, Runtime

@@ -1,1 +1,1 @@
-"""The machine as a picture in SVG, drawn from the answer to ``nodes``. Pure; see `machine_map`."""
+"""Machines and clusters as pictures in SVG, drawn from the answers to ``nodes``. Pure."""

@@ -31,8 +31,7 @@ from bayplan.errors import HostError
 from bayplan.files import MAX_FILE_BYTES, read_file
 from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import parse_file, parse_number, read_optional, refusal
-from bayplan.model.decision import DeviceHint
-from bayplan.model.resource_claim import (
+from bayplan.model.claims import (
     CDI_KIND,
     AdoptedClaim,
     ClaimedDevice,
@@ -41,6 +40,7 @@ from bayplan.model.resource_claim import (
     is_uid,
     variable_of,
 )
+from bayplan.model.decision import DeviceHint
 from bayplan.model.workload import Container, DeviceType
 from bayplan.sets import NodeSet
 

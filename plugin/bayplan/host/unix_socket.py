@@ -2,7 +2,7 @@
 
 Only root and the daemon's own user may connect, and where a socket has a group, its members: the file's mode
 says so, and the kernel says who connects. The protocols on it: `bayplan.admin.server`,
-`bayplan.admin.agent_server` and `bayplan.oci.server`.
+`bayplan.admin.agent_server` and `bayplan.oci.protocol`.
 """
 
 import abc

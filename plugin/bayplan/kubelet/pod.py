@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from bayplan.errors import ParseError
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.machine import MEMORY

@@ -30,7 +30,7 @@ from bayplan.kubelet.pod import (
     pod_limits,
     pod_requests,
 )
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.machine import MEMORY

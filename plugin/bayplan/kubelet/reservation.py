@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from bayplan.errors import Problem
 from bayplan.kubelet.pod import Amounts, is_memory, page_size_bytes
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import format_bytes, format_page_size
 

@@ -10,10 +10,9 @@ from typing import ClassVar, Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.model.claim_parts import Amounts, Parts, divided, hugepages_of, in_proportion, sum_of
+from bayplan.model.claims import Amounts, ClaimShare, Parts, divided, hugepages_of, in_proportion, sum_of
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementStrategy
-from bayplan.model.resource_claim import ClaimShare
 from bayplan.quantity import MILLI_PER_CPU, format_bytes, parse_quantity
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
@@ -293,7 +292,7 @@ class Request(Struct, frozen=True):
     @property
     def memory_waits_for_proof(self) -> bool:
         """Whether kubelet says less of the memory request than the spec proves: that counts only as long as
-        another container explains the score (see `bayplan.model.sidecar_scores`)."""
+        another container explains the score (see `bayplan.model.qos`)."""
         return self.memory.high_bytes < self.shown_memory.likely_low_bytes
 
     @property
@@ -350,7 +349,7 @@ class Claim(Struct, frozen=True):
     node keeps the same, with ``shares`` of these very nodes each keeps its part of everything, and with
     ``by_node`` what it says, which sums to the amounts. A ``flexible`` claim may be given other nodes for the
     sake of a later request. ``short_bytes`` is as of `Booking`, ``explained_bytes`` the memory that is
-    claimed by another container with the same score (see `bayplan.model.sidecar_scores`).
+    claimed by another container with the same score (see `bayplan.model.qos`).
     """
 
     nodes: NodeSet

@@ -1,4 +1,5 @@
-"""What a container requests according to kubelet, as far as its spec allows that: `with_kubelet_request`.
+"""What kubelet says of a pod that a container runtime never learns (requests, sidecars, priority), and what a
+container requests by it, as far as its spec allows that: `with_kubelet_request`.
 
 kubelet knows the requests; the agent that passes them on may be late, wrong, or somebody else. So the spec
 bounds what it may say, whatever it says and whenever. Of a Guaranteed container the spec says everything, and
@@ -9,7 +10,7 @@ between what the spec proves and what it allows:
   prove it to the byte. Nothing below that is promised.
 * A sidecar is scored by the smallest of its pod's other containers, and may request less than its own score
   stands for. That it is one counts once another container of the pod has the same score
-  (`bayplan.model.sidecar_scores`); until then what the score stands for is promised.
+  (`bayplan.model.qos`); until then what the score stands for is promised.
 * A pod with requests as a whole shares out what its containers do not request; that share is part of the
   score, and of what is promised. So its containers together are promised what the pod requests.
 * kubelet tells no runtime of another memory request alone. So a resize counts up to the limit, where there is
@@ -19,18 +20,92 @@ What is taken depends on the facts, the spec and nothing else: neither on their 
 before. Pure.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from bayplan.model.decision import Interval, QosClass, QosSource, Request
-from bayplan.model.pod_facts import ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.model.qos import request_from_oom_score_adj, shares_from_milli
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL, up_to
 from bayplan.model.resources import MEMORY_LOW, MEMORY_MIN
 from bayplan.quantity import format_bytes
+
+MAX_CONTAINERS: Final = 512
+"""In one pod. etcd limits a pod to 1.5 MiB; kubelet starts pods of some dozens."""
+
+
+MAX_PAGE_SIZES: Final = 16
+"""No architecture has more sizes of huge pages than five."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+"""Of a pod, a namespace, a class, or a uid, as long as Kubernetes allows."""
+
+Amount = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""Kubernetes' own range."""
+
+
+class ContainerKind(enum.Enum):
+    """Init containers run one after the other before the others; a sidecar is an init container that
+    restarts always and stays."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    MAIN = "main"
+
+
+class Amounts(Struct, frozen=True):
+    """Requests, or limits. None where the pod names none. ``hugepages_bytes``: by resource, as in
+    ``hugepages-2Mi``."""
+
+    cpu_milli: Amount | None = None
+    memory_bytes: Amount | None = None
+    hugepages_bytes: Annotated[Mapping[Name, Amount], Meta(max_length=MAX_PAGE_SIZES)] = field(
+        default_factory=dict
+    )
+    ephemeral_storage_bytes: Amount | None = None
+
+
+class ContainerResources(Struct, frozen=True):
+    """The requests and limits of a container or of a pod as a whole."""
+
+    requests: Amounts = Amounts()
+    limits: Amounts = Amounts()
+
+
+class ContainerFacts(Struct, frozen=True):
+    """One container of a pod. ``allocated`` is what kubelet has admitted; ``desired`` is what the pod's
+    specification asks for since, while a resize is under way, else None."""
+
+    name: Name
+    kind: ContainerKind
+    allocated: ContainerResources = ContainerResources()
+    desired: ContainerResources | None = None
+
+
+class PodFacts(Struct, frozen=True):
+    """One pod. ``uid`` is the one of the pod sandbox in the runtime.
+
+    ``pod_level`` are the resources of the pod as a whole (``spec.resources``), None where it has none.
+    ``resized``: its specification was changed since it was created, so that running containers may request
+    something else than they did at their creation.
+    """
+
+    uid: Name
+    namespace: Name
+    name: Name
+    qos: QosClass
+    containers: Annotated[tuple[ContainerFacts, ...], Meta(max_length=MAX_CONTAINERS)]
+    priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    pod_level: ContainerResources | None = None
+    resized: bool = False
+
+    def container(self, name: str) -> ContainerFacts | None:
+        """The container of that name; None if the pod has none."""
+        return next((one for one in self.containers if one.name == name), None)
+
 
 BY_KUBELET: Final = "kubelet"
 """The source of a request that kubelet has from the pod's specification."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.model.claim_parts import Parts, sum_of
+from bayplan.model.claims import HeldClaim, Parts, sum_of
 from bayplan.model.decision import (
     LATER_CODES,
     MEMORY_TAKEN,
@@ -34,8 +34,7 @@ from bayplan.model.decision import (
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.origin import NRI, Origin, WithoutNri
 from bayplan.model.pod_as_a_whole import held_cpus, is_member, settled, shares_promise
-from bayplan.model.resource_claim import HeldClaim
-from bayplan.model.sidecar_scores import corrected_claim, explained_by_others
+from bayplan.model.qos import corrected_claim, explained_by_others
 from bayplan.persistent_map import PersistentMap
 from bayplan.sets import CpuSet, IdSet, NodeSet, nodes_text
 
@@ -88,7 +87,7 @@ class Ledger(Struct, frozen=True):
     was sent others.
 
     ``ids_by_score``: the containers that share a pod and an oom_score_adj, in the order in which they came;
-    see `bayplan.model.sidecar_scores`. ``short_ids``: those whose claims could not be promised in full.
+    see `bayplan.model.qos`. ``short_ids``: those whose claims could not be promised in full.
     ``pinned_ids``: those whose CPUs somebody else has chosen. ``shared_milli``: thousandths of a CPU that the
     containers on the shared CPUs ask for. ``beside_ids``: those that bayplan gives shared CPUs beside their
     own. ``followed_ids``: those for which more than cpusets follows the ledger: a placement file, a partition

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.model.claim_parts import Amounts, sum_of
+from bayplan.model.claims import Amounts, sum_of
 from bayplan.model.decision import (
     Affinity,
     Booking,

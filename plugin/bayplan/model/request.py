@@ -12,7 +12,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from bayplan.model.container_names import container_name
 from bayplan.model.decision import (
     CpuUse,
     CpuWish,
@@ -54,7 +53,7 @@ from bayplan.model.resources import (
     pinned,
 )
 from bayplan.model.wishes import Wishes
-from bayplan.model.workload import Container, Pod
+from bayplan.model.workload import Container, Pod, container_name
 from bayplan.quantity import MILLI_PER_CPU
 
 NO_SIGNAL: Final = "no signal"

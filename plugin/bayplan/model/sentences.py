@@ -29,9 +29,9 @@ from bayplan.model.decision import (
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.life import Report
 from bayplan.model.machine import MEMORY
+from bayplan.model.qos import BY_SCORE
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
 from bayplan.model.resources import RESERVATION
-from bayplan.model.sidecar_scores import BY_SCORE
 from bayplan.model.wishes import MEMORY_POLICY_FLAGS
 from bayplan.quantity import counted, format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text

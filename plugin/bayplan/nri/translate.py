@@ -22,12 +22,14 @@ from typing import Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.model.claims import claims_in
 from bayplan.model.decision import MemoryPolicySetting
-from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
-from bayplan.model.resource_claim import claims_in
 from bayplan.model.resources import NO_RESOURCES, Resources, WrittenResources, read
 from bayplan.model.workload import (
+    DEVICE_TREES,
+    DEVICE_TYPES,
     MOUNT_OPTIONS,
+    NETWORK,
     PLACEMENT_MOUNT,
     Adjustment,
     Container,
@@ -36,7 +38,9 @@ from bayplan.model.workload import (
     Mount,
     Pod,
     Update,
+    cdi_names,
     given_variables,
+    opens_everything,
 )
 from bayplan.nri.handler import EmptySetError, EndlessListError, Handler, PayloadError
 from bayplan.nri.versions import Capabilities, Event, Runtime, infer_nri_version, known_events

@@ -1,4 +1,5 @@
-"""A container that an OCI hook or the runtime wrapper announces: read, checked, and placed in the kernel.
+"""A container that an OCI hook or the runtime wrapper announces: read, checked, compared with its entry, and
+placed in the kernel.
 
 All calls block and belong into a thread. A container is announced by root, but from outside of this
 process: before anything is written, it is checked that process, cgroup and bundle are those of one container.
@@ -19,11 +20,12 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, SCOPE, Hierarchy, container_path
 from bayplan.host.kernelfs import RefusedError
 from bayplan.host.namespaces import mount_in_container
-from bayplan.model.origin import Hook, Precreate, WithoutNri, Wrapper
+from bayplan.model.ledger import Entry
+from bayplan.model.origin import Hook, Nri, Precreate, WithoutNri, Wrapper
+from bayplan.model.resources import Resources
 from bayplan.model.workload import PLACEMENT_MOUNT, Adjustment, Container, Pod, Update
 from bayplan.oci.bundle import CONFIG, read_config, sibling_config
-from bayplan.oci.documents import Spec, State, parse_spec
-from bayplan.oci.errors import OciError
+from bayplan.oci.documents import OciError, Spec, State, parse_spec
 from bayplan.oci.workloads import (
     PODMAN,
     cgroups_path_of,
@@ -239,3 +241,54 @@ def _annotations_of_sandbox(spec: Spec, container_id: str, bundle: str) -> Mappi
     except OciError as error:
         logger.warning("the annotations of a pod cannot be read", extra={"problem": str(error)})
         return {}
+
+
+def origin_of(entry: Entry) -> WithoutNri:
+    """How the container came.
+
+    Raises:
+        OciError: over NRI.
+    """
+    if isinstance(entry.origin, Nri):
+        raise OciError(f"container {entry.container_id}", "came over NRI")
+    return entry.origin
+
+
+def is_same_start(entry: Entry, present: Entry | None) -> bool:
+    """Whether *present* is of the same start of the container as *entry*. The shared CPUs that it was
+    notified of and the nodes of its memory can differ: decisions about others change them."""
+    return present is not None and present.origin is entry.origin
+
+
+def was_rewritten(entry: Entry, announced: WithoutNri) -> bool:
+    """Whether the spec of this very start of the container was rewritten already."""
+    origin = entry.origin
+    if isinstance(origin, Nri) or not origin.changes_spec:
+        return False
+    return origin.container.pid in (0, announced.container.pid)
+
+
+def with_process(entry: Entry, announced: WithoutNri) -> Entry:
+    """*entry* with the process and the cgroup that were *announced*."""
+    origin = origin_of(entry)
+    container = replace(origin.container, pid=announced.container.pid)
+    placed = replace(
+        origin,
+        container=container,
+        bundle=announced.bundle,
+        cgroups=announced.cgroups,
+        start_ticks=announced.start_ticks,
+    )
+    return replace(entry, recorded_origin=placed)
+
+
+def without_ours(entry: Entry, wanted: Adjustment, change: Resources) -> Resources:
+    """*change* without cpusets that we have set, or that are *wanted* now: a runtime that repeats them did
+    not choose them."""
+    cpus, mems = change.cpuset_cpus, change.cpuset_mems
+    applied = origin_of(entry).applied
+    return replace(
+        change,
+        cpuset_cpus=None if cpus in (entry.notified_cpus, applied.cpuset_cpus, wanted.cpuset_cpus) else cpus,
+        cpuset_mems=None if mems in (entry.decision.placement.mems, applied.cpuset_mems) else mems,
+    )

@@ -14,7 +14,7 @@ from typing import Final
 
 from bayplan.files import read_file
 from bayplan.host import shadow_mode
-from bayplan.oci.errors import OciError
+from bayplan.oci.documents import OciError
 from bayplan.oci.protocol import MAX_BODY_BYTES
 
 CONFIG: Final = "config.json"

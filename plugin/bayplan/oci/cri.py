@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from bayplan.errors import ParseError, UnavailableError
 from bayplan.model.workload import Container, ContainerState, Pod
-from bayplan.oci.documents import parse_spec
-from bayplan.oci.errors import OciError
+from bayplan.oci.documents import OciError, parse_spec
 from bayplan.oci.workloads import container_from, is_sandbox, pod_from
 
 TIMEOUT_S: Final = 2.0

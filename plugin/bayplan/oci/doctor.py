@@ -2,12 +2,16 @@
 
 Reads the container engines' files (`bayplan.oci.container_engines`), checks programs and sockets, and says
 what is wrong. It changes nothing and connects to nothing; the daemon's own answer is passed in.
+
+What a node needs before a daemon that is asked over NRI alone can place containers is checked in the step
+that comes before the daemon in a pod: how a runtime is configured is its operator's business.
 """
 
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -16,12 +20,62 @@ from msgspec import Struct
 
 from bayplan.admin_protocol import API_VERSION, DEFAULT_OCI_SOCKET
 from bayplan.config.settings import Settings
+from bayplan.errors import Problem
 from bayplan.files import read_text
 from bayplan.oci.container_engines import ContainerEngine, HookDefinition, read_container_engines
-from bayplan.oci.findings import DaemonState, Finding, Level
-from bayplan.oci.node_checks import node_findings
-from bayplan.oci.wrapper_settings import PATH as WRAPPER_SETTINGS
-from bayplan.oci.wrapper_settings import WrapperSettings, parse_wrapper_settings
+from bayplan.oci.node_checks import DaemonState, Finding, Level, node_findings
+
+WRAPPER_SETTINGS: Final = "/etc/bayplan/oci-runtime.conf"
+KEYS: Final = ("runtime", "socket", "timeout", "on-failure")
+MAX_TIMEOUT_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WrapperSettings:
+    """The texts of the lines ``key = value``, and what is wrong with them."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+def parse_wrapper_settings(text: str) -> WrapperSettings:
+    """The settings in *text*, by the rules of the shell that reads them: blanks around ``=``, no quotes."""
+    values: dict[str, str] = {}
+    problems = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split(None, 2)
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < 2 or words[1] != "=":  # noqa: PLR2004 - key, sign and value
+            problems.append(
+                Problem(
+                    f"{WRAPPER_SETTINGS}:{number}", repr(line.strip()), "key = value, with blanks around ="
+                )
+            )
+        elif words[0] not in KEYS:
+            problems.append(Problem(f"{WRAPPER_SETTINGS}:{number}", words[0], f"one of {', '.join(KEYS)}"))
+        else:
+            values[words[0]] = words[2].strip() if len(words) > 2 else ""  # noqa: PLR2004 - key, sign and value
+    problems += [problem for key, value in values.items() if (problem := _wrong(key, value)) is not None]
+    return WrapperSettings(values, tuple(problems))
+
+
+def _wrong(key: str, value: str) -> Problem | None:
+    if key == "on-failure" and value not in ("", "allow", "refuse"):
+        return Problem(f"{WRAPPER_SETTINGS}: on-failure", value, "allow or refuse")
+    if key == "timeout" and value and not _is_timeout(value):
+        return Problem(f"{WRAPPER_SETTINGS}: timeout", value, f"seconds above 0, at most {MAX_TIMEOUT_S:g}")
+    if key in ("runtime", "socket") and value and not value.startswith("/"):
+        return Problem(f"{WRAPPER_SETTINGS}: {key}", value, "an absolute path")
+    return None
+
+
+def _is_timeout(value: str) -> bool:
+    try:
+        return 0 < float(value) <= MAX_TIMEOUT_S
+    except ValueError:
+        return False
+
 
 NRI_SOCKETS: Final = ("/var/run/nri/nri.sock", "/run/nri/nri.sock")
 """One place under two names; below another root the link between them may lead out of it."""
@@ -403,3 +457,38 @@ def _at_stage(hooks: list[HookDefinition], stage: str) -> str:
 
 def _name(program: str) -> str:
     return PurePosixPath(program).name
+
+
+_FOLLOWS: Final = ", so that nobody would ask bayplan about containers"
+
+
+def prerequisites(root: Path, nri_socket: Path | None = None) -> dict[str, Any]:
+    """The examination of the node below *root*, as far as it matters before the start; ready for JSON. Of the
+    node is *nri_socket*, too; None: it is where runtimes have it by default."""
+    sockets = NRI_SOCKETS if nri_socket is None else (str(nri_socket),)
+    findings = (*_of_runtimes(root, sockets), *node_findings(root, None))
+    return view_of(Examination(root, None).forms, findings)
+
+
+def _of_runtimes(root: Path, sockets: Sequence[str]) -> Iterator[Finding]:
+    if any(_is_socket(root / path.lstrip("/")) for path in sockets):
+        return
+    runtimes = [engine for engine in read_container_engines(root) if nri_name(engine)]
+    if not runtimes:
+        text = f"is not there, and neither containerd nor CRI-O was found below {root}"
+        yield Finding(Level.ERROR, sockets[-1], text, "bayplan needs one of them, with NRI switched on")
+    for engine in runtimes:
+        yield Finding(Level.ERROR, engine.name, f"serves no {sockets[-1]}{_FOLLOWS}", _advice(engine))
+
+
+def _advice(engine: ContainerEngine) -> str:
+    if engine.nri:
+        return "NRI is switched on in its configuration: restart it, and see its log"
+    return how_to_switch_on(engine)
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False

@@ -31,13 +31,26 @@ from bayplan.model.life import Action, Report
 from bayplan.model.machine import Machine
 from bayplan.model.workload import Adjustment, Update
 from bayplan.oci import announced_container
-from bayplan.oci.announced_container import AnnouncedContainer
+from bayplan.oci.announced_container import (
+    AnnouncedContainer,
+    is_same_start,
+    origin_of,
+    was_rewritten,
+    with_process,
+    without_ours,
+)
 from bayplan.oci.bundle import replace_config
-from bayplan.oci.documents import State, check_id, parse_resources, parse_state
-from bayplan.oci.entries import is_same_start, origin_of, was_rewritten, with_process, without_ours
-from bayplan.oci.patches import exec_patch, merged, resources_patch, spec_patch
-from bayplan.oci.protocol import Answer, Status, Verb
-from bayplan.oci.request_bodies import container_id_in, id_and_rest, texts
+from bayplan.oci.documents import (
+    State,
+    check_id,
+    exec_patch,
+    merged,
+    parse_resources,
+    parse_state,
+    resources_patch,
+    spec_patch,
+)
+from bayplan.oci.protocol import Answer, Status, Verb, container_id_in, id_and_rest, texts
 from bayplan.oci.runtime_update import (
     RuntimeCommand,
     RuntimeUpdater,

@@ -23,8 +23,7 @@ from bayplan.errors import BayplanError
 from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_text
 from bayplan.model.workload import Adjustment
-from bayplan.oci.documents import LinuxResources, Spec
-from bayplan.oci.patches import merged, resources_patch
+from bayplan.oci.documents import LinuxResources, Spec, merged, resources_patch
 
 logger = logging.getLogger(__name__)
 

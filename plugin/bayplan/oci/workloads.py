@@ -11,13 +11,23 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bayplan.errors import ParseError
+from bayplan.model.claims import claims_in
 from bayplan.model.decision import MEMORY_POLICY_FLAGS, MemoryPolicyMode, MemoryPolicySetting
-from bayplan.model.device_spec import DEVICE_TREES, DEVICE_TYPES, NETWORK, cdi_names, opens_everything
-from bayplan.model.resource_claim import claims_in
 from bayplan.model.resources import Resources, WrittenResources, read
-from bayplan.model.workload import PLACEMENT_MOUNT, Container, DeviceNode, Mount, Pod, given_variables
-from bayplan.oci.documents import Cpu, LinuxResources, Memory, Spec
-from bayplan.oci.errors import OciError
+from bayplan.model.workload import (
+    DEVICE_TREES,
+    DEVICE_TYPES,
+    NETWORK,
+    PLACEMENT_MOUNT,
+    Container,
+    DeviceNode,
+    Mount,
+    Pod,
+    cdi_names,
+    given_variables,
+    opens_everything,
+)
+from bayplan.oci.documents import Cpu, LinuxResources, Memory, OciError, Spec
 from bayplan.printable import printable
 from bayplan.quantity import whole_number
 from bayplan.sets import CpuSet, NodeSet

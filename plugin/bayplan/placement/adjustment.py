@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.kubelet.qos import memory_high_bytes, memory_protection
 from bayplan.model.basis import Basis
-from bayplan.model.claim_parts import by_page_size
+from bayplan.model.claims import ClaimShare, by_page_size
 from bayplan.model.decision import Decision, ExecCpus, QosClass, QosSource, Reason, Request
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger
@@ -23,7 +23,6 @@ from bayplan.model.pod_as_a_whole import is_member, shares_cpus
 from bayplan.model.policy import MemoryQos, OutsideRequests
 from bayplan.model.qos import OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj
-from bayplan.model.resource_claim import ClaimShare
 from bayplan.model.resources import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, Resources, changed_resources
 from bayplan.model.workload import Adjustment, Container, Update
 from bayplan.placement.placement_file import environment_of

@@ -19,10 +19,7 @@ from msgspec.structs import replace
 from bayplan.engines.interface import EXACT, Engine
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.model.basis import Allocatable, Basis
-from bayplan.model.decision import Decision, Outcome, Placement, Reason
-from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.resource_claim import (
+from bayplan.model.claims import (
     CPU_DRIVER,
     CPU_DRIVER_VARIABLE,
     AdoptedClaim,
@@ -35,6 +32,9 @@ from bayplan.model.resource_claim import (
     is_request,
     is_uid,
 )
+from bayplan.model.decision import Decision, Outcome, Placement, Reason
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.foreign_cpusets import TAKEN_OVER, sharing
 from bayplan.placement.resource_claims import MOST_CLAIMS, claims_text, request_of

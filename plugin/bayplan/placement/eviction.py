@@ -13,10 +13,16 @@ from msgspec import Struct
 from bayplan.kubelet.eviction_manager import EPHEMERAL_STORAGE, INODES, PodUsage, eviction_order
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec, pod_requests
 from bayplan.model.decision import QosClass, Request
-from bayplan.model.kubelet_requests import promised_bytes, requested_bytes
+from bayplan.model.kubelet_requests import (
+    ContainerFacts,
+    ContainerKind,
+    ContainerResources,
+    PodFacts,
+    promised_bytes,
+    requested_bytes,
+)
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
-from bayplan.model.pod_facts import ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.model.qos import qos_from_cgroup_parent
 from bayplan.model.workload import Container, Pod
 from bayplan.quantity import MIB

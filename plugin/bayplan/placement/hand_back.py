@@ -23,7 +23,7 @@ from bayplan.errors import Problem
 from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.basis import Basis
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine

@@ -17,7 +17,7 @@ from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.interface import Engine
 from bayplan.model.basis import Basis
-from bayplan.model.claim_parts import Amounts, hugepages_of
+from bayplan.model.claims import Amounts, hugepages_of
 from bayplan.model.decision import Claim, Decision, Outcome, Reason, Request
 from bayplan.model.machine import MEMORY, Machine, Node, hugepage_size_bytes, hugepages
 from bayplan.model.memory_kinds import usable_nodes

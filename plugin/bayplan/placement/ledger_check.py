@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from bayplan.model.basis import Basis
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import Booking
 from bayplan.model.ledger import (
     Entry,

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from bayplan.model.claim_parts import hugepages_of
+from bayplan.model.claims import hugepages_of
 from bayplan.model.decision import Decision, Reason
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Cpu, Machine

@@ -15,9 +15,9 @@ from bayplan.engines.interface import Engine
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Booking, QosSource
 from bayplan.model.ledger import Entry, Ledger, with_pool_cpus
-from bayplan.model.ledger_changes import retained_changes
 from bayplan.model.machine import Machine, union
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus
+from bayplan.model.records import retained_changes
 from bayplan.model.resources import pinned
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import MOST_UPDATES, cpus_updates, for_one_reply, merged

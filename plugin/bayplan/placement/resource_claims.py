@@ -17,8 +17,15 @@ from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import EXACT, Engine
 from bayplan.model.basis import Basis
-from bayplan.model.claim_parts import by_page_size, sum_of
-from bayplan.model.container_names import container_name
+from bayplan.model.claims import (
+    BY_CLAIM,
+    ClaimShare,
+    HeldClaim,
+    ResourceClaim,
+    by_page_size,
+    claim_key,
+    sum_of,
+)
 from bayplan.model.decision import (
     Claim,
     Decision,
@@ -33,14 +40,7 @@ from bayplan.model.decision import (
 )
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
-from bayplan.model.resource_claim import (
-    BY_CLAIM,
-    ClaimShare,
-    HeldClaim,
-    ResourceClaim,
-    claim_key,
-)
-from bayplan.model.workload import Container, Pod
+from bayplan.model.workload import Container, Pod, container_name
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import STATIC, Decision, MemoryPolicyMode, MemoryPolicySetting, Reason
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.placement.memory_policy import MemoryPolicyAbility

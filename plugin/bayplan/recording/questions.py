@@ -20,9 +20,9 @@ from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.ledger_changes import changed_ids, entries_of
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyScope
+from bayplan.model.records import changed_ids, entries_of
 from bayplan.sets import CpuSet, NodeSet, set_to_text, text_to_set
 
 FORMAT: Final = 1

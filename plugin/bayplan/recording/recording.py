@@ -1,12 +1,18 @@
-"""Makes the lines of a recording, and hands them to a thread that writes them.
+"""A recording as it is made: an engine has each question recorded with its answer, the lines are handed to a
+thread, and that writes them to a file.
+
+The file is a regular file of its own, which replaces nothing but an earlier recording: that is kept beside
+it, as ``FILE.1``, in place of one before that.
 
 Nothing here waits for the disk. A recording that the disk does not take ends; the daemon goes on without it.
 Invariant: each file can be replayed from its first line on, whatever was lost before and after it.
 """
 
 import logging
+import os
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -15,14 +21,106 @@ from typing import Final, Self
 from msgspec import Struct
 
 from bayplan.control.threads import StoreThread
+from bayplan.engines.interface import Engine, EngineKind
+from bayplan.errors import ConfigError, Problem
+from bayplan.files import kind_of
 from bayplan.model.basis import Basis
+from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Ledger
-from bayplan.model.ledger_changes import changed_ids, entries_of
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.records import changed_ids, entries_of
 from bayplan.quantity import MIB
-from bayplan.recording.file import RecordingFile
-from bayplan.recording.questions import AnyQuestion, Begin, Changed, EngineOptions, encode
+from bayplan.recording.questions import (
+    Adopt,
+    AnyQuestion,
+    Begin,
+    Changed,
+    CompletedClaims,
+    Converted,
+    Decide,
+    EngineOptions,
+    MovesBack,
+    ResizedPools,
+    WidenedPlacements,
+    changed_entries,
+    encode,
+    options_of,
+)
+from bayplan.sets import CpuSet, NodeSet
+
+OPENING: Final = b'{"kind":"Begin"'
+"""The first bytes of each recording."""
+
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+_MODE: Final = 0o600
+"""The names of pods are nobody else's business."""
+
+
+class RecordingFile:
+    """The file at *path*, which is new when this is made.
+
+    Raises:
+        ConfigError: something else is there, or the file cannot be made; all problems at once.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._earlier = path.with_name(f"{path.name}.1")
+        problems = tuple(problem for one in (path, self._earlier) if (problem := _in_the_way(one)))
+        if problems:
+            raise ConfigError(str(path), problems)
+        try:
+            self._set_aside()
+            self._descriptor = os.open(path, _FLAGS, _MODE)
+        except OSError as error:
+            found = error.strerror or str(error)
+            raise ConfigError(str(path), (Problem("the file", found, "a file that can be made"),)) from error
+
+    def write(self, lines: bytes) -> None:
+        """Append *lines*; raises OSError."""
+        rest = memoryview(lines)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def begin_anew(self) -> None:
+        """Go on in a new file; raises OSError."""
+        self._set_aside()
+        full, self._descriptor = self._descriptor, os.open(self.path, _FLAGS, _MODE)
+        os.close(full)
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._descriptor)
+
+    def _set_aside(self) -> None:
+        if self.path.exists():
+            self.path.replace(self._earlier)
+
+
+def _in_the_way(path: Path) -> Problem | None:
+    """What is at *path* if it is no recording."""
+    expected = "nothing, or an earlier recording"
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            return Problem(str(path), kind_of(status), expected)
+        if status.st_size and _start(path) != OPENING:
+            return Problem(str(path), "a file that is no recording", expected)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Problem(str(path), error.strerror or str(error), expected)
+    return None
+
+
+def _start(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return os.read(descriptor, len(OPENING))
+    finally:
+        os.close(descriptor)
+
 
 logger = logging.getLogger(__name__)
 
@@ -144,3 +242,86 @@ class Recording:
         self.problem = problem
         extra = {"file": str(self._file.path), "problem": problem}
         logger.warning("nothing is recorded any more", extra=extra)
+
+
+class RecordedEngine:
+    """See the module. Each method is that of `Engine`."""
+
+    def __init__(self, engine: Engine, recording: Recording) -> None:
+        self._engine, self._recording = engine, recording
+        self._options = options_of(engine)
+
+    @property
+    def name(self) -> str:
+        """See `Engine`."""
+        return self._engine.name
+
+    @property
+    def kind(self) -> EngineKind:
+        """As of the engine."""
+        return self._engine.kind
+
+    def separate_copy(self) -> "RecordedEngine":
+        """See `Engine`; both are recorded in the same file."""
+        return RecordedEngine(self._engine.separate_copy(), self._recording)
+
+    def decide(
+        self,
+        basis: Basis,
+        request: Request,
+        current: Placement | None = None,
+    ) -> Decision:
+        """See `Engine`."""
+        answer = self._engine.decide(basis, request, current)
+        question = Decide(_now_us(), answer, request, current)
+        self._recording.add(self._options, basis, question)
+        return answer
+
+    def adopt(
+        self,
+        basis: Basis,
+        request: Request,
+        mems: NodeSet | None,
+    ) -> Placement:
+        """See `Engine`."""
+        answer = self._engine.adopt(basis, request, mems)
+        question = Adopt(_now_us(), answer, request, mems)
+        self._recording.add(self._options, basis, question)
+        return answer
+
+    def moves_back(self, basis: Basis, staying: Collection[str] = ()) -> tuple[Move, ...]:
+        """See `Engine`."""
+        answer = self._engine.moves_back(basis, staying)
+        question = MovesBack(_now_us(), answer, tuple(sorted(staying)))
+        self._recording.add(self._options, basis, question)
+        return answer
+
+    def widened_placements(self, basis: Basis) -> Mapping[str, Placement]:
+        """See `Engine`."""
+        answer = self._engine.widened_placements(basis)
+        self._recording.add(self._options, basis, WidenedPlacements(_now_us(), answer))
+        return answer
+
+    def completed_claims(self, basis: Basis) -> Mapping[str, Claim]:
+        """See `Engine`."""
+        answer = self._engine.completed_claims(basis)
+        self._recording.add(self._options, basis, CompletedClaims(_now_us(), answer))
+        return answer
+
+    def resized_pools(self, basis: Basis) -> Mapping[str, CpuSet]:
+        """See `Engine`."""
+        answer = self._engine.resized_pools(basis)
+        self._recording.add(self._options, basis, ResizedPools(_now_us(), answer))
+        return answer
+
+    def converted(self, basis: Basis) -> Ledger:
+        """See `Engine`."""
+        ledger = basis.ledger
+        answer = self._engine.converted(basis)
+        question = Converted(_now_us(), changed_entries(ledger, answer))
+        self._recording.add(self._options, basis, question)
+        return answer
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

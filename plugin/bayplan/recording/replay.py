@@ -21,9 +21,9 @@ from bayplan.model import sentences
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, Move
 from bayplan.model.ledger import Ledger
-from bayplan.model.ledger_changes import with_changes
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.records import with_changes
 from bayplan.recording.questions import FORMAT, AnyQuestion, Begin, Changed, Line, decode
 from bayplan.recording.recording import MAX_FILE_BYTES
 from bayplan.sets import set_to_text

@@ -21,11 +21,10 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from bayplan.errors import BayplanError, ParseError, StateError
-from bayplan.model.container_names import names_container
 from bayplan.model.decision import Decision
-from bayplan.model.eviction_records import EvictionRecord
 from bayplan.model.ledger import Entry
-from bayplan.model.page_records import PageMoveRecord
+from bayplan.model.records import EvictionRecord, PageMoveRecord
+from bayplan.model.workload import names_container
 from bayplan.placement.measured_reservation import Learned
 from bayplan.sets import NodeSet
 from bayplan.state.database import (
@@ -230,7 +229,7 @@ class Store:
 
     def history(self, limit: int = 100, subject: str | None = None) -> list[HistoryItem]:
         """The last *limit* decisions, the newest first; only those about *subject*, if one is given: see
-        `bayplan.model.container_names`."""
+        `bayplan.model.workload`."""
         query = "SELECT at_us, document FROM decisions WHERE listed ORDER BY id DESC LIMIT ?"
         values: tuple[object, ...] = (limit,)
         if subject is not None:

@@ -12,7 +12,7 @@ from typing import Final
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.model.basis import Basis, kept_by_pin
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import Request
 from bayplan.model.ledger import holds_alone
 from bayplan.model.machine import MEMORY, union

@@ -12,13 +12,13 @@ from bayplan.admin_protocol import API_VERSION
 from bayplan.engines.exact.witness import Spread, by_node, witness
 from bayplan.engines.interface import EngineKind
 from bayplan.model.basis import Allocatable
+from bayplan.model.claims import DRIVER
 from bayplan.model.decision import QosSource
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY, Cpu, Machine, Node, hugepages
 from bayplan.model.memory_kinds import tier_ranks
 from bayplan.model.pod_as_a_whole import held_cpus, is_member
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.resource_claim import DRIVER
 from bayplan.placement.adjustment import cpus_for
 from bayplan.placement.foreign_cpusets import CpuHolders
 from bayplan.placement.page_placement import LivePages

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from bayplan.agent.cluster.topology import pod_fingerprint
-from bayplan.model.container_names import parts_in_pod
+from bayplan.model.workload import parts_in_pod
 from bayplan.sets import CpuSet
 from support.control_plane import GUESTS_VIEW, SERVICE, ControlPlane
 from testbed.agent import GROUP, start_agent

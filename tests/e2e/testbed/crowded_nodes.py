@@ -16,7 +16,7 @@ _PUT = """
 import contextlib, sys
 sys.path.insert(0, "/opt/bayplan/lib")
 from bayplan.errors import HostError
-from bayplan.host.page_migration import migrate_pages
+from bayplan.host.page_moves import migrate_pages
 from bayplan.sets import NodeSet
 # What has no room on its node yet has it once the others are on theirs.
 for tolerated in ((HostError,), ()):

@@ -28,7 +28,7 @@ from bayplan.nri.request_queue import RequestQueue, Timeouts
 from bayplan.nri.translate import Operation
 from bayplan.nri.wire import Response
 from bayplan.oci.request_handler import OciRequestSettings
-from bayplan.oci.storage import failed_creations
+from bayplan.oci.unmanaged_containers import failed_creations
 from bayplan.quantity import GIB
 from support.clock import ManualClock
 from support.controllers import consistent, runtime

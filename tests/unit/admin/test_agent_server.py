@@ -29,7 +29,7 @@ from bayplan.backoff import Allowance
 from bayplan.control.commit_listeners import MAX_KEPT, ChangeLog
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
-from bayplan.model.pod_facts import MAX_CONTAINERS, ContainerFacts, ContainerKind, PodFacts
+from bayplan.model.kubelet_requests import MAX_CONTAINERS, ContainerFacts, ContainerKind, PodFacts
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from support.agents import AgentClient, connected, serving

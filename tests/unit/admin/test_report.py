@@ -11,15 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.admin.history import _moved, _page_move, reporting
+from bayplan.cli.layout import Table
 from bayplan.cli.report import blocks
-from bayplan.cli.table_layout import Table
 from bayplan.daemon.shadow import Parts
 from bayplan.errors import ConfigError, PlacementError
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.decision import QosClass
-from bayplan.model.eviction_records import EvictionRecord
-from bayplan.model.page_records import PageMoveRecord
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.model.records import EvictionRecord, PageMoveRecord
 from bayplan.model.workload import Adjustment
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 from bayplan.agent.kubelet_pods import pod_of_bytes, pod_of_object, pods_of_json
 from bayplan.errors import ParseError
 from bayplan.model.decision import QosClass
-from bayplan.model.kubelet_requests import promised_bytes, requested_bytes
-from bayplan.model.pod_facts import Amounts, ContainerKind, ContainerResources
+from bayplan.model.kubelet_requests import (
+    Amounts,
+    ContainerKind,
+    ContainerResources,
+    promised_bytes,
+    requested_bytes,
+)
 from bayplan.quantity import GIB, MIB
 from support.fake_kubelet import RECORDED, recorded
 

@@ -14,10 +14,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.http.page import Answers
 from bayplan.agent.http.server import PageRequest
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent_protocol import (
     MAX_DAEMON_MESSAGE_BYTES,
     Change,
@@ -30,7 +29,13 @@ from bayplan.agent_protocol import (
 from bayplan.backoff import Backoff
 from bayplan.errors import PlacementError, UnavailableError
 from bayplan.model.decision import QosClass
-from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
+from bayplan.model.kubelet_requests import (
+    Amounts,
+    ContainerFacts,
+    ContainerKind,
+    ContainerResources,
+    PodFacts,
+)
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import MIB
 from bayplan.views.status import nodes_view, status_view

@@ -6,15 +6,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bayplan.cli.cluster_summary import (
+from bayplan.cli.kubectl_bayplan import (
     MOST_ROWS,
     nodes_digest,
     nodes_summary,
     status_digest,
     status_summary,
 )
-from bayplan.cli.table_layout import Block, Table
-from bayplan.drawing.cluster_map import cluster_map
+from bayplan.cli.layout import Block, Table
+from bayplan.drawing.maps import cluster_map
 from bayplan.quantity import GIB
 from bayplan.views.status import nodes_view, status_view
 from support.snapshots import make_snapshot

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bayplan.cli.main import main
-from bayplan.drawing.machine_map import machine_map
+from bayplan.drawing.maps import machine_map
 from bayplan.errors import EXIT_FAILURE
 from bayplan.views.status import nodes_view
 

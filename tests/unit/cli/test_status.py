@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from bayplan.agent.http import page
 from bayplan.cli import claims, nodes, status
+from bayplan.cli.layout import Block, Output, Table, rendered, table_lines
 from bayplan.cli.main import main
-from bayplan.cli.render import Output, rendered
-from bayplan.cli.table_layout import Block, Table, table_lines
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
+from bayplan.model.claims import ClaimShare
 from bayplan.model.decision import (
     Affinity,
     Claim,
@@ -30,7 +30,6 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Node
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
-from bayplan.model.resource_claim import ClaimShare
 from bayplan.placement.resource_claims import decide_claim
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.cli.render import Output, rendered, show
-from bayplan.cli.table_layout import Column, Table, cells, fold, table_lines
+from bayplan.cli.layout import Column, Output, Table, cells, fold, rendered, show, table_lines
 
 WORDS = st.text(st.sampled_from("ab/-. \u4e2d\u00e4"), max_size=40)
 NAMES = ["shop/web-7f9c8d7d6-abcde/nginx-with-a-long-name", "shop/web-7f9c8d7d6-abcdf/nginx-with-a-long-name"]

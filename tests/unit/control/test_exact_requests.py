@@ -15,9 +15,8 @@ from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import StateError
 from bayplan.model.decision import OVERCOMMITTED, QosClass, Request
-from bayplan.model.kubelet_requests import BY_KUBELET
+from bayplan.model.kubelet_requests import BY_KUBELET, ContainerKind, PodFacts
 from bayplan.model.machine import MEMORY
-from bayplan.model.pod_facts import ContainerKind, PodFacts
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Pod
 from bayplan.nri import Event

@@ -18,8 +18,8 @@ from bayplan.daemon.shadow import ShadowResourceClaims
 from bayplan.errors import HostError, PlacementError, StateError, UnavailableError
 from bayplan.host.devices import CdiSpecs, ClaimSpecs
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
+from bayplan.model.claims import HeldClaim, cdi_name, claims_in
 from bayplan.model.decision import QosClass
-from bayplan.model.resource_claim import HeldClaim, cdi_name, claims_in
 from bayplan.nri import Event
 from bayplan.quantity import MIB
 from support.controllers import begun, controlled, full_disk, here

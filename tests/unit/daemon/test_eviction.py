@@ -25,8 +25,14 @@ from bayplan.host.page_moves import PagesMoved
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.kubelet.eviction_manager import NodeCondition, Observation, Threshold, ThresholdValue
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_requests import (
+    Amounts,
+    ContainerFacts,
+    ContainerKind,
+    ContainerResources,
+    PodFacts,
+)
 from bayplan.model.kubelet_version import KubeletRules
-from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, Pod
 from bayplan.quantity import GIB, KIB, MIB

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.drawing.machine_map import NARROWEST, WIDTH, Socket, holders_of, machine_map, rows_of
+from bayplan.drawing.maps import NARROWEST, WIDTH, Socket, holders_of, machine_map, rows_of
 from bayplan.drawing.svg import COLORS, NAMED, colors_of
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bayplan.oci.container_engines import read_container_engines
-from bayplan.oci.doctor import DaemonState, Examination
-from bayplan.oci.wrapper_settings import parse_wrapper_settings
+from bayplan.oci.doctor import DaemonState, Examination, parse_wrapper_settings
 from support.oci_daemon import OciDaemon
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ import pytest
 
 from bayplan.control.container_files import Starts
 from bayplan.host.unix_socket import Peer
-from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_TEXT_BYTES, Answer, Status, Verb
-from bayplan.oci.server import OciServer
+from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_TEXT_BYTES, Answer, OciServer, Status, Verb
 
 if TYPE_CHECKING:
     from conftest import Installation, Runtime

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.model.claim_parts import divided
+from bayplan.model.claims import divided
 from bayplan.model.decision import Claim
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bayplan.model.container_names import names_container
+from bayplan.model.workload import names_container
 
 NAME, ID = "default/web-0/nginx", "3f9c1d2e4b5a69788796a5b4c3d2e1f0"
 

@@ -6,8 +6,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.model.decision import QosClass, QosSource, Request
-from bayplan.model.kubelet_requests import BY_KUBELET, Contradiction, with_kubelet_request
-from bayplan.model.pod_facts import ContainerFacts, ContainerKind, PodFacts
+from bayplan.model.kubelet_requests import (
+    BY_KUBELET,
+    ContainerFacts,
+    ContainerKind,
+    Contradiction,
+    PodFacts,
+    with_kubelet_request,
+)
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources
 from bayplan.model.wishes import Wishes

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement, QosClass, QosSource, Request
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.sidecar_scores import BY_SCORE
+from bayplan.model.qos import BY_SCORE
 from bayplan.placement.adjustment import cpus_for, cpus_updates
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine

@@ -22,9 +22,9 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.model.qos import BY_SCORE, explained_by_others
 from bayplan.model.request import BY_ANNOTATION
 from bayplan.model.resources import Resources
-from bayplan.model.sidecar_scores import BY_SCORE, explained_by_others
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from bayplan.simulate.comparison import simulate

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.oci.bundle import read_config, replace_config, sibling_config
-from bayplan.oci.errors import OciError
+from bayplan.oci.documents import OciError
 from bayplan.oci.protocol import MAX_BODY_BYTES
 
 TEXT = b'{"linux": {}}'

@@ -10,7 +10,7 @@ import pytest
 
 from bayplan.oci.container_engines import read_container_engines
 from bayplan.oci.doctor import DEADLINE_MS, Examination
-from bayplan.oci.findings import DaemonState, Level
+from bayplan.oci.node_checks import DaemonState, Level
 
 HOOK = "/usr/libexec/bayplan/oci-hook"
 WRAPPER = "/usr/libexec/bayplan/bayplan-runtime"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from bayplan.oci.memory_protection import MOST_NAMED, void_protections
+from bayplan.oci.node_checks import MOST_NAMED, void_protections
 from bayplan.quantity import MIB
 
 ONE, OTHER = "1" * 64, "2" * 64

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.oci.findings import DaemonState, Finding, Level
-from bayplan.oci.node_checks import node_findings
+from bayplan.oci.node_checks import DaemonState, Finding, Level, node_findings
 
 ALL = (1 << 41) - 1
 

@@ -4,8 +4,7 @@ import json
 
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.workload import Adjustment
-from bayplan.oci.documents import parse_spec
-from bayplan.oci.patches import exec_patch, merged, spec_patch
+from bayplan.oci.documents import exec_patch, merged, parse_spec, spec_patch
 from bayplan.sets import CpuSet, NodeSet
 
 SPREAD = MemoryPolicySetting(MemoryPolicyMode.WEIGHTED_INTERLEAVE, NodeSet([0, 1, 3]), ("static_nodes",))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.oci.prerequisites import prerequisites
+from bayplan.oci.doctor import prerequisites
 
 
 def serve(root: Path, path: str = "run/nri/nri.sock") -> socket.socket:

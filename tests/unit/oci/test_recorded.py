@@ -7,8 +7,7 @@ import pytest
 
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.resources import Resources
-from bayplan.oci.documents import Spec, parse_spec
-from bayplan.oci.errors import OciError
+from bayplan.oci.documents import OciError, Spec, parse_spec
 from bayplan.oci.workloads import (
     container_engine_of,
     container_from,

@@ -12,8 +12,16 @@ import pytest
 
 from bayplan.errors import UnavailableError
 from bayplan.host.unix_socket import MAX_REQUEST_WAIT_S, Peer
-from bayplan.oci.protocol import MAX_BODY_BYTES, MAX_STATE_BYTES, MAX_TEXT_BYTES, Answer, Status, Verb
-from bayplan.oci.server import MAX_CLIENTS, OciServer
+from bayplan.oci.protocol import (
+    MAX_BODY_BYTES,
+    MAX_CLIENTS,
+    MAX_STATE_BYTES,
+    MAX_TEXT_BYTES,
+    Answer,
+    OciServer,
+    Status,
+    Verb,
+)
 from support.oci_client import ask, exchange
 
 Scenario = Callable[[OciServer, Path], Awaitable[None]]

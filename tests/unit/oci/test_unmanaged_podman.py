@@ -16,8 +16,7 @@ from bayplan.host.hierarchy import container_path
 from bayplan.model.decision import Outcome
 from bayplan.model.origin import Hook, Wrapper
 from bayplan.model.workload import Pod
-from bayplan.oci.storage import failed_creations
-from bayplan.oci.unmanaged_containers import PODMAN, UnmanagedContainers
+from bayplan.oci.unmanaged_containers import PODMAN, UnmanagedContainers, failed_creations
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.controllers import Controlled, controlled, here

@@ -7,9 +7,15 @@ from msgspec.structs import replace
 
 from bayplan.kubelet.eviction_manager import EPHEMERAL_STORAGE, INODES, PIDS
 from bayplan.model.decision import Decision, Interval, Outcome, QosClass, QosSource, Request
-from bayplan.model.kubelet_requests import BY_KUBELET
+from bayplan.model.kubelet_requests import (
+    BY_KUBELET,
+    Amounts,
+    ContainerFacts,
+    ContainerKind,
+    ContainerResources,
+    PodFacts,
+)
 from bayplan.model.ledger import Entry
-from bayplan.model.pod_facts import Amounts, ContainerFacts, ContainerKind, ContainerResources, PodFacts
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.eviction import (
     CRITICAL_PRIORITY,

@@ -13,9 +13,7 @@ from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import GIB
-from bayplan.recording.engine import RecordedEngine
-from bayplan.recording.file import RecordingFile
-from bayplan.recording.recording import Recording
+from bayplan.recording.recording import RecordedEngine, Recording, RecordingFile
 from bayplan.recording.replay import replay_view
 from support.machines import machine
 from support.recordings import recording_at

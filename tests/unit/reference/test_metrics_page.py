@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from bayplan.views.event_counts import EVENTS
-from bayplan.views.metrics import METRICS
+from bayplan.views.metrics import EVENTS, METRICS
 from reference.metrics_page import page
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"

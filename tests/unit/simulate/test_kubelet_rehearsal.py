@@ -22,8 +22,8 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
+from bayplan.simulate.comparison import Simulation
 from bayplan.simulate.manifest import PlannedPod, plan_manifest
-from bayplan.simulate.simulation import Simulation
 from bayplan.simulate.trace_file import Arrival, Departure, Event
 from conformance.sections.sequences import recorded_machine
 from support.machines import machine

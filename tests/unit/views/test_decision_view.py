@@ -8,7 +8,7 @@ import json
 from msgspec.structs import replace
 
 from bayplan.cli.decision_text import decision_blocks
-from bayplan.cli.render import show
+from bayplan.cli.layout import show
 from bayplan.model import sentences
 from bayplan.model.decision import (
     Advantage,

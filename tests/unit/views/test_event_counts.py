@@ -7,7 +7,7 @@ import bayplan
 from bayplan.model.decision import Outcome
 from bayplan.oci.protocol import Verb
 from bayplan.placement.foreign_cpusets import PinningManager
-from bayplan.views.event_counts import EVENTS, all_events, reasons
+from bayplan.views.metrics import EVENTS, all_events, reasons
 
 PACKAGE = Path(bayplan.__file__).parent
 # What is counted by names that are put together; codes of reasons have a metric of their own.

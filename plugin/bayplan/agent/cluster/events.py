@@ -19,16 +19,16 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.agent.cluster.api import Api, ApiError, Object, pause_s
-from bayplan.agent.condition import Condition
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Evicted
 from bayplan.backoff import Allowance, Backoff
 from bayplan.errors import UnavailableError
-from bayplan.model.container_names import parts_in_pod
+from bayplan.logs import Condition
 from bayplan.model.decision import MOVED_OVER, RELOCATED, Decision, Outcome
+from bayplan.model.kubelet_requests import ContainerKind, PodFacts
 from bayplan.model.ledger import Ledger
-from bayplan.model.pod_facts import ContainerKind, PodFacts
 from bayplan.model.sentences import summary
+from bayplan.model.workload import parts_in_pod
 from bayplan.quantity import US_PER_S
 
 REFUSED: Final = "PlacementRefused"

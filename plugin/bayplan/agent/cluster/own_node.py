@@ -12,10 +12,10 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.agent.cluster.api import Api, ApiError
-from bayplan.agent.condition import Condition
-from bayplan.agent.daemon_link import DaemonLink
+from bayplan.agent.mirror import DaemonLink
 from bayplan.backoff import drawn
 from bayplan.errors import ConfigError, Problem, UnavailableError
+from bayplan.logs import Condition
 
 ASK_INTERVAL_S: Final = 300.0
 """At most, at least half of it; a kubelet is changed once in months."""

@@ -22,13 +22,13 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from bayplan.agent.cluster.api import Api, ApiError, Object, pause_s
-from bayplan.agent.condition import Condition
-from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.kubelet_pods import PodKeeper, pod_of_object
+from bayplan.agent.mirror import DaemonLink
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.backoff import Backoff
 from bayplan.errors import ParseError, UnavailableError
-from bayplan.model.pod_facts import PodFacts
+from bayplan.logs import Condition
+from bayplan.model.kubelet_requests import PodFacts
 
 AWAITED_LIMIT_S: Final = 60.0
 """Then a pod is counted no more: one that never starts would keep the scheduler from comparing at all."""

@@ -21,10 +21,10 @@ from bayplan.agent.cluster.events import NOT_PUBLISHED, OVERWRITTEN, Happening, 
 from bayplan.agent.cluster.own_node import own_node
 from bayplan.agent.cluster.pods import AwaitedPods, PodName
 from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
-from bayplan.agent.condition import Condition
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff, drawn
 from bayplan.errors import ConfigError, UnavailableError
+from bayplan.logs import Condition
 from bayplan.views.snapshot import Snapshot
 
 

@@ -18,9 +18,9 @@ from xxhash import xxh64, xxh64_intdigest
 
 from bayplan.agent.cluster.pods import PodName
 from bayplan.model.basis import Allocatable, Basis
-from bayplan.model.container_names import parts_in_pod
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine, Node
+from bayplan.model.workload import parts_in_pod
 from bayplan.views.node_room import free_cpus_by_node, node_rooms
 from bayplan.views.snapshot import Snapshot
 

@@ -18,14 +18,14 @@ import msgspec
 from msgspec import Struct, field
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.condition import Condition
-from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.driver import Claim, claim_path
-from bayplan.agent.dra.slice_publisher import COLLECTION
+from bayplan.agent.dra.slices import COLLECTION
+from bayplan.agent.mirror import DaemonLink
 from bayplan.agent_protocol import CLAIMED_DEVICES
 from bayplan.backoff import Backoff
 from bayplan.errors import BayplanError, UnavailableError
-from bayplan.model.resource_claim import DRIVER, ClaimedDevice
+from bayplan.logs import Condition
+from bayplan.model.claims import DRIVER, ClaimedDevice
 
 logger = logging.getLogger(__name__)
 

@@ -21,15 +21,13 @@ from msgspec import Struct
 
 from bayplan._proto.dra import api_pb2 as pb
 from bayplan.agent.cluster.api import Api, ApiError
-from bayplan.agent.condition import Condition
-from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.dra.driver import ClaimDriver, ClaimError
-from bayplan.agent.dra.service import DraService
-from bayplan.agent.dra.slice_publisher import COLLECTION
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.dra.driver import ClaimDriver, ClaimError, DraService
+from bayplan.agent.dra.slices import COLLECTION
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent_protocol import PREPARE_CLAIM
 from bayplan.errors import BayplanError
-from bayplan.model.resource_claim import CPU_DRIVER, HeldClaim, claim_key
+from bayplan.logs import Condition
+from bayplan.model.claims import CPU_DRIVER, HeldClaim, claim_key
 
 logger = logging.getLogger(__name__)
 

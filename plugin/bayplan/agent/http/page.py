@@ -27,7 +27,7 @@ from bayplan.admin_protocol import SIZES
 from bayplan.agent.http.server import PageRequest, Response, plain_text
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Refused
-from bayplan.drawing.machine_map import WIDTH, machine_map
+from bayplan.drawing.maps import WIDTH, machine_map
 from bayplan.drawing.svg import STYLE, box, element, plain, text
 from bayplan.errors import BayplanError
 from bayplan.quantity import US_PER_S, amounts, counted, format_bytes, format_column

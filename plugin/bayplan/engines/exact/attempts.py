@@ -25,7 +25,7 @@ from bayplan.engines.exact.question import Question, StepBudget
 from bayplan.engines.exact.resources import Cut, ResourceFlows, shortage
 from bayplan.engines.exact.search import Area
 from bayplan.engines.interface import WISH_NOT_GRANTED
-from bayplan.model.claim_parts import Amounts
+from bayplan.model.claims import Amounts
 from bayplan.model.decision import (
     Decision,
     DeviceHint,

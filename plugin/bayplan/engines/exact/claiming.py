@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.model.claim_parts import Amounts
+from bayplan.model.claims import Amounts
 from bayplan.model.decision import Claim, QosClass, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine

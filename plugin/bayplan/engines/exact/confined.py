@@ -47,7 +47,7 @@ from bayplan.engines.exact.topology import DEVICES, NodeTopology
 from bayplan.engines.exact.unconfined import place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
 from bayplan.engines.interface import AS_WISHED, WISH_NOT_GRANTED
-from bayplan.model.claim_parts import Amounts, hugepages_of
+from bayplan.model.claims import Amounts, hugepages_of
 from bayplan.model.decision import (
     STATIC,
     Affinity,

@@ -17,7 +17,7 @@ from bayplan.engines.exact.claiming import STRICT, fewest
 from bayplan.engines.exact.cpu_choice import Fit, Occupation, Rules, Wanted, choose, first_of, fit
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.basis import Basis
-from bayplan.model.claim_parts import proportional
+from bayplan.model.claims import proportional
 from bayplan.model.decision import DeviceHint, Placement, QosSource, Reason, Request
 from bayplan.model.policy import CpuAlignment, KeepWhole, PlacementPolicy, PlacementStrategy, TopologyPolicy
 from bayplan.model.sentences import verb_after

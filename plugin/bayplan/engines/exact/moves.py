@@ -20,7 +20,7 @@ from bayplan.engines.exact.question import StepBudget
 from bayplan.engines.exact.resources import Parts, ResourceFlows, claim_of, parts_of
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.witness import share
-from bayplan.model.claim_parts import Amounts
+from bayplan.model.claims import Amounts
 from bayplan.model.decision import Claim, Move
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.sets import NodeSet

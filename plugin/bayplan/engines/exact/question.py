@@ -24,7 +24,7 @@ from bayplan.engines.exact.cpu_choice import Fit
 from bayplan.engines.exact.flow import Flow, Trial, bits
 from bayplan.engines.exact.resources import Parts, ResourceFlows, by_resource
 from bayplan.engines.exact.topology import EIGHTHS, NodeTopology
-from bayplan.model.claim_parts import Amounts, divided
+from bayplan.model.claims import Amounts, divided
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN
 from bayplan.model.machine import MEMORY
 from bayplan.sets import NodeSet

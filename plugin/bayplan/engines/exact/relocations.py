@@ -28,7 +28,7 @@ from bayplan.engines.exact.flow import Loads, bits, crosses
 from bayplan.engines.exact.question import StepBudget
 from bayplan.engines.exact.resources import ResourceFlows, claim_of
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.model.claim_parts import Amounts
+from bayplan.model.claims import Amounts
 from bayplan.model.decision import (
     Claim,
     Decision,

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from bayplan.engines.exact.flow import Flow
 from bayplan.model.basis import Allocatable, Basis
-from bayplan.model.claim_parts import Amounts
+from bayplan.model.claims import Amounts
 from bayplan.model.decision import OVERCOMMITTED, Claim, Holder, Placement, Reason, Shortage
 from bayplan.model.ledger import Entry, Ledger, holds_alone
 from bayplan.model.machine import MEMORY
@@ -23,7 +23,7 @@ NAMED_HOLDERS: Final = 5
 
 Totals = Mapping[NodeSet, Amounts]
 Parts = Sequence[tuple[int, Amounts]]
-"""`bayplan.model.claim_parts.Parts`, with sets of nodes as masks."""
+"""`bayplan.model.claims.Parts`, with sets of nodes as masks."""
 
 
 class OvercommitError(AssertionError):

@@ -22,7 +22,7 @@ from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import OPTED_OUT, pinned_reason, pinned_text, unmet_wish
 from bayplan.model.basis import Basis
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import (
     OVERCOMMITTED,
     Booking,

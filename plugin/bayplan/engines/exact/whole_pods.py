@@ -14,7 +14,7 @@ from bayplan.engines.exact.claiming import STRICT, without
 from bayplan.engines.exact.exclusive_cpus import best_cpus, kept_shared
 from bayplan.engines.exact.resources import ResourceFlows, parts_of, shortage
 from bayplan.engines.exact.topology import NodeTopology
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import (
     OVERCOMMITTED,
     Booking,

@@ -28,7 +28,7 @@ from bayplan.engines.kubelet.memory_manager import MemoryManager
 from bayplan.engines.kubelet.memory_state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.basis import kept_by_pin
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import Affinity, Decision, Placement, PodTotals, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY

@@ -53,7 +53,7 @@ from bayplan.kubelet.pod import (
     is_memory,
 )
 from bayplan.kubelet.qos import qos_class
-from bayplan.model.claim_parts import sum_of
+from bayplan.model.claims import sum_of
 from bayplan.model.decision import QosClass
 from bayplan.sets import NodeSet
 

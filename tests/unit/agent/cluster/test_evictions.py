@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from bayplan.admin.agent_server import AgentServer
 from bayplan.agent.cluster.pods import PodEvictions
-from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod, Subscribe, UpToDate
 from support.agents import connected, serving
 from support.conditions import running, until

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.agent.cluster.own_node import KubeletVersionWatch
-from bayplan.agent.daemon_link import DaemonLink
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.mirror import DaemonLink, Mirror
 from support.conditions import running, until
 from support.fake_api_server import NODE, FakeApiServer
 
@@ -30,7 +29,7 @@ def node(version: str, boot_id: str = "") -> dict[str, object]:
 
 
 async def test_the_version_is_followed(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "bayplan.agent.condition")
+    caplog.set_level("INFO", "bayplan.logs")
     api, link = FakeApiServer(), Link()
     with api.serving():
         async with running(KubeletVersionWatch(api.api(), NODE, link, interval_s=0.005)):

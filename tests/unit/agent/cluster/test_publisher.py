@@ -149,7 +149,7 @@ async def test_a_node_of_the_same_name_is_the_owner_from_then_on() -> None:
 async def test_what_is_in_the_way_is_one_line_and_one_event_and_then_it_goes_on(
     trouble: dict, problem: str, events: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "bayplan.agent")
+    caplog.set_level("INFO", "bayplan")
     api, usual = FakeApiServer(), FakeApiServer()
     for name, value in trouble.items():
         setattr(api, name, value)
@@ -187,7 +187,7 @@ async def test_a_denial_that_passes_is_no_event(caplog: pytest.LogCaptureFixture
 async def test_another_agent_of_the_same_name_is_one_line_and_one_event_until_it_is_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level("INFO", "bayplan.agent")
+    caplog.set_level("INFO", "bayplan")
     api, mirror, reported = FakeApiServer(), mirror_of(EVERYTHING), list[Happening]()
     theirs = topology_object(NODE, "node-uid", ONE_POD)
 
@@ -213,7 +213,7 @@ async def test_another_agent_of_the_same_name_is_one_line_and_one_event_until_it
 
 
 async def test_a_write_whose_answer_was_lost_is_nobody_elses(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "bayplan.agent")
+    caplog.set_level("INFO", "bayplan")
     api, mirror = FakeApiServer(), mirror_of(NOTHING)
     async with publishing(api, mirror):
         await until(lambda: shows(api, NOTHING))

@@ -15,8 +15,8 @@ from msgspec import Struct
 from bayplan._proto.dra import api_pb2 as pb
 from bayplan.agent.dra.driver import claim_path
 from bayplan.agent.mirror import Mirror
+from bayplan.model.claims import claim_key
 from bayplan.model.decision import QosClass
-from bayplan.model.resource_claim import claim_key
 from bayplan.model.workload import Container, ContainerState, Pod
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet

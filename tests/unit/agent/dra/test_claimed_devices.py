@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from bayplan.agent.cluster.pods import ApiPodWatch, AwaitedPods
-from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.claimed_devices import ClaimedDevices, place_of, wanted_of
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.backoff import Backoff
 from bayplan.control.device_search import DeviceSearch
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.host.devices import ClaimSpecs, HostDevices
-from bayplan.model.resource_claim import ClaimedDevice
+from bayplan.model.claims import ClaimedDevice
 from bayplan.model.workload import Container, Pod
 from bayplan.sets import NodeSet
 from support.agents import serving

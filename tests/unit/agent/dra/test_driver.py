@@ -271,7 +271,7 @@ async def test_a_kubelet_that_does_not_take_the_driver_is_one_line(
     async with node.agent():
         async with registered(node.registry, refuses="no such version"):
             pass
-        problems = [one.problem for one in caplog.records if one.name == "bayplan.agent.condition"]
+        problems = [one.problem for one in caplog.records if one.name == "bayplan.logs"]
         assert "no such version" in problems
 
 

@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from bayplan._proto.dra import api_pb2 as pb
 from bayplan.admin.kubelet_state import importing_claims
 from bayplan.admin.server import AdminServer
-from bayplan.agent.daemon_link import DaemonLink
 from bayplan.agent.dra.driver import ClaimDriver
 from bayplan.agent.dra.former_driver import FormerDriver
-from bayplan.agent.mirror import Mirror
+from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.backoff import Backoff
 from bayplan.cli.main import main
 from bayplan.control.resource_claims import ResourceClaims

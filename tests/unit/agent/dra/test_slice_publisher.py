@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from bayplan.agent.dra.slice_publisher import SlicePublisher
-from bayplan.agent.dra.slices import devices_of
+from bayplan.agent.dra.slices import SlicePublisher, devices_of
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.model.ledger import Entry, Ledger
@@ -161,7 +160,7 @@ async def test_only_the_engine_exact_has_devices(caplog: pytest.LogCaptureFixtur
 async def test_what_may_not_be_done_is_one_line_and_then_it_goes_on(
     verb: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "bayplan.agent")
+    caplog.set_level("INFO", "bayplan")
     api = FakeApiServer()
     api.forbidden = {(verb, SLICES)}
     async with publishing(api, mirror_of(EVERYTHING)):

@@ -13,8 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from bayplan.agent.command_line import Address, AgentSettings
-from bayplan.agent.http.metrics import MetricsPage
-from bayplan.agent.http.port import Certificate, HttpPort
+from bayplan.agent.http.port import Certificate, HttpPort, MetricsPage
 from bayplan.agent.http.server import PageRequest
 from bayplan.agent.mirror import Mirror
 from bayplan.errors import ConfigError

@@ -1,11 +1,17 @@
-"""What two ledgers say differently, as values that can be sent or written, and a ledger with them.
+"""What the history keeps, and what is sent of changes: what two ledgers say differently, who was evicted and
+by which numbers, and what became of pages that were to be moved. Values only.
 
 Invariant: whoever applies to *before* what differs in *after* has the promises of *after*.
 """
 
 from collections.abc import Collection, Iterable, Iterator
 
+from msgspec import Struct
+
+from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger
+from bayplan.quantity import format_bytes, format_count
+from bayplan.sets import NodeSet, nodes_text
 
 
 def changed_ids(before: Ledger, after: Ledger) -> set[str]:
@@ -62,3 +68,64 @@ def _without(ledger: Ledger, container_id: str) -> Ledger:
         if last.container_id == container_id:
             return ledger.without_retained(pod_id)
     return ledger.without(container_id)
+
+
+class EvictionRecord(Struct, frozen=True):
+    """One container of a pod that was evicted at ``at_us`` (since the epoch), because less than
+    ``threshold`` was available of ``signal``. ``used`` is what the pod used of it (of memory the working set)
+    and ``request`` what it requests: bytes, inodes or process ids, as the signal. ``message`` is kubelet's.
+    ``obstacle`` says why the pod was not ended, empty if it was to be."""
+
+    at_us: int
+    container_id: str
+    name: str
+    signal: str
+    qos: QosClass
+    threshold: int
+    available: int
+    used: int
+    request: int
+    priority: int
+    message: str
+    obstacle: str = ""
+    in_bytes: bool = True
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.signal}: {self.message.strip()} The pod, {self.qos.value} with priority {self.priority}, "
+        )
+        used, request = map(format_bytes if self.in_bytes else format_count, (self.used, self.request))
+        text += f"was using {used} and requests {request}"
+        return f"{text}; it was not ended: {self.obstacle}" if self.obstacle else text
+
+
+class PageMoveRecord(Struct, frozen=True):
+    """Pages of one container that were to go from one node to another, over ``duration_ms``. ``at_us`` (since
+    the epoch) is when it ended; ``obstacle`` says why the rest was not moved, empty if all was. ``at_risk``
+    are the nodes for whose sake it was done."""
+
+    at_us: int
+    container_id: str
+    name: str
+    source: int
+    target: int
+    wanted_bytes: int
+    moved_bytes: int
+    duration_ms: int
+    at_risk: NodeSet
+    obstacle: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all was moved: what counters, report and history count as a move; the rest has failed."""
+        return not self.obstacle
+
+    def __str__(self) -> str:
+        text = f"{format_bytes(self.moved_bytes)} moved from node {self.source} to node {self.target}"
+        text += (
+            f" in {self.duration_ms} ms, as memory on {nodes_text(self.at_risk)} was outstanding to others"
+        )
+        if not self.obstacle:
+            return text
+        left_bytes = self.wanted_bytes - self.moved_bytes
+        return f"{text}; {format_bytes(left_bytes)} more could not be moved: {self.obstacle}"
