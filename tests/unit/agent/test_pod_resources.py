@@ -126,7 +126,7 @@ async def test_a_failing_kubelet_fails_the_answer_and_is_logged_once(
     path: Path, kubelet_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kubelet = KubeletPodResources(kubelet_path, failure_holds_s=0)
-    caplog.set_level(logging.INFO, "bayplan.agent")
+    caplog.set_level(logging.INFO, "bayplan")
     async with KubeletService(kubelet_path, PODS) as theirs, serving(path, kubelet) as client:
         theirs.failure = grpc.StatusCode.INTERNAL
         for _ in range(3):
