@@ -501,7 +501,7 @@ def _counted(answers: Iterator[NodeAnswer], count: int) -> tuple[NodeAnswer, ...
     for one in answers:
         found.append(one)
         if shown:
-            sys.stderr.write(f"\r{len(found)} of {count} nodes \r")
+            sys.stderr.write(f"\r{len(found)} of {counted(count, 'node')} \r")
             sys.stderr.flush()
     if shown:
         sys.stderr.write("\r\x1b[K")

@@ -9,6 +9,7 @@ import abc
 import asyncio
 import contextlib
 import errno
+import functools
 import grp
 import logging
 import os
@@ -194,6 +195,9 @@ class SocketServer(abc.ABC):
         self._max_clients = max_clients
         self._max_wait_s = max_wait_s
         self._listener: socket.socket | None = None
+        self._unopened: set[socket.socket] = set()
+        """The connections that no task has begun to serve: one that is cancelled before its first step runs
+        nothing."""
         self._without_request: dict[asyncio.Task[None], float] = {}
         """The clients that have not sent a request, with the loop's time when they connected, oldest
         first."""
@@ -268,8 +272,9 @@ class SocketServer(abc.ABC):
         connection.setblocking(False)  # noqa: FBT003 - the only argument it has
         client = loop.create_task(self._serve_connection(connection))
         self.clients.add(client)
+        self._unopened.add(connection)
         self._without_request[client] = loop.time()
-        client.add_done_callback(self._client_ended)
+        client.add_done_callback(functools.partial(self._client_ended, connection))
 
     def _drop_waiting_clients(self, now_s: float) -> None:
         """Have the clients disconnected that have sent no request for too long, and accept again when the
@@ -297,14 +302,14 @@ class SocketServer(abc.ABC):
         self._accept_again()
 
     async def _serve_connection(self, connection: socket.socket) -> None:
-        try:
-            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=self._line_bytes)
-        except BaseException:
-            connection.close()
-            raise
+        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=self._line_bytes)
+        self._unopened.discard(connection)
         await self._serve_client(reader, writer)
 
-    def _client_ended(self, client: asyncio.Task[None]) -> None:
+    def _client_ended(self, connection: socket.socket, client: asyncio.Task[None]) -> None:
+        if connection in self._unopened:
+            self._unopened.discard(connection)
+            connection.close()
         self.clients.discard(client)
         self._without_request.pop(client, None)
         if self._listener is not None:

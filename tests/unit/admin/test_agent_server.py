@@ -3,6 +3,7 @@ daemon."""
 
 import asyncio
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -280,4 +281,19 @@ async def test_closing_ends_every_connection(tmp_path: Path) -> None:
         await server.close()
         await client.reader.read()
         assert client.reader.at_eof()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_closing_leaves_no_connection_open_in_whichever_turn_of_the_loop(
+    tmp_path: Path, turns: int
+) -> None:
+    """What serves a client may be cancelled before its first step; a socket that is left is a warning."""
+    path = tmp_path / "a.sock"
+    async with controlled(tmp_path / "state") as one, serving(one, path) as server:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.close()
     assert not path.exists()
