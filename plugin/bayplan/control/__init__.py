@@ -18,7 +18,7 @@ ended without a word is looked for (`ended_containers`). Invariant: who holds so
 `HELD`, and has an entry in the ledger.
 
 **Three records of a cpuset.** The ledger says what a container should have, the runtime has what it took from
-our answers (`notified`), the kernel has what was written last. The kernel is written to at once, and again
+our answers (`lives`), the kernel has what was written last. The kernel is written to at once, and again
 where a runtime wrote its own; the runtime learns with its next reply, a few containers at a time, because it
 carries out updates one after the other and handles nothing else meanwhile.
 
@@ -27,8 +27,8 @@ decision and its commit. It waits for the reply to a start too: then the CPUs of
 memory is free or is being freed. All else runs beside that, each in a thread of its own.
 
 The way of a creation: `controller` (the events of NRI) or `bayplan.oci`, `placements` (decide, record,
-answer), `state` (the one owner of the ledger, and of what is known beside it: `known_containers`, `lives`,
-`notified`), `recorder` and `threads` (the disk). What a creation goes through between its bytes and its
+answer), `state` (the one owner of the ledger, and of what is known beside it: `known_containers` and
+`lives`), `recorder` and `threads` (the disk). What a creation goes through between its bytes and its
 reply is the body of `Placements.place`: the engine decides, each step of the admission may change or refuse
 that, then it is recorded, and answered.
 

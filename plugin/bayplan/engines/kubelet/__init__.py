@@ -1,8 +1,31 @@
-"""The engine `kubelet`: kubelet's resource managers (v1.36) as pure functions on immutable values.
+"""The engine `kubelet`: kubelet's resource managers (v1.34 to v1.37) as pure functions on immutable values.
 
 The same pods under the same policies get the same placement, the same refusals and the same words as from
 kubelet; `tests/conformance` holds the engine against recorded answers. `docs/kubelet-engine.md` has the
 rules. What kubelet lays down whichever engine decides is `bayplan.kubelet`.
+
+Theory of operation
+===================
+
+**Hints.** A manager says of each resource that is asked for on which sets of NUMA nodes it can be had
+now. Such a set is a hint. It is preferred if no set of fewer nodes could hold the amount on a machine
+without containers.
+
+**Merge.** The Topology Manager takes one hint of each resource and intersects their nodes, for all
+combinations, and keeps the best intersection that is not empty: one of preferred hints on equal nodes, if
+there is one.
+
+**Policy.** `best-effort` admits whatever the merge gives, `restricted` preferred answers only,
+`single-numa-node` those of one node only. `none` merges nothing.
+
+**Allocation.** Each manager then takes the amount by the merged hint. The CPU Manager takes CPUs of those
+nodes first, and others where they do not suffice. The Memory Manager books memory on the nodes of the
+hint; if these are several, they become a group: as long as one of them is in use in that way, none of
+them is used alone or in another group. Therefore kubelet refuses work that would fit, and the engine does
+so with it.
+
+**State.** Invariant: nothing of it is kept. It is made from the ledger for each decision, so that no
+state can differ from what was recorded (``ledger_state``).
 
 Which file is which part of kubelet
 ===================================
