@@ -150,23 +150,24 @@ class ClaimDriver:
             "the status of claims says why they are not prepared again",
         )
 
-    async def prepare(self, claims: Iterable[pb.Claim]) -> pb.NodePrepareResourcesResponse:
-        """An answer for each of *claims*: its devices, or why there are none."""
-        answer = pb.NodePrepareResourcesResponse()
-        for claim in claims:
-            answer.claims[claim.uid].CopyFrom(await self._prepared(claim))
-        return answer
+    async def prepare(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
+        """As of `Claims`: held by the daemon, which the claim's status says then, or why it is not."""
+        found = None
+        try:
+            found = await self._found(claim)
+            described = self._described(claim, found)
+            async with self._one_at_a_time:
+                answer = await self._link.ask(PREPARE_CLAIM, claim=msgspec.to_builtins(described))
+        except BayplanError as error:
+            if found is not None:
+                await self._say(claim, found, error.on_one_line()[:MOST_MESSAGE])
+            raise
+        await self._say(claim, found, "")
+        return _answered(found.own, answer["cdiDevices"])
 
-    async def unprepare(self, claims: Iterable[pb.Claim]) -> pb.NodeUnprepareResourcesResponse:
-        """An answer for each of *claims*, also of those that nobody knows."""
-        answer = pb.NodeUnprepareResourcesResponse()
-        for claim in claims:
-            problem = await self._released(claim.uid)
-            if problem:
-                fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, "problem": problem}
-                logger.warning("a resource claim is not released", extra=fields)
-            answer.claims[claim.uid].error = problem
-        return answer
+    async def unprepare(self, claim: pb.Claim) -> str:
+        """As of `Claims`."""
+        return await self._released(claim.uid)
 
     async def run(self) -> None:
         """Release claims that are held and that nobody needs any more, until cancelled."""
@@ -181,27 +182,11 @@ class ClaimDriver:
                     fields = {"claim": f"{held.claim.namespace}/{held.claim.name}", "problem": problem}
                     logger.warning("a resource claim was held, and nobody needs it", extra=fields)
 
-    async def _prepared(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
-        found, problem = None, ""
-        answer: dict[str, Any] = {}
-        try:
-            found = await self._found(claim)
-            described = self._described(claim, found)
-            async with self._one_at_a_time:
-                answer = await self._link.ask(PREPARE_CLAIM, claim=msgspec.to_builtins(described))
-        except BayplanError as error:
-            problem = str(error) if isinstance(error, ClaimError) else error.on_one_line()
-            fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, "problem": problem}
-            logger.warning("a resource claim is not prepared", extra=fields)
-        if found is not None and found.status.said != problem[:MOST_MESSAGE]:
-            await self._say(claim, found, problem[:MOST_MESSAGE])
-        if found is None or problem:
-            return pb.NodePrepareResourceResponse(error=problem)
-        return _answered(found.own, answer["cdiDevices"])
-
     async def _say(self, claim: pb.Claim, found: Claim, problem: str) -> None:
         """Write into the claim's status that it is prepared, or the *problem*: kubelet's event on the pod has
-        it too, and goes after an hour."""
+        it too, and goes after an hour. Nothing is written where it says so."""
+        if found.status.said == problem:
+            return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         condition = {
             "type": PREPARED,
@@ -334,12 +319,12 @@ _GRACE_S: Final = 1.0
 class Claims(Protocol):
     """What answers kubelet about claims."""
 
-    async def prepare(self, claims: Iterable[pb.Claim]) -> pb.NodePrepareResourcesResponse:
-        """An answer for each of *claims*."""
+    async def prepare(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
+        """The devices of *claim*, which is held from now on; raises BayplanError if it is not."""
         ...
 
-    async def unprepare(self, claims: Iterable[pb.Claim]) -> pb.NodeUnprepareResourcesResponse:
-        """An answer for each of *claims*."""
+    async def unprepare(self, claim: pb.Claim) -> str:
+        """Why *claim* is still held; empty if it is not, also where nobody knows it."""
         ...
 
 
@@ -437,12 +422,29 @@ class DraService:
     async def _prepare(
         self, asked: pb.NodePrepareResourcesRequest, _: Any
     ) -> pb.NodePrepareResourcesResponse:
-        return await self._driver.prepare(asked.claims)
+        answer = pb.NodePrepareResourcesResponse()
+        for claim in asked.claims:
+            answer.claims[claim.uid].CopyFrom(await self._prepared(claim))
+        return answer
+
+    async def _prepared(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
+        try:
+            return await self._driver.prepare(claim)
+        except BayplanError as error:
+            problem = error.on_one_line()
+            logger.warning("a resource claim is not prepared", extra=_fields(claim, problem))
+            return pb.NodePrepareResourceResponse(error=problem)
 
     async def _unprepare(
         self, asked: pb.NodeUnprepareResourcesRequest, _: Any
     ) -> pb.NodeUnprepareResourcesResponse:
-        return await self._driver.unprepare(asked.claims)
+        answer = pb.NodeUnprepareResourcesResponse()
+        for claim in asked.claims:
+            problem = await self._driver.unprepare(claim)
+            if problem:
+                logger.warning("a resource claim is not released", extra=_fields(claim, problem))
+            answer.claims[claim.uid].error = problem
+        return answer
 
     async def _health(self) -> AsyncIterator[health_pb2.NodeWatchResourcesResponse]:
         """All devices, whenever something is new, and now and then again."""
@@ -459,6 +461,11 @@ class DraService:
                     await self._mirror.wait_for_change(seen)
             except TimeoutError:
                 said = None
+
+
+def _fields(claim: pb.Claim, problem: str) -> dict[str, str]:
+    """What a line of the log says of *claim*."""
+    return {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, "problem": problem}
 
 
 def device_problems(snapshot: Snapshot) -> dict[str, str]:

@@ -10,7 +10,7 @@ registered, are deleted, and what was allocated by them is refused with the reas
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -84,16 +84,27 @@ class FormerDriver:
             f"kubelet has answers for {CPU_DRIVER} again",
         )
 
-    async def prepare(self, claims: Iterable[pb.Claim]) -> pb.NodePrepareResourcesResponse:
-        """For each of *claims* the answer that the other driver gave."""
-        answer = pb.NodePrepareResourcesResponse()
-        for claim in claims:
-            answer.claims[claim.uid].CopyFrom(await self._prepared(claim))
+    async def prepare(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
+        """As of `Claims`: the answer that the other driver gave."""
+        held = (self._held() or {}).get(claim_key(claim.uid))
+        if held is None or held.adopted is None:
+            raise ClaimError(claim.namespace, claim.name, self._why_not())
+        # The daemon sees that the CDI specs are there.
+        await self._link.ask(PREPARE_CLAIM, claim=msgspec.to_builtins(held.claim))
+        answer = pb.NodePrepareResourceResponse()
+        for device in held.adopted.devices:
+            answer.devices.add(
+                request_names=device.requests,
+                pool_name=device.pool,
+                device_name=device.device,
+                cdi_device_ids=device.cdi_devices,
+                share_id=device.share_id,
+            )
         return answer
 
-    async def unprepare(self, claims: Iterable[pb.Claim]) -> pb.NodeUnprepareResourcesResponse:
+    async def unprepare(self, claim: pb.Claim) -> str:
         """As for claims of our own."""
-        return await self._driver.unprepare(claims)
+        return await self._driver.unprepare(claim)
 
     async def run(self) -> None:
         """Serve whenever there is something to serve, until cancelled."""
@@ -157,29 +168,6 @@ class FormerDriver:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
         logger.warning("a ResourceSlice of another driver is deleted", extra={**_FIELDS, "slice": name})
-
-    async def _prepared(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
-        held = (self._held() or {}).get(claim_key(claim.uid))
-        try:
-            if held is None or held.adopted is None:
-                raise ClaimError(claim.namespace, claim.name, self._why_not())
-            # The daemon sees that the CDI specs are there.
-            await self._link.ask(PREPARE_CLAIM, claim=msgspec.to_builtins(held.claim))
-        except BayplanError as error:
-            problem = str(error) if isinstance(error, ClaimError) else error.on_one_line()
-            fields = {"claim": f"{claim.namespace}/{claim.name}", "uid": claim.uid, "problem": problem}
-            logger.warning("a resource claim is not prepared", extra=fields)
-            return pb.NodePrepareResourceResponse(error=problem)
-        answer = pb.NodePrepareResourceResponse()
-        for device in held.adopted.devices:
-            answer.devices.add(
-                request_names=device.requests,
-                pool_name=device.pool,
-                device_name=device.device,
-                cdi_device_ids=device.cdi_devices,
-                share_id=device.share_id,
-            )
-        return answer
 
     def _why_not(self) -> str:
         return NOT_ADOPTED if self._mirror.connected else "baypland does not answer"
