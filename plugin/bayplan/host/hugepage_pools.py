@@ -15,7 +15,14 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.errors import BayplanError, HostError
-from bayplan.host.kernelfs import numbered_entries, parse_file, parse_number, read_optional, write_text
+from bayplan.host.kernelfs import (
+    numbered_entries,
+    optional_number,
+    parse_file,
+    parse_number,
+    read_optional,
+    write_text,
+)
 from bayplan.quantity import KIB, MIB
 
 _DIRECTORY: Final = re.compile(r"hugepages-(\d+)kB")
@@ -50,7 +57,7 @@ class HugepageFiles:
         directory, free = self._directory(node), dict[int, int]()
         for size_kib in numbered_entries(directory, _DIRECTORY):
             name = f"hugepages-{size_kib}kB"
-            reserved = self._number(f"{self._root}/sys/kernel/mm/hugepages/{name}/resv_hugepages")
+            reserved = optional_number(f"{self._root}/sys/kernel/mm/hugepages/{name}/resv_hugepages")
             found = parse_file(f"{directory}/{name}/free_hugepages", parse_number)
             free[size_kib * KIB] = max(0, found - reserved) * size_kib * KIB
         return free
@@ -117,12 +124,8 @@ class HugepageFiles:
     def _pages(self, node: int, size: int) -> int:
         pool = self._pool(node, size)
         return max(
-            0, parse_file(f"{pool}/nr_hugepages", parse_number) - self._number(f"{pool}/surplus_hugepages")
+            0, parse_file(f"{pool}/nr_hugepages", parse_number) - optional_number(f"{pool}/surplus_hugepages")
         )
-
-    def _number(self, path: str) -> int:
-        text = read_optional(path)
-        return 0 if text is None else parse_file(path, parse_number, text)
 
     def _pool(self, node: int, size: int) -> str:
         return f"{self._directory(node)}/hugepages-{size // KIB}kB"

@@ -145,6 +145,16 @@ def parse_number(text: str) -> int:
     return int(stripped)
 
 
+def optional_number(path: str) -> int:
+    """The number in the file *path*, 0 where there is no such file.
+
+    Raises:
+        HostError: refused, or garbage.
+    """
+    text = read_optional(path)
+    return 0 if text is None else parse_file(path, parse_number, text)
+
+
 def numbered_entries(directory: str, pattern: re.Pattern[str]) -> list[int]:
     """The numbers in those entries of *directory* that match *pattern* (its first group), ascending; none if
     the directory is absent.

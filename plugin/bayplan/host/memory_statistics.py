@@ -32,7 +32,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.errors import ParseError
-from bayplan.host.kernelfs import parse_file, parse_number, read_optional
+from bayplan.host.kernelfs import optional_number, parse_file, read_optional
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet
 
@@ -242,9 +242,9 @@ def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
     text = read_optional(str(root / PATH))
     if text is None:
         return found
-    fraction, block = _number(root, FRACTION), 0
-    if _number(root, _BOOST):
-        block = _number(root, _BLOCK) // os.sysconf("SC_PAGE_SIZE")
+    fraction, block = optional_number(str(root / FRACTION)), 0
+    if optional_number(str(root / _BOOST)):
+        block = optional_number(str(root / _BLOCK)) // os.sysconf("SC_PAGE_SIZE")
     cpu_counts: dict[int, int] = {}
     for node, name, marks, lists in _zones(text):
         if node not in cpu_counts:
@@ -255,11 +255,6 @@ def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
             zone = replace(zone, kernel_bytes=zone.managed_bytes)
         found[node] = zone if node not in found else _sum(found[node], zone)
     return found
-
-
-def _number(root: Path, path: str) -> int:
-    """What is in a file, 0 where it is absent."""
-    return parse_file(str(root / path), parse_number, read_optional(str(root / path)) or "0")
 
 
 _Row = dict[str, int]

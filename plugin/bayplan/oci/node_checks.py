@@ -26,9 +26,9 @@ from bayplan.host.changed_files import ChangedFiles
 from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.memory_statistics import read_zones
 from bayplan.host.placement_files import DIRECTORY
+from bayplan.host.sysfs import read_isolated
 from bayplan.model.machine import given_to_nobody
 from bayplan.quantity import format_bytes, whole_number
-from bayplan.sets import CpuSet
 
 
 class Level(Enum):
@@ -215,8 +215,8 @@ def _of_isolation(root: Path, wishes: Collection[str]) -> Iterator[Finding]:
 
 def _of_lost_cpus(root: Path) -> Iterator[Finding]:
     """CPUs that nobody gets until the next boot."""
-    at_boot = CpuSet.parse((_read(root / "sys/devices/system/cpu/isolated") or "").strip())
-    if lost := CpuPartitions(str(root / _CGROUP), ChangedFiles(None)).lost_cpus(at_boot):
+    partitions = CpuPartitions(str(root / _CGROUP), ChangedFiles(None))
+    if lost := partitions.lost_cpus(read_isolated(root)):
         advice = "drain the node and boot it"
         yield Finding(Level.ERROR, f"/{_CGROUP}/{_ISOLATED}", given_to_nobody(lost), advice)
 
