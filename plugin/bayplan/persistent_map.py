@@ -69,14 +69,9 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
 
     def with_item(self, key: Key, value: Value) -> "PersistentMap[Key, Value]":
         """This map with *value* for *key*: in its place if it has the key, else at the end."""
-        base, apart, gone, earlier, merged = self.parts
-        length = self._length if key in apart or (key in base and key not in gone) else self._length + 1
-        apart = {**apart, key: value}
-        if len(apart) + len(gone) > MOST_APART:
-            return self._with(apart, gone, length)
-        after: PersistentMap[Key, Value] = PersistentMap.__new__(PersistentMap)
-        after.parts, after._length, after._whole = _Parts(base, apart, gone, earlier, merged), length, None
-        return after
+        base, apart, gone, _, _ = self.parts
+        known = key in apart or (key in base and key not in gone)
+        return self._with({**apart, key: value}, gone, self._length if known else self._length + 1)
 
     def without(self, key: Key) -> "PersistentMap[Key, Value]":
         """This map without *key*; the same map if it has none."""
