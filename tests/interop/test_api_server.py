@@ -20,12 +20,12 @@ from bayplan.control.placements import ExactRequests
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_requests import BY_KUBELET
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.records import EvictionRecord
 from bayplan.quantity import GIB, MIB
 from support.agents import serving
 from support.cluster_agents import (
     MACHINE,
+    ONE_NODE,
     PODS,
     TOPOLOGIES,
     agent,
@@ -47,7 +47,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("
 
 ACCOUNT = "bayplan-agent"
 EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
-ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 
 

@@ -22,12 +22,13 @@ from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.errors import PlacementError
 from bayplan.host.devices import ClaimSpecs
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB
 from bayplan.views.node_room import free_bytes_by_node
 from support.agents import serving
 from support.cluster_agents import (
+    LOADS,
     MACHINE,
+    ONE_NODE,
     PODS,
     TOPOLOGIES,
     agent,
@@ -49,9 +50,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("
 
 SOURCE = Path(__file__).parent / "kubescheduler"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
-# GiB that each NUMA node of 16 has promised to containers without claims before.
-LOADS = {"even": (10, 10), "uneven": (15, 7)}
 STEPS = 30
 RUNNING = {"status": {"phase": "Running"}}
 COUNTS_CLAIMS = "DRANodeAllocatableResources"

@@ -12,11 +12,12 @@ from testbed import kubernetes
 
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import MIB
 from support.agents import serving
 from support.cluster_agents import (
+    LOADS,
     MACHINE,
+    ONE_NODE,
     PODS,
     TOPOLOGIES,
     agent,
@@ -33,9 +34,6 @@ from support.machines import container, pod
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("control-plane")]
 
-ONE_NODE = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
-# GiB that each has already, a container for each NUMA node of 16: `uneven` has less left, but mostly on one.
-LOADS = {"even": (10, 10), "uneven": (15, 7)}
 WANTED_GIB = (8, 8, 5, 5)
 COMPARISONS = 3
 SCHEDULER_USER = f"system:serviceaccount:default:{SCHEDULER}"

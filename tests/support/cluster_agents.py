@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent.cluster.topology import topology_object
 from bayplan.agent.kubelet_pods import pod_of_object
+from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB
 from support.control_plane import ControlPlane, Object
 from support.controllers import Controlled, begun
@@ -24,6 +25,10 @@ from support.machines import machine
 TOPOLOGIES: Final = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 PODS: Final = "/api/v1/namespaces/default/pods"
 MACHINE: Final = machine(2, cpus_per_node=4, memory_bytes=16 * GIB)
+ONE_NODE: Final = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+LOADS: Final = {"even": (10, 10), "uneven": (15, 7)}
+"""GiB that a node has promised already, a container for each of its NUMA nodes of 16: `uneven` has less left,
+but mostly on one."""
 
 
 class Agent:

@@ -121,9 +121,7 @@ class Containerd:
         """
         for handler in handlers:
             settings += self._handler_table(handler)
-        self.guest.write(
-            CONFIG, config_text(self._known_version(), nri=nri, plugin_timeout_s=plugin_timeout_s) + settings
-        )
+        self.guest.write(CONFIG, self._config_text(nri=nri, plugin_timeout_s=plugin_timeout_s) + settings)
         self._launch()
 
     def import_images(self) -> None:
@@ -160,6 +158,9 @@ class Containerd:
 
     def log(self) -> str:
         return self.guest.read_files(LOG).get(LOG, "")
+
+    def _config_text(self, *, nri: bool, plugin_timeout_s: int) -> str:
+        return config_text(self._known_version(), nri=nri, plugin_timeout_s=plugin_timeout_s)
 
     def _known_version(self) -> str:
         if self.version is None:

@@ -9,12 +9,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from testbed import debian
 from testbed.channel import LIMIT_S, Channel
-from testbed.containerd import CONFIG, PLUGIN_TIMEOUT_S, VERSIONS, Containerd, Handler, config_text
+from testbed.containerd import VERSIONS, Containerd
 from testbed.disks import GUEST_FILES
 from testbed.errors import MissingError
 from testbed.forwarding import Forwarding
@@ -137,19 +137,10 @@ def _removed(cgroup: Path) -> bool:
 class ContainerdInNamespaces(Containerd):
     """It does without what this machine's cgroups and capabilities may lack."""
 
-    def start(
-        self,
-        *,
-        nri: bool = True,
-        settings: str = "",
-        handlers: Sequence[Handler] = (),
-        plugin_timeout_s: int = PLUGIN_TIMEOUT_S,
-    ) -> None:
-        text = config_text(self._known_version(), nri=nri, plugin_timeout_s=plugin_timeout_s)
+    def _config_text(self, *, nri: bool, plugin_timeout_s: int) -> str:
+        text = super()._config_text(nri=nri, plugin_timeout_s=plugin_timeout_s)
         lacking = "disable_hugetlb_controller = true\n  restrict_oom_score_adj = true"
-        text = text.replace("disable_hugetlb_controller = false", lacking)
-        self.guest.write(CONFIG, text + "".join(map(self._handler_table, handlers)) + settings)
-        self._launch()
+        return text.replace("disable_hugetlb_controller = false", lacking)
 
 
 class NodeInNamespaces(Node):

@@ -20,18 +20,16 @@ from bayplan.agent.dra.former_driver import FormerDriver
 from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.backoff import Backoff
 from bayplan.cli.main import main
-from bayplan.control.resource_claims import ResourceClaims
 from bayplan.errors import ConfigError, PlacementError
-from bayplan.host.devices import ClaimSpecs
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.workload import Container
 from bayplan.sets import CpuSet
 from bayplan.views.node_room import claimable_by_node
-from support.agents import serving
 from support.conditions import running, until
 from support.console_blocks import commands
-from support.controllers import Controlled, begun, controlled, here
+from support.controllers import Controlled, begun
 from support.dra_kubelet import found_sockets, registered
+from support.dra_node import DraNode
 from support.fake_api_server import NODE, SLICES, FakeApiServer
 from support.former_driver import (
     FILES,
@@ -56,30 +54,16 @@ SOLVER_CLAIM = pb.Claim(namespace="batch", uid=SOLVER_UID, name="solver-cpus-x7k
 OF_DRIVER = f"{SLICES}/node-a-dra.cpu-x"
 
 
-class Node:
+class Node(DraNode):
     """Daemon and agent of the node, with what the other driver has left."""
 
     def __init__(self, directory: Path, api: FakeApiServer) -> None:
-        self.directory = directory
-        self.api = api
-        self.registry = directory / "plugins_registry"
-        self.specs = directory / "cdi"
-        self.registry.mkdir()
+        super().__init__(directory, api)
         self.specs.mkdir()
         for name, text in SPECS.items():
             (self.specs / name).write_text(text)
         spec = {"driver": "dra.cpu", "nodeName": NODE, "devices": []}
         api.objects[OF_DRIVER] = {"metadata": {"name": "node-a-dra.cpu-x"}, "spec": spec}
-
-    @asynccontextmanager
-    async def daemon(self) -> AsyncIterator[Controlled]:
-        async with controlled(self.directory / "state") as one:
-            self.claims = ResourceClaims(
-                one.controller.state, one.controller.placements, ClaimSpecs(self.specs), here
-            )
-            await self.claims.sweep()
-            async with serving(one, self.directory / "agent.sock", claims=self.claims):
-                yield one
 
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[Mirror]:
