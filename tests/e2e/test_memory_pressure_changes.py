@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from testbed.crowded_nodes import (
@@ -44,6 +45,7 @@ FORK_LOG = "/run/fork.log"
 SLOWLY = ("--memory-pressure", "relieve", "--page-move-rate", "8Mi")
 POOL = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB"
 DIMM_MIB = 512
+MOST_PAGES = 64
 
 
 def await_that(condition: Callable[[], object], what: str, *, limit_s: float = CALM_LIMIT_S) -> None:
@@ -109,9 +111,10 @@ def reserve(node: Node, count: int) -> None:
     assert node.kernel.hugepages_of_nodes()[1] == count
 
 
-def allocatable_bytes(node: Node) -> int:
-    """Of huge pages of 2 MiB, on node 1."""
-    return int(node.bayplan.nodes()["nodes"][1]["resources"]["hugepages-2Mi"]["allocatableBytes"])
+def has_pool(node: Node, count: int) -> bool:
+    """Whether it is known that so many huge pages can be promised on node 1."""
+    found = node.bayplan.nodes()["nodes"][1]["resources"]["hugepages-2Mi"]
+    return int(found["allocatableBytes"]) == count * 2 * MIB
 
 
 def relieved_bytes(node: Node) -> int:
@@ -129,17 +132,21 @@ def test_promised_memory_is_free_beside_huge_pages_and_they_stay(node: Node) -> 
         huge_owner = node.launch(huge.with_containers(container.touching("24Mi", hugepages="2Mi")))
         node.crictl.await_log(huge_owner, "touched")
         grow(node, huge_owner, 40)
-        owners, others = crowded(node)
+        # Of the others some pages stay, which have to go once the pool grows.
+        owners, others = crowded(node, promised_mib=200)
         await_calm(node)
-        # A pool that grows takes what was free for others.
-        relieved = relieved_bytes(node)
-        reserve(node, 32)
-        await_that(lambda: relieved_bytes(node) > relieved + 16 * MIB, "nobody made room for the pool")
-        await_calm(node)
-        await_that(lambda: allocatable_bytes(node) == 64 * MIB, "the larger pool was not seen")
-        owners_grow(node, owners)
+        # A pool that grows takes what was free for others. What lists of CPUs hold, and page cache, may be
+        # enough for the first pages: an eighth of the node, at one moment or another.
+        relieved, pages = relieved_bytes(node), 16
+        while relieved_bytes(node) <= relieved + 16 * MIB:
+            pages += 16
+            assert pages <= MOST_PAGES, "nobody made room for the pool"
+            reserve(node, pages)
+            await_that(partial(has_pool, node, pages), "the larger pool was not seen")
+            await_calm(node)
+        owners_grow(node, owners, 175)
         all_keep(node, others)
-        assert node.guest.read(f"{POOL}/free_hugepages").strip() == str(32 - 12)
+        assert node.guest.read(f"{POOL}/free_hugepages").strip() == str(pages - 12)
         assert len(kills(node)) == before
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from msgspec.structs import replace
 
-from bayplan.placement.page_placement import ContainerPages, NodeMemory
+from bayplan.placement.page_placement import ContainerPages, NodeMemory, Plan
 from bayplan.sets import NodeSet
 from support.page_scenes import IDS, NOTHING, Scene, moved, promised_on_single_nodes, scenes
 
@@ -57,8 +57,7 @@ def test_moves_can_be_made_and_suffice(scene: Scene) -> None:
     assert all(one.reclaimable_bytes >= 0 for one in after.nodes.values())
     if made.risks:
         at_risk = NodeSet(node for risk in made.risks for node in risk.nodes)
-        room_before = scene.room(scene.goal_bytes, at_risk)
-        room_after = after.room(scene.goal_bytes, at_risk)
+        room_before, room_after = (each.room(kept_bytes(scene, made), at_risk) for each in (scene, after))
         lacking = violation(room_after, after.containers, movable=False)
         assert lacking == violation(room_before, scene.containers, movable=True)
 
@@ -71,10 +70,15 @@ def test_who_may_lie_on_few_nodes_gets_room_before_those_who_may_lie_on_more(sce
         return
     after = moved(scene, made)
     at_risk = NodeSet(node for risk in made.risks for node in risk.nodes)
-    room_before, room_after = (each.room(scene.goal_bytes, at_risk) for each in (scene, after))
+    room_before, room_after = (each.room(kept_bytes(scene, made), at_risk) for each in (scene, after))
     for width in range(1, len(IDS)):
         lacking = violation(room_after, promised_within(width, after), movable=False)
         assert lacking == violation(room_before, promised_within(width, scene), movable=True)
+
+
+def kept_bytes(scene: Scene, made: Plan) -> dict[int, int]:
+    """What is to be left beside the promises: nothing where not even all of these have a place."""
+    return NOTHING if made.unmet_bytes else scene.goal_bytes
 
 
 def promised_within(width: int, scene: Scene) -> list[ContainerPages]:
@@ -86,6 +90,30 @@ def promised_within(width: int, scene: Scene) -> list[ContainerPages]:
 def test_what_was_moved_is_not_moved_again(scene: Scene) -> None:
     after = moved(scene, scene.planned())
     assert after.planned().moves == ()
+
+
+@given(scenes())
+def test_no_more_leaves_a_node_than_has_to(scene: Scene) -> None:
+    """With a byte less of any move something that is promised, or the band beside it, would lack it."""
+    made = scene.planned()
+    if not made.risks:
+        return
+    at_risk = NodeSet(node for risk in made.risks for node in risk.nodes)
+
+    def lacking(after: Scene) -> list[int]:
+        return [
+            violation(after.room(kept, at_risk), promised_within(width, after), movable=False)
+            for kept in (scene.goal_bytes, scene.start_bytes, NOTHING)
+            for width in range(1, len(IDS) + 1)
+        ]
+
+    least = lacking(moved(scene, made))
+    for move in made.moves:
+        less = replace(move, amount_bytes=move.amount_bytes - 1)
+        moves = tuple(less if one == move else one for one in made.moves)
+        after = moved(scene, replace(made, moves=moves))
+        short = any(one.reclaimable_bytes < 0 for one in after.nodes.values())
+        assert short or any(more > before for more, before in zip(lacking(after), least, strict=True))
 
 
 @given(promised_on_single_nodes())

@@ -9,6 +9,7 @@ maximum flow answers it for all sets. Pure: nothing here knows how pages are cou
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial, reduce
+from itertools import groupby
 from operator import or_
 from types import MappingProxyType
 from typing import Final
@@ -17,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.device_hints import names_text
-from bayplan.engines.exact.flow import Loads
+from bayplan.engines.exact.flow import Loads, bits
 from bayplan.model.decision import Move
 from bayplan.quantity import MIB, format_bytes
 from bayplan.sets import NodeSet, nodes_text
@@ -370,9 +371,16 @@ def _debts(
 
 
 def _push(loads: Loads, amounts: Mapping[int, int]) -> dict[int, int]:
-    """Have *loads* carry *amounts* by set, narrow sets first; what does not fit of each."""
-    ordered = sorted(amounts.items(), key=lambda item: (item[0].bit_count(), item[0]))
-    left = {one: amount - loads.push(one, amount) for one, amount in ordered}
+    """Have *loads* carry *amounts* by set, narrow sets first, and of equally narrow ones first what nobody
+    has to make room for: nothing leaves a node for another one that then lacks as much. What does not fit
+    of each."""
+    left, by_width = dict(amounts), sorted(amounts, key=lambda one: (one.bit_count(), one))
+    for _, group in groupby(by_width, key=int.bit_count):
+        sets = tuple(group)
+        for one in sets:
+            left[one] -= loads.push(one, min(left[one], sum(loads.free.get(node, 0) for node in bits(one))))
+        for one in sets:
+            left[one] -= loads.push(one, left[one])
     return {one: amount for one, amount in left.items() if amount}
 
 

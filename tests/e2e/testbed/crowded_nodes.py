@@ -63,10 +63,12 @@ def web(node: Node, number: int) -> Running:
     return node.launch(pod.touching("220Mi"))
 
 
-def crowded(node: Node, places: Sequence[int] = (1, 2)) -> tuple[dict[int, Running], list[Running]]:
+def crowded(
+    node: Node, places: Sequence[int] = (1, 2), promised_mib: int = 300
+) -> tuple[dict[int, Running], list[Running]]:
     """An owner on each of these nodes, by its node, and others within their claims whose pages lie there:
     one on each, and a small one on node 2."""
-    owners = {place: owner(node, place, 300) for place in places}
+    owners = {place: owner(node, place, promised_mib) for place in places}
     others = [(web(node, place), place) for place in places]
     if 2 in places:
         others.append((node.launch(best_effort("batch").touching("40Mi")), 2))
