@@ -149,6 +149,31 @@ def test_a_container_gets_pages_where_some_growth_would_have_it_placed(
     assert possible == []
 
 
+@given(bases(), st.data())
+def test_a_resize_takes_nothing_from_what_it_holds_until_then(basis: Basis, data: st.DataObject) -> None:
+    """As a creation beside all others, with its old promise kept through every part of the growth."""
+    assume(basis.ledger.entries)
+    entry = data.draw(
+        st.sampled_from(sorted(basis.ledger.entries.values(), key=lambda one: one.container_id))
+    )
+    request = asking(entry.container_id, data.draw(st.integers(0, 4)), data.draw(st.integers(1, 4)))
+    current, engine = entry.decision.placement, ExactEngine()
+
+    def decide(on: Basis, deciding: Engine) -> Decision:
+        return deciding.decide(on, request, current)
+
+    beside = basis.with_ledger(basis.ledger.without(entry.container_id))
+    before = decide(beside, engine)
+    _, added = decide_with_pools(beside, engine, decide=decide, decision=before, held=basis.ledger)
+    for part in parts(added):
+        on = with_pools(basis.machine, grown(basis.machine, part))
+        assert min(slack(basis, on, MEMORY).values()) >= 0
+    if added:
+        machine_then = with_pools(basis.machine, grown(basis.machine, added))
+        after = decide(replace(beside, machine=machine_then), ExactEngine())
+        assert after.outcome is not Outcome.REFUSED
+
+
 def parts(added: Pools) -> Iterator[Pools]:
     """What a kernel may have given of it."""
     rows = [(node, row[SIZE] // SIZE) for node, row in added.items()]

@@ -24,8 +24,10 @@ from bayplan.control.lives import KernelCpusets
 from bayplan.control.state import Current, NodeState, Transaction
 from bayplan.control.threads import EngineThread, InThread
 from bayplan.engines.device_hints import NOTHING_FOUND, Findings, looks_at_devices
+from bayplan.engines.interface import Engine
 from bayplan.errors import HostError, StateError
 from bayplan.model.basis import Basis
+from bayplan.model.claims import Parts
 from bayplan.model.decision import Decision, Move, Outcome, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import Phase, Report, Step
@@ -210,15 +212,9 @@ class Placements:
         entry = ledger.entries[container.id]
         old, base = entry.decision, ledger.without(container.id)
         exact = partial(self._state.kubelet_pods.for_change, pod, container.name, machine.memory_bytes)
-        decide = partial(
-            decide_change,
-            basis.with_ledger(base),
-            old=old,
-            spec=container.resources,
-            change=resources,
-            exact=exact,
-        )
-        decision = await self._engine_thread.run(basis.engine, machine, decide)
+        decide = partial(decide_change, old=old, spec=container.resources, change=resources, exact=exact)
+        run = self._engine_thread.run
+        decision = await run(basis.engine, machine, partial(decide, basis.with_ledger(base)))
         self._state.kubelet_pods.expect(pod)
         most = MOST_UPDATES if entry.origin.runtime_applies else None
         if decision is None:
@@ -226,6 +222,16 @@ class Placements:
             updates = self._accept(transaction, ledger, None, most, answered=container.id)
             self._state.notifications.update_answered(container.id, updates)
             return updates
+        if basis.policy.hugepage_pools:
+
+            def again(basis: Basis, engine: Engine) -> Decision:
+                changed = decide(basis, engine)
+                assert changed is not None, "it asks for something else than before"
+                return changed
+
+            beside = partial(Current.with_ledger, ledger=base)
+            decision = await self.once_pools_grew(transaction, beside, again, decision)
+            basis = transaction.basis
         if decision.outcome is Outcome.REFUSED:
             self.refuse(decision)
         shared = _left_shared(basis, base, decision)
@@ -397,11 +403,29 @@ class Placements:
                 return basis
             return replace(basis, policy=replace(basis.policy, defragment=Defragment.PLAN))
 
-        run, engine, basis = self._engine_thread.run, now.engine, beside(now)
-        decision = await run(engine, basis.machine, partial(decide, basis))
-        if not basis.policy.hugepage_pools or not lacks_pages(decision, basis.policy):
+        basis = beside(now)
+        decision = await self._engine_thread.run(now.engine, basis.machine, partial(decide, basis))
+        if not basis.policy.hugepage_pools:
             return decision
-        with_growth_of = partial(decide_with_pools, basis, decide=decide, decision=decision)
+        return await self.once_pools_grew(transaction, beside, decide, decision)
+
+    async def once_pools_grew(
+        self,
+        transaction: Transaction,
+        beside: Callable[[Current], Basis],
+        decide: Decide,
+        decision: Decision,
+        parts: Parts = (),
+    ) -> Decision:
+        """*decision*, which is what *decide* says of what is *beside* the one that it is about, or what it
+        says once pools of huge pages have grown, if that helps. *parts* as for `decide_with_pools`."""
+        now = transaction.basis
+        run, engine, basis = self._engine_thread.run, now.engine, beside(now)
+        if not lacks_pages(decision, basis.policy):
+            return decision
+        with_growth_of = partial(
+            decide_with_pools, basis, decide=decide, decision=decision, held=now.ledger, parts=parts
+        )
         decision, wanted = await run(engine, basis.machine, with_growth_of)
         if not wanted:
             return decision

@@ -13,16 +13,21 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
+from msgspec.structs import replace
+
 from bayplan.control.placements import Placements
-from bayplan.control.state import NodeState
+from bayplan.control.state import Current, NodeState, Transaction
 from bayplan.control.threads import InThread
+from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, HostError, UnavailableError
 from bayplan.host import shadow_mode
 from bayplan.host.devices import ClaimSpecs
 from bayplan.host.hierarchy import pod_path
+from bayplan.model.basis import Basis
 from bayplan.model.claims import HeldClaim, ResourceClaim, claim_key
-from bayplan.model.decision import Outcome
-from bayplan.model.ledger import Ledger
+from bayplan.model.decision import Decision, Outcome
+from bayplan.model.ledger import Entry, Ledger
+from bayplan.placement.hugepage_pools import lacks_pages
 from bayplan.placement.resource_claims import decide_claim, pod_hugepages, users_of
 
 logger = logging.getLogger(__name__)
@@ -63,8 +68,8 @@ class ResourceClaims:
         shadow_mode.check_off("resource claims")
         async with self._one_at_a_time:
             async with self._state.transaction() as transaction:
+                entry = await self._decided(transaction, claim)
                 basis = transaction.basis
-                entry = decide_claim(basis, basis.engine, claim)
                 if entry.decision.outcome is Outcome.REFUSED:
                     self._placements.refuse(entry.decision)
                 if basis.ledger.retained.get(claim.key) != entry:
@@ -73,6 +78,27 @@ class ResourceClaims:
             assert held is not None, "what is not refused is held"
             await self._do(partial(self._specs.write, held))
             return held
+
+    async def _decided(self, transaction: Transaction, claim: ResourceClaim) -> Entry:
+        """The entry of *claim*, once pools of huge pages have grown to what was allocated if they lack some:
+        they may have shrunk since the scheduler saw them."""
+
+        def beside(now: Current) -> Basis:
+            return now
+
+        def decide(basis: Basis, engine: Engine) -> Decision:
+            return decide_claim(basis, engine, claim).decision
+
+        basis = transaction.basis
+        entry = decide_claim(basis, basis.engine, claim)
+        if not lacks_pages(entry.decision, basis.policy):
+            return entry
+        decision = await self._placements.once_pools_grew(
+            transaction, beside, decide, entry.decision, claim.parts
+        )
+        if decision.outcome is not Outcome.REFUSED:
+            entry = decide_claim(transaction.basis, basis.engine, claim)
+        return replace(entry, decision=decision)
 
     async def release(self, uid: str) -> bool:
         """Hold that claim no longer; whether it was held.

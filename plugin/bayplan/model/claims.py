@@ -146,6 +146,13 @@ class ResourceClaim(Struct, frozen=True):
         return sum_of(device.amounts_bytes for device in self.devices)
 
     @property
+    def parts(self) -> Parts:
+        """What was allocated to it on each node."""
+        nodes = sorted({device.node for device in self.devices})
+        rows = {node: sum_of(one.amounts_bytes for one in self.devices if one.node == node) for node in nodes}
+        return tuple((NodeSet([node]), row) for node, row in rows.items())
+
+    @property
     def requests(self) -> tuple[str, ...]:
         """The names of its requests, each once, in the order of the allocation."""
         return tuple(dict.fromkeys(device.request for device in self.devices))

@@ -117,11 +117,13 @@ def _takes_all(request: Request) -> bool:
     return request.memory_limit_bytes == totals.memory_bytes and request.cpu_milli == totals.cpu_milli
 
 
-def changed_totals(before: Request, limit_bytes: int | None, cpu_milli: int) -> PodTotals | None:
+def changed_totals(
+    before: Request, limit_bytes: int | None, cpu_milli: int, hugepages_bytes: Amounts
+) -> PodTotals | None:
     """The pod's sums after a container's limits became these. Those of a container that has no part are the
     pod's; of an ordinary pod the sums are not known any more."""
-    totals = before.pod_totals
-    if totals is None or (limit_bytes, cpu_milli) == (before.memory_limit_bytes, before.cpu_milli):
+    totals, had = before.pod_totals, (before.memory_limit_bytes, before.cpu_milli, before.hugepages_bytes)
+    if totals is None or (limit_bytes, cpu_milli, hugepages_bytes) == had:
         return totals
     if not is_member(before):
         return None

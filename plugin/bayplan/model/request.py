@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from bayplan.model.claims import by_page_size
 from bayplan.model.decision import (
     CpuUse,
     CpuWish,
@@ -196,6 +197,9 @@ def changed_request(
     if not kubelets:
         cpu_milli = min(cpu_milli, most_milli(machine))
         memory = up_to(memory, most_bytes(machine))
+    pages_bytes = request.hugepages_bytes
+    if change.hugepage_limits_bytes:
+        pages_bytes = _changed_hugepages(request, change, machine, outside, kubelets=kubelets)
     was_pinned = request.pinned_cpus is not None or request.pinned_mems is not None
     new_cpus, new_mems = pinned(change, machine)
     return replace(
@@ -210,7 +214,8 @@ def changed_request(
         else _own_cpus(
             request.cpus, request.qos, cpu_milli, pod_level=request.pod_level and not has_part(request)
         ),
-        pod_totals=changed_totals(request, limit_bytes, cpu_milli),
+        hugepages_bytes=pages_bytes,
+        pod_totals=changed_totals(request, limit_bytes, cpu_milli, pages_bytes),
         pinned_cpus=new_cpus or request.pinned_cpus,
         pinned_mems=new_mems or request.pinned_mems,
         pinned_by_update=request.pinned_by_update
@@ -336,6 +341,19 @@ def _changed_memory(
     if limit_bytes is not None:
         return Interval(limit_bytes, limit_bytes, _LIMIT)
     return memory if kubelets else Interval(0, 0, _NO_LIMIT)
+
+
+def _changed_hugepages(
+    request: Request, change: Resources, machine: Machine, outside: OutsideRequests, *, kubelets: bool
+) -> dict[str, int]:
+    """The huge pages that a running container asks for once those sizes that *change* names are changed: what
+    it has through claims is in no update of others'."""
+    words = _words(change if kubelets else limiting(change, machine), outside, kubelets=kubelets)
+    limits = words.hugepage_limits_bytes
+    asked = {size: limits.get(size, 0) for size in change.hugepage_limits_bytes}
+    if not kubelets:
+        asked = {size: min(amount, most_hugepages_bytes(machine, size)) for size, amount in asked.items()}
+    return _hugepages({**by_page_size(request.hugepages_bytes), **asked})
 
 
 def _words(present: Resources, outside: OutsideRequests, *, kubelets: bool) -> Resources:

@@ -211,6 +211,7 @@ def changed_resources(spec: Resources, change: Resources) -> Resources:
         cpu_shares=_newer(change.cpu_shares, spec.cpu_shares),
         cpu_quota_us=_newer(change.cpu_quota_us, spec.cpu_quota_us),
         cpu_period_us=_newer(change.cpu_period_us, spec.cpu_period_us),
+        hugepage_limits_bytes={**spec.hugepage_limits_bytes, **change.hugepage_limits_bytes},
     )
     if change.unified:
         changed = replace(changed, unified={**spec.unified, **change.unified})

@@ -75,7 +75,9 @@ def updated_from_container(
     resources = container.resources
     decision = found_with_node_for_the_kernel(machine, entry.decision, resources.cpuset_mems)
     placement, outside = decision.placement, policy.outside_requests
-    request = changed_request(decision.request, resources, Resources(), machine, outside)
+    pages = {} if decision.request.claimed is not None else resources.hugepage_limits_bytes
+    said = Resources(hugepage_limits_bytes=pages)
+    request = changed_request(decision.request, resources, said, machine, outside)
     resized = request != decision.request
     unavailable = taken | Allocatable(machine, policy).reserved_cpus
     own = _exclusive_cpus_now(request, placement, resources.cpuset_cpus, unavailable, alone=alone)

@@ -1,24 +1,29 @@
-"""Pools of huge pages that grow for a container and shrink when nobody needs them: by how much, as values.
+"""Pools of huge pages that grow for a container or a resource claim and shrink when nobody needs them: by how
+much, as values.
 
 A pool grows out of the ordinary memory of its node, and only by what no claim needs: as much as could still
-be claimed on that node alone. It shrinks by what could still be claimed of it, and is free in the kernel.
-Invariant: what fitted before such a step fits after it, whatever its size; so a step that was cut short, or
-that nobody recorded, takes nothing from any promise. What is decided is the size of a pool in bytes, surplus
-pages left out. Pure; `bayplan.daemon.hugepage_pools` has the steps taken.
+be claimed on that node alone, also beside what the one that is decided about holds until then. It shrinks by
+what could still be claimed of it, and is free in the kernel. Invariant: what fitted before such a step fits
+after it, whatever its size; so a step that was cut short, or that nobody recorded, takes nothing from any
+promise. What is decided is the size of a pool in bytes, surplus pages left out. Pure;
+`bayplan.daemon.hugepage_pools` has the steps taken.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, islice
+from types import MappingProxyType
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.interface import Engine
 from bayplan.model.basis import Basis
-from bayplan.model.claims import Amounts, hugepages_of
+from bayplan.model.claims import Parts, divided, hugepages_of
 from bayplan.model.decision import Claim, Decision, Outcome, Reason, Request
+from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine, Node, hugepage_size_bytes, hugepages
 from bayplan.model.memory_kinds import usable_nodes
 from bayplan.model.policy import PlacementPolicy
@@ -81,16 +86,26 @@ def grown(machine: Machine, added: Pools) -> Pools:
 
 
 def decide_with_pools(
-    basis: Basis, engine: Engine, *, decide: Decide, decision: Decision
+    basis: Basis,
+    engine: Engine,
+    *,
+    decide: Decide,
+    decision: Decision,
+    held: Ledger | None = None,
+    parts: Parts = (),
 ) -> tuple[Decision, Pools]:
     """*decision*, which is the one on *basis*, and by how much pools would have to grow for a better one:
-    nothing where there is none. Then it says how many pages could be had, if it lacks some."""
+    nothing where there is none. Then it says how many pages could be had, if it lacks some. *held*: the
+    ledger with what the one that is decided about holds until then, if that is another. *parts*: what has to
+    be on single nodes, where it was allocated there."""
     if not lacks_pages(decision, basis.policy):
         return decision, {}
-    flows = ResourceFlows(basis)
+    rooms, request = _Rooms.beside(basis, held or basis.ledger), decision.request
+    nodes = NodeSet(node for part, _ in parts for node in part) or _reachable(basis.machine, request)
+    growths = iter((rooms.growth_for(parts),)) if parts else _growths(rooms, request, nodes)
     # An engine keeps what it worked out for a machine, and the one that there is stays the usual one.
     trying, best, found = engine.separate_copy(), _rank(decision), dict[int, dict[int, int]]()
-    for added in islice(_growths(basis, flows, decision.request), _MOST_TRIALS):
+    for added in islice(growths, _MOST_TRIALS):
         machine = with_pools(basis.machine, grown(basis.machine, added))
         rank = _rank(decide(replace(basis, machine=machine), trying))
         if rank < best:
@@ -99,7 +114,7 @@ def decide_with_pools(
             break
     if found or not _lacks(decision):
         return decision, found
-    reason = Reason(POOL_LIMIT, pages_to_be_had(dict(_to_be_had(basis, flows, decision.request))))
+    reason = Reason(POOL_LIMIT, pages_to_be_had(dict(rooms.to_be_had(request, nodes))))
     return replace(decision, reasons=(*decision.reasons, reason)), {}
 
 
@@ -181,72 +196,96 @@ def _rank(decision: Decision) -> tuple[bool, bool, bool]:
     )
 
 
-def _growths(basis: Basis, flows: ResourceFlows, request: Request) -> Iterator[dict[int, dict[int, int]]]:
-    """By how much pools would grow so that the pages of *request* fit on a set of nodes, one for each set
-    that can have them: narrow sets first, of equally wide ones those that need least."""
-    pages, nodes = hugepages_of(claimed_amounts(request)), usable_nodes(basis.machine, request)
-    if request.pinned_mems is not None:
-        nodes &= request.pinned_mems
-    even = request.even_hugepages
+def _reachable(machine: Machine, request: Request) -> NodeSet:
+    """The nodes that may hold the pages of *request*."""
+    nodes = usable_nodes(machine, request)
+    return nodes if request.pinned_mems is None else nodes & request.pinned_mems
+
+
+def _growths(rooms: "_Rooms", request: Request, nodes: NodeSet) -> Iterator[dict[int, dict[int, int]]]:
+    """By how much pools would grow so that the pages of *request* fit on a set of *nodes*, one for each set
+    that can have them: narrow sets first, of equally wide ones those that it is on, then those that need
+    least."""
+    pages, home, even = hugepages_of(claimed_amounts(request)), rooms.home(request), request.even_hugepages
     widths = range(1, min(len(nodes), _WIDEST) + 1) if even is None else (even.node_count,)
     for width in widths:
         found = []
         for some in islice(combinations(nodes, width), _MOST_SETS):
-            added = _growth_on(basis, flows, pages, some, even=even is not None)
+            on = NodeSet(some)
+            added = rooms.growth_for(divided(on, pages, {} if even is None else pages))
             if added:
                 taken = sum(sum(row.values()) for row in added.values())
-                apart = basis.machine.total_distance(NodeSet(some))
-                found.append((apart, taken, some, added))
-        yield from (added for *_, added in sorted(found, key=lambda one: one[:3]))
+                apart = rooms.basis.machine.total_distance(on)
+                found.append((not on <= home, apart, taken, some, added))
+        yield from (added for *_, added in sorted(found, key=lambda one: one[:4]))
 
 
-def _growth_on(
-    basis: Basis, flows: ResourceFlows, pages: Amounts, nodes: tuple[int, ...], *, even: bool
-) -> dict[int, dict[int, int]]:
-    """By how much the pools of *nodes* have to grow to hold *pages* as well; nothing if they need not, or
-    cannot as far."""
-    left, added = flows.copy(), dict[int, dict[int, int]]()
-    for resource, asked in pages.items():
-        size = hugepage_size_bytes(resource)
-        each = -(-asked // len(nodes) // size) * size
-        parts = [((node,), each) for node in nodes] if even else [(nodes, asked)]
-        for part, amount in parts:
-            lacking = amount - left.flow(resource).room(NodeSet(part).mask, amount)
-            lacking = -(-lacking // size) * size
-            most = {node: _most_growth(basis, left, node, size) for node in part}
-            for node in sorted(part, key=lambda one: (-most[one], one)):
-                more = min(lacking, _most_growth(basis, left, node, size))
-                if more > 0:
-                    row = added.setdefault(node, {})
-                    row[size] = row.get(size, 0) + more
-                    left.change(Claim(NodeSet([node]), {MEMORY: more}))
-                    lacking -= more
-            if lacking > 0:
-                return {}
-    return added
+class _Rooms(Struct, frozen=True):
+    """What is left: of huge pages in ``pages``, beside all but the one that is decided about, and of
+    ``memory`` that pools may take, beside this one too, as it may keep what it has."""
+
+    basis: Basis
+    pages: ResourceFlows
+    memory: ResourceFlows
+
+    @classmethod
+    def beside(cls, basis: Basis, held: Ledger) -> "_Rooms":
+        """What is left beside the ledger of *basis*, and beside all that is *held*."""
+        pages = ResourceFlows(basis)
+        return cls(basis, pages, pages if held is basis.ledger else ResourceFlows(basis.with_ledger(held)))
+
+    def home(self, request: Request) -> NodeSet:
+        """The nodes that it has a claim on, none if it is new."""
+        entry = self.memory.basis.ledger.entries.get(request.container_id)
+        claim = None if entry is None else entry.decision.placement.claim
+        return NodeSet() if claim is None else claim.nodes
+
+    def growth_for(self, parts: Parts) -> dict[int, dict[int, int]]:
+        """By how much pools have to grow to hold the huge pages of all *parts* as well; nothing if they need
+        not, or cannot as far."""
+        pages, memory, added = self.pages.copy(), self.memory.copy(), dict[int, dict[int, int]]()
+        for nodes, amounts in parts:
+            for resource, amount in hugepages_of(amounts).items():
+                size = hugepage_size_bytes(resource)
+                asked = -(-amount // size) * size
+                had = pages.flow(resource).room(nodes.mask, asked)
+                pages.change(Claim(nodes, {resource: had}))
+                lacking = -(-(asked - had) // size) * size
+                most = {node: _most_growth(self.basis, memory, node, size) for node in nodes}
+                for node in sorted(nodes, key=lambda one: (-most[one], one)):
+                    more = min(lacking, _most_growth(self.basis, memory, node, size, added))
+                    if more > 0:
+                        row = added.setdefault(node, {})
+                        row[size] = row.get(size, 0) + more
+                        memory.change(Claim(NodeSet([node]), {MEMORY: more}))
+                        lacking -= more
+                if lacking > 0:
+                    return {}
+        return added
+
+    def to_be_had(self, request: Request, nodes: NodeSet) -> Iterator[tuple[str, Mapping[int, int]]]:
+        """How much of each size that *request* asks for each of *nodes* could give it: what is left of its
+        pool, and what that may grow by."""
+        for resource in hugepages_of(claimed_amounts(request)):
+            size, flow = hugepage_size_bytes(resource), self.pages.flow(resource)
+            yield (
+                resource,
+                {
+                    node: flow.room(1 << node, self.pages.capacity.get(resource, {}).get(1 << node, 0))
+                    + _most_growth(self.basis, self.memory, node, size)
+                    for node in nodes
+                },
+            )
 
 
-def _most_growth(basis: Basis, flows: ResourceFlows, node: int, size: int) -> int:
-    """The bytes by which the pool of a node may grow, in whole pages."""
+def _most_growth(
+    basis: Basis, flows: ResourceFlows, node: int, size: int, added: Pools = MappingProxyType({})
+) -> int:
+    """The bytes by which the pool of a node, to which so much is *added* already, may grow, in whole
+    pages."""
     bounds = basis.policy.hugepage_pools.get(node, {}).get(size)
     pools = basis.machine.node_by_id[node].hugepages_bytes
-    if bounds is None or size not in pools or bounds.maximum_bytes <= pools[size]:
+    if bounds is None or size not in pools:
         return 0
-    return flows.flow(MEMORY).room(1 << node, bounds.maximum_bytes - pools[size]) // size * size
-
-
-def _to_be_had(
-    basis: Basis, flows: ResourceFlows, request: Request
-) -> Iterator[tuple[str, Mapping[int, int]]]:
-    """How much of each size that *request* asks for each node could give it: what is left of its pool, and
-    what that may grow by."""
-    for resource in hugepages_of(claimed_amounts(request)):
-        size = hugepage_size_bytes(resource)
-        yield (
-            resource,
-            {
-                node: flows.flow(resource).room(1 << node, flows.capacity.get(resource, {}).get(1 << node, 0))
-                + _most_growth(basis, flows, node, size)
-                for node in usable_nodes(basis.machine, request)
-            },
-        )
+    most = bounds.maximum_bytes - pools[size] - added.get(node, {}).get(size, 0)
+    return flows.flow(MEMORY).room(1 << node, most) // size * size if most > 0 else 0

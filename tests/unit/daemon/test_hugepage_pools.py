@@ -14,11 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.config.settings import Settings
+from bayplan.control.resource_claims import ResourceClaims
 from bayplan.daemon.hardware import Hardware, Host, Measurement
 from bayplan.daemon.hugepage_pools import IDLE_S, HugepagePools
 from bayplan.daemon.shadow import Parts
 from bayplan.errors import PlacementError
 from bayplan.host import shadow_mode
+from bayplan.host.devices import ClaimSpecs
 from bayplan.host.hugepage_pools import HugepageFiles
 from bayplan.host.sysfs import read_machine
 from bayplan.model.basis import Basis
@@ -30,12 +32,14 @@ from bayplan.model.sentences import pages_to_be_had, pools_grown
 from bayplan.model.workload import Container
 from bayplan.nri import Event
 from bayplan.placement.hugepage_pools import POOL_GROWN, POOL_LIMIT
+from bayplan.placement.resource_claims import CLAIMED
 from bayplan.placement.shortfall import overclaims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.controllers import Controlled, by_hook, controlled, full_disk, here
 from support.hugepage_kernel import HugepageKernel, KilledError
 from support.machines import machine, pod
+from support.resource_claims import claim, device
 
 SIZE = 2 * MIB
 PAGES = "hugepages-2Mi"
@@ -179,6 +183,114 @@ async def test_memory_is_made_free_in_large_blocks_first(tmp_path: Path, compact
             with pytest.raises(PlacementError):
                 await one.place("first", 100)
         one.check()
+
+
+async def resize(one: Node, name: str, pages: int, memory: int = 64 * MIB) -> Decision:
+    owner = pod(name, QosClass.GUARANTEED)
+    change = replace(with_pages(name, pages, memory).resources, hugepage_limits_bytes={SIZE: pages * SIZE})
+    await one.controller.update_container(owner, one.controller.state.known.containers[name], change)
+    return one.controller.state.ledger.entries[name].decision
+
+
+async def test_a_pool_grows_for_a_resize_where_the_container_is(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        await one.place("other", 0, 3 * GIB)
+        before = await one.place("first", 10)
+        assert before.placement.mems is not None
+        (home,) = before.placement.mems
+        more = await resize(one, "first", 200)
+        assert POOL_GROWN in codes(more)
+        assert more.placement.mems == before.placement.mems
+        assert one.kernel.pages(home, SIZE) == 200
+        assert more.placement.claimed.amounts_bytes[PAGES] == 200 * SIZE
+        assert one.controller.state.counters["hugepage_pools_grown"] == 2
+        one.check()
+        less = await resize(one, "first", 20)
+        assert less.placement.claimed.amounts_bytes[PAGES] == 20 * SIZE
+        await one.pass_time(IDLE_S)
+        assert one.kernel.pages(home, SIZE) == 20
+        one.check()
+
+
+async def test_a_refused_resize_says_what_could_be_had_and_changes_nothing(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        before = await one.place("first", 10)
+        with pytest.raises(PlacementError) as refused:
+            await resize(one, "first", 1025)
+        assert "2Gi on each of nodes 0-1" in str(refused.value)
+        assert one.controller.state.ledger.entries["first"].decision == before
+        one.check()
+
+
+async def test_a_resize_takes_no_memory_that_the_container_holds_until_then(tmp_path: Path) -> None:
+    """It gives back memory and asks for pages: until that is recorded it may keep the memory."""
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        await one.place("other", 0, 4 * GIB)
+        before = await one.place("first", 10, 3 * GIB)
+        written = len(one.kernel.writes)
+        with pytest.raises(PlacementError):
+            await resize(one, "first", 900, GIB)
+        assert len(one.kernel.writes) == written
+        assert one.controller.state.ledger.entries["first"].decision == before
+        await resize(one, "first", 10, GIB)
+        await resize(one, "first", 900, GIB)
+        one.check()
+
+
+@pytest.mark.parametrize("killed_at", range(3))
+async def test_a_daemon_that_is_killed_in_a_resize_keeps_what_was_promised(
+    tmp_path: Path, killed_at: int
+) -> None:
+    there = kernel(tmp_path)
+    async with node(tmp_path, there) as one:
+        await one.place("other", 0, 4 * GIB)
+        before = await one.place("first", 10, 2 * GIB)
+        there.killed_at = 2 * len(there.writes) + killed_at
+        with pytest.raises(KilledError):
+            await resize(one, "first", 500, GIB)
+    there.killed_at = None
+    async with node(tmp_path, there) as one:
+        one.check()
+        assert one.controller.state.ledger.entries["first"].decision.own_bytes == before.own_bytes
+        await one.controller.synchronize(
+            [pod(name, QosClass.GUARANTEED) for name in ("first", "other")],
+            [with_pages("first", 10, 2 * GIB), with_pages("other", 0, 4 * GIB)],
+        )
+        await resize(one, "first", 500, GIB)
+        assert there.pages(1, SIZE) == 500
+        one.check()
+
+
+async def test_a_pool_that_shrank_since_the_scheduler_saw_it_grows_for_a_claim(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        state, specs = one.controller.state, ClaimSpecs(tmp_path / "cdi")
+        claims = ResourceClaims(state, one.controller.placements, specs, here)
+        held = await claims.prepare(claim(device(1, 64, hugepages_2Mi=200), device(0, hugepages_2Mi=50)))
+        assert (one.kernel.pages(0, SIZE), one.kernel.pages(1, SIZE)) == (25, 100)
+        entry = state.ledger.retained[held.claim.key]
+        assert {CLAIMED, POOL_GROWN} <= codes(entry.decision)
+        one.check()
+        await one.pass_time(IDLE_S)
+        assert (one.kernel.pages(0, SIZE), one.kernel.pages(1, SIZE)) == (25, 100)
+        with pytest.raises(PlacementError) as refused:
+            await claims.prepare(claim(device(1, hugepages_2Mi=2000), uid="large", pod="other"))
+        assert "1848Mi on node 1" in str(refused.value)
+        assert await claims.release(held.claim.uid)
+        await one.pass_time(IDLE_S)
+        assert (one.kernel.pages(0, SIZE), one.kernel.pages(1, SIZE)) == (0, 0)
+        one.check()
+
+
+async def test_a_claim_that_lacks_something_else_changes_no_pool(tmp_path: Path) -> None:
+    async with node(tmp_path, kernel(tmp_path)) as one:
+        claims = ResourceClaims(
+            one.controller.state, one.controller.placements, ClaimSpecs(tmp_path / "cdi"), here
+        )
+        with pytest.raises(PlacementError):
+            await claims.prepare(claim(device(1, 5000, hugepages_2Mi=20)))
+        with pytest.raises(PlacementError):
+            await claims.prepare(claim(device(1, 64, cpus=9, hugepages_2Mi=20)))
+        assert one.kernel.writes == []
 
 
 async def test_what_nobody_needs_for_a_minute_is_memory_again(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.model.decision import QosClass
 from bayplan.model.request import changed_request, derive_request
@@ -181,6 +182,34 @@ def test_an_update_removes_a_limit() -> None:
     assert changed_request(before, spec, Resources(cpu_quota_us=-1), MACHINE).exclusive_cpus == 0
     reserved = changed_request(before, spec, Resources(memory_reservation_bytes=GIB), MACHINE)
     assert (reserved.memory.high_bytes, reserved.memory_limit_bytes) == (GIB, 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("tree", "changed", "asked"),
+    [
+        ("/kubepods/podx", {}, {"hugepages-2Mi": 1, "hugepages-1Gi": 2}),
+        ("/kubepods/podx", {2 * MIB: 1, GIB: 2}, {"hugepages-2Mi": 1, "hugepages-1Gi": 2}),
+        ("/kubepods/podx", {2 * MIB: 6}, {"hugepages-2Mi": 6, "hugepages-1Gi": 2}),
+        ("/kubepods/podx", {GIB: 0}, {"hugepages-2Mi": 1}),
+        ("", {2 * MIB: 3}, {"hugepages-2Mi": 3, "hugepages-1Gi": 2}),
+        # Outside of kubelet's tree half of all is the most, and all of it limits nothing.
+        ("", {2 * MIB: 6}, {"hugepages-2Mi": 4, "hugepages-1Gi": 2}),
+        ("", {2 * MIB: 8}, {"hugepages-1Gi": 2}),
+    ],
+)
+def test_an_update_changes_the_sizes_of_huge_pages_that_it_names(
+    tree: str, changed: dict[int, int], asked: dict[str, int]
+) -> None:
+    on = machine(2, memory_bytes=64 * GIB, hugepages_bytes={2 * MIB: 4 * GIB, GIB: 8 * GIB})
+    owner = replace(PLAIN, cgroup_parent=tree)
+    spec = Resources(8 * GIB, hugepage_limits_bytes={2 * MIB: GIB, GIB: 2 * GIB})
+    before = derive_request(owner, container("c", owner, resources=spec), on)
+    limits = {size: amount * GIB for size, amount in changed.items()}
+    change = Resources(cpu_shares=512, hugepage_limits_bytes=limits)
+    after = changed_request(before, spec, change, on)
+    assert after.hugepages_bytes == {size: amount * GIB for size, amount in asked.items()}
+    merged = changed_resources(spec, change).hugepage_limits_bytes
+    assert merged == {**spec.hugepage_limits_bytes, **limits}
 
 
 def test_a_limit_that_was_added_stays_through_an_update_of_something_else() -> None:
