@@ -238,7 +238,7 @@ def explanation_view(
         # The containers of a claim run on its CPUs.
         name: holders.others(entry)
         for name, entry in entries.items()
-        if entry.resource_claim is None
+        if not entry.is_of_claim
     }
     if any(isinstance(decision.placement.promise, Claim) for decision in current.values()):
         current = _with_witness(snapshot, current)

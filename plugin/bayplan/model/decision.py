@@ -314,6 +314,14 @@ class Booking(Struct, frozen=True):
     short_bytes: ClassVar[Amounts] = {}
     """What was asked for beyond that and could not be promised."""
     explained_bytes: ClassVar[int] = 0
+    flexible: ClassVar[bool] = False
+    """Whether it may go to other nodes for the sake of others."""
+    is_by_node: ClassVar[bool] = True
+    """Whether it says of each node what is promised there."""
+
+    def staying(self, mems: NodeSet | None = None) -> "Booking":  # noqa: ARG002 - it stays where it is
+        """It as one that does not go to other nodes for others, on *mems* if some are given."""
+        return self
 
     @property
     def nodes(self) -> NodeSet:
@@ -360,6 +368,15 @@ class Claim(Struct, frozen=True):
     even_hugepages: bool = False
     shares: Mapping[int, int] = field(default_factory=dict)
     by_node: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def is_by_node(self) -> bool:
+        """As of `Booking`."""
+        return self.even_hugepages or bool(self.by_node)
+
+    def staying(self, mems: NodeSet | None = None) -> "Claim":
+        """As of `Booking`."""
+        return replace(self, flexible=False, nodes=self.nodes if mems is None else mems)
 
     @property
     def parts(self) -> Parts:
@@ -460,10 +477,7 @@ class Placement(Struct, frozen=True):
 
     def staying(self, mems: NodeSet | None = None) -> "Placement":
         """It with a promise that does not go to other nodes for others, on *mems* if some are given."""
-        if self.claim is None:
-            return self
-        nodes = self.claim.nodes if mems is None else mems
-        return replace(self, claim=replace(self.claim, flexible=False, nodes=nodes))
+        return replace(self, claim=self.claim and self.claim.staying(mems))
 
     @property
     def is_with_whole_pod(self) -> bool:

@@ -73,6 +73,11 @@ class Entry(Struct, frozen=True):
         """How it came."""
         return self.recorded_origin or NRI
 
+    @property
+    def is_of_claim(self) -> bool:
+        """Whether it is of a resource claim, and of no container."""
+        return self.resource_claim is not None
+
 
 class Ledger(Struct, frozen=True):
     """All entries by container id, with the totals that decisions need.
@@ -157,7 +162,7 @@ class Ledger(Struct, frozen=True):
         others = self.ids_by_score.get(key, ())
         order = _in_order(others, entry) if others else (container_id,)
         after = _added(base, entry, base.ids_by_score.with_item(key, order))
-        alone = not others and (placement.claim is None or not placement.claim.explained_bytes)
+        alone = not others and not placement.promise.explained_bytes
         return after if alone else _settled(after, key)
 
     def without(self, container_id: str) -> "Ledger":
@@ -326,7 +331,7 @@ class Ledger(Struct, frozen=True):
     @property
     def holders(self) -> list[Entry]:
         """All who were decided about and hold something: containers, and resource claims."""
-        claims = (one for one in self.retained.values() if one.resource_claim is not None)
+        claims = (one for one in self.retained.values() if one.is_of_claim)
         return [*self.entries.values(), *claims]
 
     @property
@@ -507,10 +512,10 @@ def _added(
     ledger: Ledger, entry: Entry, ids_by_score: PersistentMap[ScoreKey, tuple[str, ...]] | None = None
 ) -> Ledger:
     """*ledger* with *entry*, whose container it does not hold, and with *ids_by_score* if they are others."""
-    decision, claim = entry.decision, entry.decision.placement.claim
+    decision = entry.decision
     request, placement = decision.request, decision.placement
     container_id, pod_id = request.container_id, request.pod_id
-    promise = claim or placement.promise
+    promise = placement.promise
     held = placement.exclusive_cpus.mask or placement.pool_cpus.mask or placement.affinity is not None
     beside = placement.beside_cpus.mask and shares_beside(entry)
     of_pod = (*ledger.ids_by_pod.get(pod_id, ()), container_id)
@@ -519,7 +524,7 @@ def _added(
     parts, milli = promise.claimed_parts, decision.pool_milli
     return Ledger(
         entries=entries,
-        booked_bytes=ledger.booked_bytes if claim else with_booking(ledger.booked_bytes, promise, 1),
+        booked_bytes=with_booking(ledger.booked_bytes, promise, 1),
         exclusive_cpus=ledger.exclusive_cpus | held_cpus(placement) if held else ledger.exclusive_cpus,
         bound=ledger.bound if placement.mems is None else with_count(ledger.bound, placement.mems, 1),
         claimed_bytes=with_claim(ledger.claimed_bytes, parts, 1),
@@ -548,7 +553,7 @@ def _retaining(ledger: Ledger, last: Entry) -> Ledger:
 
 def holds_alone(retained: Entry) -> bool:
     """Whether the totals have the promise of an entry that is of no container any more, or never was."""
-    return retained.resource_claim is not None or is_member(retained.decision.request)
+    return retained.is_of_claim or is_member(retained.decision.request)
 
 
 def _holding(ledger: Ledger, last: Entry, sign: int) -> Ledger:
@@ -588,7 +593,7 @@ def _settled_pod(
 def notice_of(entry: Entry) -> int | None:
     """Under what *entry* is in ``ids_by_notice``; None where no update can become due."""
     decision, sent = entry.decision, entry.notified_cpus
-    if not (entry.recorded_origin or NRI).runtime_applies:
+    if not entry.origin.runtime_applies:
         return None
     if decision.shares_cpus:
         return 0 if sent is None else sent.mask

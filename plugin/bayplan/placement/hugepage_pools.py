@@ -180,8 +180,8 @@ def _resized(node: Node, sizes: Mapping[int, int]) -> Node:
 
 def _lacks(decision: Decision) -> bool:
     """Whether huge pages are what it lacks."""
-    shortage, claim = decision.shortage, decision.placement.claim
-    short = claim is not None and any(hugepages_of(claim.short_bytes).values())
+    shortage = decision.shortage
+    short = any(hugepages_of(decision.placement.promise.short_bytes).values())
     return (
         short or (shortage is not None and shortage.resource != MEMORY) or decision.outcome is Outcome.REFUSED
     )

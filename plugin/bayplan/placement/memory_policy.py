@@ -20,6 +20,7 @@ from bayplan.engines.interface import AS_WISHED, PINNED, WISH_NOT_GRANTED, Engin
 from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     STATIC,
+    Booking,
     Decision,
     MemoryPolicyMode,
     MemoryPolicySetting,
@@ -232,9 +233,6 @@ def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision:
     them.
     """
     request, placement = decision.request, decision.placement
-    claim = placement.claim
-    if claim is None:
-        return decision
     added = node_for_the_kernel(machine, decision)
     if added is None:
         return decision
@@ -245,22 +243,21 @@ def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision:
         return with_node_for_the_kernel(decision, added, bound=True)
     if asks or not (ability.runtime and ability.seen):
         return with_node_for_the_kernel(decision, added, bound=False)
-    policy = MemoryPolicySetting(MemoryPolicyMode.BIND, claim.nodes, STATIC)
-    placement = replace(placement, claim=replace(claim, flexible=False), memory_policy=policy)
-    return replace(decision, placement=placement)
+    policy = MemoryPolicySetting(MemoryPolicyMode.BIND, placement.promise.nodes, STATIC)
+    return replace(decision, placement=replace(placement.staying(), memory_policy=policy))
 
 
 def node_for_the_kernel(machine: Machine, decision: Decision) -> NodeSet | None:
     """The node that the container of *decision* is to have beside those of its promise, the nearest that has
     memory for the kernel; None if it needs none, if there is none, or if somebody else says where it is."""
     request, placement = decision.request, decision.placement
-    mems, claim = placement.mems, placement.claim
+    mems, promise = placement.mems, placement.promise
     others_say = request.opted_out or request.pinned_mems is not None or decision.outcome is Outcome.REFUSED
-    if others_say or mems is None or claim is None or not mems <= machine.movable_nodes:
+    if others_say or mems is None or promise.is_by_node or not mems <= machine.movable_nodes:
         return None
     own = (node for node in machine.nodes if node.memory_bytes and not node.owner)
     nodes = [node.id for node in own if not node.is_movable]
-    if not nodes or claim.even_hugepages or claim.by_node:
+    if not nodes:
         return None
     nearest = min(nodes, key=lambda node: (sum(machine.distance(node, one) for one in mems), node))
     return NodeSet([nearest])
@@ -290,8 +287,7 @@ def with_node_for_the_kernel(decision: Decision, added: NodeSet, *, bound: bool)
     """*decision* with the node *added* for what the kernel holds for the container. If its memory is *bound*
     to its own nodes its promise stays there; else that is on both, where it fits as it fitted on fewer."""
     placement = decision.placement
-    mems, claim = placement.mems or NodeSet(), placement.claim
-    assert claim is not None
+    mems, claim = placement.mems or NodeSet(), placement.claimed
     own, others = nodes_text(mems), nodes_text(added)
     placement = replace(placement, mems=mems | added, previous_mems=placement.mems)
     if bound:
@@ -307,23 +303,23 @@ def with_node_for_the_kernel(decision: Decision, added: NodeSet, *, bound: bool)
 def decide_again(basis: Basis, engine: Engine, request: Request, current: Placement) -> Decision:
     """As `decide_by_given_policy` about a changed *request* of a container that is where *current* says. Its
     processes stay bound if they are because of `with_kernel_memory`."""
-    policy, claim, mems = current.memory_policy, current.claim, current.mems
+    policy, promise, mems = current.memory_policy, current.promise, current.mems
     ours = request.memory_policy is None and request.given_policy is None
     if (
         not ours
         or policy is None
         or policy.mode is not MemoryPolicyMode.BIND
-        or claim is None
+        or isinstance(promise, Booking)
         or mems is None
     ):
         return decide_by_given_policy(basis, engine, request, current)
     asked = replace(request, nodes=NodeWish(policy.nodes, required=True))
     decision = _as_asked(decide_by_given_policy(basis, engine, asked, current), request)
     placement = decision.placement
-    if placement.mems is None or placement.claim is None:
+    if placement.mems is None:
         return decision
-    mems, claim = placement.mems | (mems - claim.nodes), replace(placement.claim, flexible=False)
-    return replace(decision, placement=replace(placement, mems=mems, claim=claim))
+    mems = placement.mems | (mems - promise.nodes)
+    return replace(decision, placement=replace(placement.staying(), mems=mems))
 
 
 def _obstacle(

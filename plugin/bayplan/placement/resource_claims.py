@@ -58,8 +58,7 @@ def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim) -> Entry:
     """The entry of *claim*: what it holds from now on, or a decision that refuses it. What it holds by the
     same allocation already it keeps."""
     before = basis.ledger.retained.get(claim.key)
-    if before is not None and before.resource_claim is not None:
-        held = before.resource_claim
+    if before is not None and (held := before.resource_claim) is not None:
         if held.claim.devices == claim.devices:
             return replace(before, resource_claim=replace(held, claim=claim))
         if held.adopted is not None:

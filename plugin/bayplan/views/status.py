@@ -169,9 +169,12 @@ def _kept_for_pods(snapshot: Snapshot) -> list[View]:
         kept = [(rest.pod_id, rest.nodes, rest.need, rest.cpus) for rest in kept_for_pods(entries) if rest]
     else:
         kept = [
-            (pod_id, claim.nodes, claim.amounts_bytes, held_cpus(last.decision.placement))
-            for pod_id, last in sorted(ledger.retained.items())
-            if (claim := last.decision.placement.claim) is not None and is_member(last.decision.request)
+            (pod_id, held.promise.nodes, held.promise.amounts_bytes, held_cpus(held))
+            for pod_id, held in [
+                (pod_id, last.decision.placement)
+                for pod_id, last in sorted(ledger.retained.items())
+                if is_member(last.decision.request)
+            ]
         ]
     requests = (entry.decision.request for entry in entries)
     names = {request.pod_id: request.name.rpartition("/")[0] for request in requests}

@@ -209,13 +209,11 @@ class Confinement:
         for no more of anything: that is never refused.
         """
         current = self.current
-        if current is None or current.claim is None:
+        if current is None:
             return None
-        nodes = current.claim.nodes
-        no_more = (
-            not without(self.amounts, current.claim.amounts_bytes) and nodes <= self.machine.memory_nodes
-        )
-        evenly = current.claim.even_hugepages
+        had = current.claimed
+        nodes, evenly = had.nodes, had.even_hugepages
+        no_more = not without(self.amounts, had.amounts_bytes) and nodes <= self.machine.memory_nodes
         claim = self._claim_on(nodes, evenly=evenly)
         cut = self.flows.cut(parts_of(claim))
         if not no_more and (cpus_elsewhere or cut is not None):
@@ -312,9 +310,8 @@ class Confinement:
         """How many containers are confined to sets with each node."""
         found = Counter[int]()
         for entry in self.ledger.entries.values():
-            claim = entry.decision.placement.claim
-            if claim is not None and is_bounded(entry.decision.request):
-                found.update(bits(claim.nodes.mask))
+            if is_bounded(entry.decision.request):
+                found.update(bits(entry.decision.placement.promise.nodes.mask))
         return found
 
     def _best_set(self, attempt: Attempt) -> Decision | None:
@@ -331,9 +328,7 @@ class Confinement:
     def _cores(self, current: Placement) -> list[int]:
         """What a set should contain, the best first: the nodes of a running container, or at least those of
         its CPUs, so that they need not change."""
-        if current.claim is None:
-            return [0]
-        nodes = current.claim.nodes
+        nodes = current.claimed.nodes
         with_cpus = self.topology.nodes_near(self.exclusive.own) if self.cpus else NodeSet()
         return list(dict.fromkeys([nodes.mask, (nodes & with_cpus).mask, 0]))
 
@@ -388,9 +383,9 @@ class Confinement:
     def _with_witness(self, placement: Placement, ledger: Ledger) -> Placement:
         """*placement* with what it has on each node, and the main node as memory policy where its set crosses
         others: the kernel fills nodes by first touch, and should not start on another container's part."""
-        claim = placement.claim
-        if claim is None or placement.mems is None:
+        if placement.mems is None:
             return placement
+        claim = placement.claimed
         if not claim.nodes.mask & (claim.nodes.mask - 1):
             booked = _on_one(claim.nodes, claim.amounts_bytes)
             return placement if placement.booked_bytes == booked else replace(placement, booked_bytes=booked)
@@ -436,9 +431,9 @@ class Confinement:
 
     def _attempts_where_it_is(self) -> list[Attempt]:
         """A running container on the nodes that it has, however many a new one would be allowed."""
-        if self.current is None or self.current.claim is None:
+        if self.current is None:
             return []
-        candidates = CandidateNodes(self.current.claim.nodes, exactly=True, of_pod=True)
+        candidates = CandidateNodes(self.current.claimed.nodes, exactly=True, of_pod=True)
         return [self._attempt(candidates, self.own)]
 
     def _with_moves_elsewhere(self, passed_over: Iterable[Attempt]) -> Decision | None:

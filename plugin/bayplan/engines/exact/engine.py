@@ -93,10 +93,9 @@ class ExactEngine:
             decision = self._placed(flows, ledger, request, current)
         if request.cpus is not None or decision.placement.beside_cpus.mask:
             decision = _with_beside(machine, decision)
-        claim = decision.placement.claim
-        if claim is not None and decision.outcome is Outcome.PLACED and not decision.moves:
-            before = None if current is None else current.claim
-            if before is None or without(claim.amounts_bytes, before.amounts_bytes):
+        if decision.outcome is Outcome.PLACED and not decision.moves:
+            claim = decision.placement.claimed
+            if current is None or without(claim.amounts_bytes, current.promise.amounts_bytes):
                 flows.check(claim)
         return decision
 
@@ -117,7 +116,7 @@ class ExactEngine:
         ).decide()
         if request.pinned_cpus is not None:
             decision = beside_pinned_cpus(topology, decision)
-        if current is not None and asking.bounded:
+        if current is not None and asking.bounded and decision.outcome is not Outcome.REFUSED:
             decision = _with_original_nodes(topology, decision, current)
         return decision
 
@@ -183,9 +182,7 @@ def _with_original_nodes(topology: NodeTopology, decision: Decision, current: Pl
     """*decision* with the nodes that a container which became wider goes back to when there is room again:
     none if its CPUs would be left behind."""
     placement = decision.placement
-    claim, before = placement.claim, current.claim
-    if claim is None or before is None:
-        return decision
+    claim, before = placement.claimed, current.claimed
     original_nodes = current.original_nodes or before.nodes
     returns_later = original_nodes <= claim.nodes and original_nodes != claim.nodes
     if not placement.exclusive_cpus <= topology.cpus_near(original_nodes):

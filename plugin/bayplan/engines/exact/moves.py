@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.claiming import is_confined, without
 from bayplan.engines.exact.flow import bits, crosses
 from bayplan.engines.exact.question import StepBudget
-from bayplan.engines.exact.resources import Parts, ResourceFlows, claim_of, parts_of
+from bayplan.engines.exact.resources import Parts, ResourceFlows, parts_of
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.witness import share
 from bayplan.model.claims import Amounts
@@ -175,11 +175,8 @@ def moves_to(ledger: Ledger, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
     """The *sets* as moves out of *ledger*."""
     found = []
     for container_id, wider in sorted(sets.items()):
-        entry = ledger.entries[container_id]
-        claim = claim_of(entry)
-        found.append(
-            Move(container_id, entry.decision.request.name, claim.nodes if claim else NodeSet(), wider)
-        )
+        decision = ledger.entries[container_id].decision
+        found.append(Move(container_id, decision.request.name, decision.placement.promise.nodes, wider))
     return tuple(found)
 
 
@@ -210,14 +207,14 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
     lacks a part of its promise stays wide: on more nodes it is more likely to get it."""
     trial, found = None, []
     for container_id, entry in sorted(ledger.entries.items()):
-        placement, claim = entry.decision.placement, claim_of(entry)
-        if placement.leaving is not None and claim is not None and container_id not in staying:
+        if container_id in staying or not entry.decision.placement.promise.amounts_bytes:
+            continue
+        placement, claim = entry.decision.placement, entry.decision.placement.claimed
+        if placement.leaving is not None:
             # What it is promised is elsewhere already.
             before = claim.nodes | placement.leaving
             found.append(Move(container_id, entry.decision.request.name, before, claim.nodes))
-        if placement.original_nodes is None or claim is None or claim.short_bytes or container_id in staying:
-            continue
-        if not is_confined(entry.decision.request):
+        if placement.original_nodes is None or claim.short_bytes or not is_confined(entry.decision.request):
             continue
         trial = trial or flows.copy()
         back = replace(claim, nodes=placement.original_nodes)
@@ -244,9 +241,9 @@ def movers_of(flows: ResourceFlows, ledger: Ledger) -> list[Mover]:
     """All containers that may become wider, by id."""
     everywhere, found = flows.machine.ordinary_nodes, []
     for _, entry in sorted(ledger.entries.items()):
-        claim = claim_of(entry)
-        if claim is not None and claim.flexible and not everywhere <= claim.nodes:
-            found.append(Mover(entry, claim, claim.nodes | everywhere))
+        promise = entry.decision.placement.promise
+        if promise.flexible and promise.amounts_bytes and not everywhere <= promise.nodes:
+            found.append(Mover(entry, entry.decision.placement.claimed, promise.nodes | everywhere))
     return found
 
 

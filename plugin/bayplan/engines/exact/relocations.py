@@ -26,7 +26,7 @@ from bayplan.engines.exact.claiming import is_confined
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus
 from bayplan.engines.exact.flow import Loads, bits, crosses
 from bayplan.engines.exact.question import StepBudget
-from bayplan.engines.exact.resources import ResourceFlows, claim_of
+from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.claims import Amounts
 from bayplan.model.decision import (
@@ -465,11 +465,9 @@ class RelocationSearch:
     def _movable(self, entry: Entry, own: CpuSet, *, confined: bool) -> Iterator[Movable]:
         """*entry* as one that may go elsewhere: with its memory if that is *confined*, else its *own* CPUs
         alone."""
-        claim, pool = claim_of(entry), ""
-        amounts = claim.amounts_bytes if claim is not None and confined else {}
-        home = self._topology.nodes_near(own).mask
-        if amounts and claim is not None:
-            home = claim.nodes.mask
+        promise, pool = entry.decision.placement.promise, ""
+        amounts = promise.amounts_bytes if confined else {}
+        home = promise.nodes.mask if amounts else self._topology.nodes_near(own).mask
         holds = [(resource, home, amount) for resource, amount in amounts.items()]
         if own:
             if not own <= self._topology.machine.online_cpus:

@@ -13,7 +13,7 @@ from bayplan.engines.exact.flow import Flow
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.claims import Amounts
 from bayplan.model.decision import OVERCOMMITTED, Claim, Holder, Placement, Reason, Shortage
-from bayplan.model.ledger import Entry, Ledger, holds_alone
+from bayplan.model.ledger import Ledger, holds_alone
 from bayplan.model.machine import MEMORY
 from bayplan.quantity import counted
 from bayplan.sets import NodeSet, nodes_text
@@ -238,12 +238,6 @@ def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut) -> Shortage:
 def overcommitted(lacking: Shortage) -> Reason:
     """Why what is there is claimed although it does not fit."""
     return Reason(OVERCOMMITTED, f"{lacking.sentence()}; nothing new is placed there")
-
-
-def claim_of(entry: Entry) -> Claim | None:
-    """The claim of a container, None if it claims nothing."""
-    claim = entry.decision.placement.promise
-    return claim if isinstance(claim, Claim) and claim.amounts_bytes else None
 
 
 def _held_within(placement: Placement, cut: Cut) -> int:

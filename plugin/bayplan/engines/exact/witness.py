@@ -67,31 +67,25 @@ def settled_by_node(basis: Basis) -> Ledger:
         entries.append(replace(entry, decision=replace(entry.decision, placement=placement)))
     # What is kept for a pod that has resources as a whole is a claim too, and there are none any more. Those
     # of resource claims are node by node already.
-    kept = [
-        one
-        for one in ledger.retained.values()
-        if one.resource_claim is not None or not is_member(one.decision.request)
-    ]
+    kept = [one for one in ledger.retained.values() if one.is_of_claim or not is_member(one.decision.request)]
     return Ledger.of([*entries, *kept])
 
 
 def share(basis: Basis, container_id: str) -> Spread:
     """The witness of one container."""
     ledger = basis.ledger
-    claim = ledger.entries[container_id].decision.placement.promise
-    if isinstance(claim, Booking):
-        return claim.by_node
+    promise = ledger.entries[container_id].decision.placement.promise
+    if isinstance(promise, Booking):
+        return promise.by_node
     loads = _loads(basis)
     beside = [
         key
         for key, entry in ledger.entries.items()
-        if key < container_id and _claims_on(entry.decision.placement, claim)
+        if key < container_id and _claims_on(entry.decision.placement, promise)
     ]
     for key in sorted(beside):
-        other = ledger.entries[key].decision.placement.claim
-        if other is not None:
-            _taken(loads, other)
-    return _taken(loads, claim)
+        _taken(loads, ledger.entries[key].decision.placement.claimed)
+    return _taken(loads, promise)
 
 
 def shortages(basis: Basis) -> tuple[Shortage, ...]:

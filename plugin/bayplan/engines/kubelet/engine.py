@@ -65,15 +65,13 @@ def trivial_decision(
 def _respect_pins(basis: Basis, request: Request, current: Placement) -> Decision:
     """Keep what somebody else set, and book what it uses, so that nobody else is promised it."""
     reason = pinned_reason(request)
-    placement = current if request.pinned_mems is None else replace(current, mems=None, claim=None)
+    placement = current if request.pinned_mems is None else replace(current, mems=None)
     if request.pinned_cpus is not None:
         placement = replace(placement, exclusive_cpus=CpuSet())
     nodes = request.pinned_mems or placement.mems or NodeSet(placement.booked_bytes)
     if request.qos is QosClass.GUARANTEED:
         need = memory_need(request)
-        claim = None if placement.claim is None else replace(placement.claim, amounts_bytes=need)
-        booked = book(basis.free_bytes, nodes, need)
-        placement = replace(placement, booked_bytes=booked, claim=claim)
+        placement = replace(placement, booked_bytes=book(basis.free_bytes, nodes, need))
     return Decision(request, Outcome.PLACED, placement, (reason,))
 
 
@@ -254,9 +252,10 @@ class KubeletEngine:
         return {}
 
     def converted(self, basis: Basis) -> Ledger:
-        """See `Engine.converted`."""
-        ledger = basis.ledger
-        return settled_by_node(basis) if ledger.claimed_bytes else ledger
+        """See `Engine.converted`: nobody has a claim, not even on nothing."""
+        entries = basis.ledger.entries.values()
+        claiming = any(isinstance(entry.decision.placement.promise, Claim) for entry in entries)
+        return settled_by_node(basis) if claiming or basis.ledger.claimed_bytes else basis.ledger
 
 
 def _aligns_devices(policy: PlacementPolicy, request: Request) -> bool:
