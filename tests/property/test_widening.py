@@ -102,7 +102,7 @@ def test_nobody_is_overlooked_who_could_have_helped(seed: int) -> None:
     if not lacking_bytes or widening(Basis(machine, POLICY, ledger), live) is not None:
         return
     flows = ResourceFlows(Basis(machine, POLICY, ledger))
-    for mover in movers_of(flows, ledger):
+    for mover in movers_of(flows):
         if stays(mover.entry):
             continue
         for node in mover.widest - mover.claim.nodes:

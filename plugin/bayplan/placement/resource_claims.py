@@ -79,7 +79,7 @@ def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim) -> Entry:
     )
     cut = flows.cut(parts_of(promise)) if by_node else None
     if cut is not None:
-        lacking = shortage(flows, basis.ledger, cut)
+        lacking = shortage(flows, cut)
         decision = _refused(request, lacking.sentence()).decision
         return Entry(replace(decision, shortage=lacking), ended=True)
     cpus, few = _cpus_of(basis, claim)

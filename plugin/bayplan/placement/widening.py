@@ -56,7 +56,7 @@ def widening(basis: Basis, live: LivePages) -> Move | None:
         return None
     flows, topology = ResourceFlows(basis), NodeTopology(basis.machine)
     best, best_bytes = None, lacking_bytes - min(lacking_bytes, LEAST_GAIN_BYTES)
-    for mover in list(_movers(flows, basis.ledger, live))[:MOST_TRIED]:
+    for mover in list(_movers(flows, live))[:MOST_TRIED]:
         key, before = mover.entry.container_id, mover.claim.nodes
         for wider in wider_sets(topology, flows, mover):
             if not wider <= NodeSet(live.nodes):
@@ -92,7 +92,7 @@ def goes_back(live: LivePages, moves: Iterable[Move], kept_bytes: Mapping[int, i
     return None
 
 
-def _movers(flows: ResourceFlows, ledger: Ledger, live: LivePages) -> Iterator[Mover]:
+def _movers(flows: ResourceFlows, live: LivePages) -> Iterator[Mover]:
     """Who may be moved: those that may lie where memory lacks, then those that may make room for these; the
     smallest promises first."""
     at_risk = NodeSet(node for one in live.plan.risks for node in one.nodes)
@@ -100,7 +100,7 @@ def _movers(flows: ResourceFlows, ledger: Ledger, live: LivePages) -> Iterator[M
     def order(mover: Mover) -> tuple[bool, int, str]:
         return not mover.claim.nodes & at_risk, mover.size_bytes, mover.entry.container_id
 
-    for mover in sorted(movers_of(flows, ledger), key=order):
+    for mover in sorted(movers_of(flows), key=order):
         if mover.entry.container_id in live.containers and not stays(mover.entry):
             yield mover
 

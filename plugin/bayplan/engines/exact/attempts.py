@@ -35,7 +35,6 @@ from bayplan.model.decision import (
     Reason,
     Request,
 )
-from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import verb_after
 from bayplan.quantity import counted, format_bytes
@@ -125,7 +124,6 @@ def area_of(question: Question, candidates: CandidateNodes, wish: EvenHugepagesW
 
 def refused(
     attempt: Attempt,
-    ledger: Ledger,
     request: Request,
     current: Placement | None,
     no_cpus: Reason | None = None,
@@ -149,7 +147,7 @@ def refused(
         reasons.append(_cpus_or_devices(question, attempt.area, request.hints))
     else:
         cut = _least_short(question, targets)
-        lacking = None if cut is None else shortage(question.counted.flows, ledger, cut)
+        lacking = None if cut is None else shortage(question.counted.flows, cut)
     if lacking is not None:
         reasons.append(Reason("shortage", lacking.sentence()))
     if current is not None:
@@ -188,14 +186,14 @@ def _least_short(question: Question, targets: Iterable[int]) -> Cut | None:
     return best
 
 
-def not_granted(attempt: Attempt, ledger: Ledger) -> Reason:
+def not_granted(attempt: Attempt) -> Reason:
     """Why preferred nodes were not taken."""
     why = attempt.candidates.why
     if not attempt.candidates.nodes:
         return Reason(WISH_NOT_GRANTED, f"{why}, {attempt.candidates.obstacle}")
     question = attempt.question
     cut = question.counted.flows.cut([(attempt.area.allowed, question.amounts)])
-    text = shortage(question.counted.flows, ledger, cut).sentence() if cut else "no set of them will do"
+    text = shortage(question.counted.flows, cut).sentence() if cut else "no set of them will do"
     return Reason(WISH_NOT_GRANTED, f"{why}: {text}")
 
 

@@ -47,6 +47,7 @@ from bayplan.engines.exact.topology import DEVICES, NodeTopology
 from bayplan.engines.exact.unconfined import place_in_part, place_unconfined
 from bayplan.engines.exact.witness import share
 from bayplan.engines.interface import AS_WISHED, WISH_NOT_GRANTED
+from bayplan.model.basis import Basis
 from bayplan.model.claims import Amounts, hugepages_of
 from bayplan.model.decision import (
     STATIC,
@@ -60,7 +61,7 @@ from bayplan.model.decision import (
     Reason,
     RelocationPlan,
 )
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes, open_mems
 from bayplan.model.policy import Defragment, KeepWhole, PlacementStrategy, TopologyPolicy, TopologyScope
@@ -86,14 +87,13 @@ class Confinement:
         self,
         topology: NodeTopology,
         flows: ResourceFlows,
-        ledger: Ledger,
         asking: Asking,
         scope: TopologyScope,
         current: Placement | None,
         max_steps: int,
         near_pool: NodeSet = NodeSet(),
     ) -> None:
-        self.topology, self.flows, self.ledger = topology, flows, ledger
+        self.topology, self.flows, self.ledger = topology, flows, flows.ledger
         self.machine, self.policy, request = flows.machine, flows.policy, asking.request
         self.asking, self.request, self.amounts, self.current = asking, request, asking.amounts, current
         self.near_pool = near_pool & flows.machine.ordinary_nodes if near_pool.mask else near_pool
@@ -136,7 +136,7 @@ class Confinement:
         wishes = request.nodes is not None or request.tier is not None
         wished = wished_nodes(self.machine, request) if wishes else None
         if not self.asking.confined:
-            return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.asking))
+            return self._with_cpus_only(place_unconfined(self.flows, self.asking))
         passed_over: list[Attempt] = []
         for candidates in self._options(wished):
             attempt, decision = self._on(candidates)
@@ -152,11 +152,11 @@ class Confinement:
             if decision is not None:
                 return decision
             if candidates.why:
-                self.notes.append(not_granted(attempt, self.ledger))
+                self.notes.append(not_granted(attempt))
             passed_over.append(attempt)
         if self.bounded and self.aligned:
             return self._second_best()
-        return self._with_cpus_only(place_unconfined(self.flows, self.ledger, self.asking))
+        return self._with_cpus_only(place_unconfined(self.flows, self.asking))
 
     def _options(self, wished: CandidateNodes | None) -> list[CandidateNodes]:
         """The nodes that are tried one after the other: those of its pod, those that it wishes, those where
@@ -222,7 +222,7 @@ class Confinement:
         if taken is None:
             return None
         cpus, lacking, remarks = taken
-        short = None if cut is None else shortage(self.flows, self.ledger, cut)
+        short = None if cut is None else shortage(self.flows, cut)
         if short is None:
             notes = [Reason("kept", f"fits where it is, on {nodes_text(nodes)}")]
         else:
@@ -239,7 +239,7 @@ class Confinement:
             notes.append(Reason(WISH_NOT_GRANTED, wished.why))
         if self.even and not evenly:
             notes.append(Reason(WISH_NOT_GRANTED, "its huge pages are not promised evenly"))
-        placement = self._with_witness(replace(current, claim=claim, exclusive_cpus=cpus), self.ledger)
+        placement = self._with_witness(replace(current, claim=claim, exclusive_cpus=cpus), self.flows.basis)
         outcome = Outcome.PLACED if len(notes) == 1 else Outcome.DEGRADED
         return Decision(self.request, outcome, placement, (*notes, *remarks), shortage=short)
 
@@ -335,7 +335,8 @@ class Confinement:
     def _placed(self, attempt: Attempt, found: Found) -> Decision:
         nodes = NodeSet.of_mask(found.nodes)
         cpus, lacking, remarks = self.exclusive.take(nodes if self.cpus else NodeSet())
-        placement = self._with_witness(self._placement(nodes, cpus, bool(found.overlapping)), self.ledger)
+        own = self._placement(nodes, cpus, bool(found.overlapping))
+        placement = self._with_witness(own, self.flows.basis)
         notes = [*self.notes, chosen(nodes.mask)]
         if attempt.candidates.why:
             notes.append(Reason(AS_WISHED, attempt.candidates.why))
@@ -380,17 +381,17 @@ class Confinement:
         divided = replace(claim, shares=shares)
         return divided if self.flows.fits(parts_of(divided)) else claim
 
-    def _with_witness(self, placement: Placement, ledger: Ledger) -> Placement:
-        """*placement* with what it has on each node, and the main node as memory policy where its set crosses
-        others: the kernel fills nodes by first touch, and should not start on another container's part."""
+    def _with_witness(self, placement: Placement, beside: Basis) -> Placement:
+        """*placement* with what it has on each node *beside* others, and the main node as memory policy where
+        its set crosses others: the kernel fills nodes by first touch, and should not start on another container's part."""
         if placement.mems is None:
             return placement
         claim = placement.claimed
         if not claim.nodes.mask & (claim.nodes.mask - 1):
             booked = _on_one(claim.nodes, claim.amounts_bytes)
             return placement if placement.booked_bytes == booked else replace(placement, booked_bytes=booked)
-        after = ledger.with_entry(Entry(Decision(self.request, Outcome.PLACED, placement)))
-        spread = share(self.flows.basis.with_ledger(after), self.request.container_id)
+        after = beside.ledger.with_entry(Entry(Decision(self.request, Outcome.PLACED, placement)))
+        spread = share(beside.with_ledger(after), self.request.container_id)
         setting = None
         if placement.overlapping and spread:
             main = min(spread, key=lambda node: (-spread[node].get(MEMORY, 0), node))
@@ -400,7 +401,7 @@ class Confinement:
     def _with_moves(self, attempt: Attempt) -> Decision | None:
         """The set that takes the fewest moves of others, if there is one."""
         question, budget = attempt.question, self.for_moves
-        movers = movers_of(self.flows, self.ledger)
+        movers = movers_of(self.flows)
         if not movers:
             return None
         room = RoomSearch(self.topology, self.flows, movers, budget)
@@ -418,13 +419,13 @@ class Confinement:
             return None
         nodes, sets = best
         planned = moves_to(self.ledger, sets)
-        moved = self.ledger.moved(planned)
-        claimed = {other.mask for other in moved.claimed_bytes}
+        moved = self.flows.basis.with_ledger(self.ledger.moved(planned))
+        claimed = {other.mask for other in moved.ledger.claimed_bytes}
         found = Found(nodes, sum(crosses(nodes, other) for other in claimed), (), None)
         decision = self._placed(attempt, found)
         placement = self._with_witness(decision.placement, moved)
-        after = moved.with_entry(Entry(replace(decision, placement=placement)))
-        moves = measured(planned, after, self.flows)
+        after = moved.ledger.with_entry(Entry(replace(decision, placement=placement)))
+        moves = measured(planned, moved.with_ledger(after))
         names = ", ".join(f"{move.name} to {nodes_text(move.after)}" for move in moves)
         reason = Reason("moved-others", f"fits because others get more nodes: {names}")
         return replace(decision, placement=placement, moves=moves, reasons=(*decision.reasons, reason))
@@ -468,14 +469,14 @@ class Confinement:
         placement = replace(
             self._placement(nodes, cpus, overlapping=False), mems=open_mems(self.machine, self.request)
         )
-        decision = place_in_part(self.flows, self.ledger, self.request, placement)
+        decision = place_in_part(self.flows, self.request, placement)
         notes = (*self.notes, *remarks, *([lacking] if lacking is not None else []))
         if self.cpus and self.exclusive.away_from(nodes, cpus):
             notes = (*notes, note)
         return replace(decision, reasons=(*decision.reasons, *notes))
 
     def _refused(self, attempt: Attempt) -> Decision:
-        return refused(attempt, self.ledger, self.request, self.current, self.exclusive.obstacle)
+        return refused(attempt, self.request, self.current, self.exclusive.obstacle)
 
     def _with_plan(self, decision: Decision, missed: Attempt) -> Decision:
         """*decision* with the containers that would have to go elsewhere for *missed* to fit."""
@@ -506,18 +507,16 @@ class Confinement:
 
     def _moves_within(self, budget: StepBudget, most_bytes: int | None) -> RelocationSearch:
         """A search for moves of containers with at most so many bytes each."""
-        return RelocationSearch(
-            self.topology, self.flows, self.ledger, self.request, self.exclusive, budget, most_bytes
-        )
+        return RelocationSearch(self.topology, self.flows, self.request, self.exclusive, budget, most_bytes)
 
     def _after_relocations(self, missed: Attempt, plan: RelocationPlan) -> Decision:
         """The decision with *plan* carried out."""
         moves = moves_of(plan, self.ledger)
-        after = self.ledger.moved(moves)
-        exclusive = ExclusiveCpus(self.topology, self.flows.basis.with_ledger(after), self.request, None)
+        after = self.flows.basis.with_ledger(self.ledger.moved(moves))
+        exclusive = ExclusiveCpus(self.topology, after, self.request, None)
         cpus, _, remarks = exclusive.take(plan.nodes if self.cpus else NodeSet())
         mask = plan.nodes.mask
-        crossed = sum(crosses(mask, other.mask) for other in after.claimed_bytes)
+        crossed = sum(crosses(mask, other.mask) for other in after.ledger.claimed_bytes)
         placement = self._with_witness(self._placement(plan.nodes, cpus, bool(crossed)), after)
         notes = [
             Reason("moved-others", relocated(plan, self.policy.page_move_rate_bytes)),

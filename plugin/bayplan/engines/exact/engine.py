@@ -79,18 +79,18 @@ class ExactEngine:
         flows = self._followed(basis)
         pinned = request.pinned_cpus is not None or request.pinned_mems is not None
         if (pinned or request.opted_out) and is_left_alone(request):
-            return left_alone(self._topology_of(machine), flows, ledger, request, current)
+            return left_alone(self._topology_of(machine), flows, request, current)
         if request.pod_level and is_member(request):
-            decide, topology = partial(self._placed, flows, ledger), self._topology_of(machine)
-            decision = decide_in_pod(topology, flows, ledger, request, current, decide)
+            decide, topology = partial(self._placed, flows), self._topology_of(machine)
+            decision = decide_in_pod(topology, flows, request, current, decide)
         elif request.cpus is not None and request.pool:
 
             def near(asking: Request, nodes: NodeSet) -> Decision:
-                return self._placed(flows, ledger, asking, current, nodes)
+                return self._placed(flows, asking, current, nodes)
 
             decision = decide_for_member(self._topology_of(machine), basis, request, current, near)
         else:
-            decision = self._placed(flows, ledger, request, current)
+            decision = self._placed(flows, request, current)
         if request.cpus is not None or decision.placement.beside_cpus.mask:
             decision = _with_beside(machine, decision)
         if decision.outcome is Outcome.PLACED and not decision.moves:
@@ -102,18 +102,15 @@ class ExactEngine:
     def _placed(
         self,
         flows: ResourceFlows,
-        ledger: Ledger,
         request: Request,
         current: Placement | None,
         near: NodeSet = NodeSet(),
     ) -> Decision:
         asking = Asking.of(flows.policy, request)
         if not (asking.confined or request.exclusive_cpus):
-            return place_unconfined(flows, ledger, asking)
+            return place_unconfined(flows, asking)
         topology = self._topology_of(flows.machine)
-        decision = Confinement(
-            topology, flows, ledger, asking, self.scope, current, self._max_steps, near
-        ).decide()
+        decision = Confinement(topology, flows, asking, self.scope, current, self._max_steps, near).decide()
         if request.pinned_cpus is not None:
             decision = beside_pinned_cpus(topology, decision)
         if current is not None and asking.bounded and decision.outcome is not Outcome.REFUSED:
@@ -134,7 +131,7 @@ class ExactEngine:
         placements = [entry.decision.placement for entry in entries]
         if not any(one.original_nodes or one.leaving for one in placements):
             return ()
-        return moves_back(self._followed(basis), basis.ledger, staying)
+        return moves_back(self._followed(basis), staying)
 
     def widened_placements(self, basis: Basis) -> dict[str, Placement]:
         """See `Engine.widened_placements`."""
@@ -142,11 +139,7 @@ class ExactEngine:
 
     def completed_claims(self, basis: Basis) -> dict[str, Claim]:
         """See `Engine.completed_claims`: in the order of the ids."""
-        ledger = basis.ledger
-        if not ledger.short_ids:
-            return {}
-        flows = self._followed(basis).copy()
-        return completed_claims(flows, ledger, sorted(ledger.short_ids))
+        return completed_claims(self._followed(basis).copy()) if basis.ledger.short_ids else {}
 
     def resized_pools(self, basis: Basis) -> Mapping[str, CpuSet]:
         """See `Engine.resized_pools`."""

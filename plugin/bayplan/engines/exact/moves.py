@@ -20,6 +20,7 @@ from bayplan.engines.exact.question import StepBudget
 from bayplan.engines.exact.resources import Parts, ResourceFlows, parts_of
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.exact.witness import share
+from bayplan.model.basis import Basis
 from bayplan.model.claims import Amounts
 from bayplan.model.decision import Claim, Move
 from bayplan.model.ledger import Entry, Ledger
@@ -192,21 +193,21 @@ def wider_sets(topology: NodeTopology, flows: ResourceFlows, mover: Mover) -> li
     return [NodeSet.of_mask(mask) for mask in sorted(fitting, key=lambda one: (topology.distance(one), one))]
 
 
-def measured(moves: Iterable[Move], after: Ledger, flows: ResourceFlows) -> tuple[Move, ...]:
+def measured(moves: Iterable[Move], after: Basis) -> tuple[Move, ...]:
     """*moves* with the bytes that the witness of *after* has outside the old nodes."""
     found = []
     for move in moves:
-        moved_bytes = _outside_bytes(flows, after, move.container_id, move.before)
+        moved_bytes = _outside_bytes(after, move.container_id, move.before)
         found.append(replace(move, moved_bytes=moved_bytes))
     return tuple(found)
 
 
-def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -> tuple[Move, ...]:
+def moves_back(flows: ResourceFlows, staying: Collection[str]) -> tuple[Move, ...]:
     """The first few of the containers that became wider and for which there is room again where they were
     placed, and of those that are to leave nodes with their pages, without those *staying*. A container that
     lacks a part of its promise stays wide: on more nodes it is more likely to get it."""
     trial, found = None, []
-    for container_id, entry in sorted(ledger.entries.items()):
+    for container_id, entry in sorted(flows.ledger.entries.items()):
         if container_id in staying or not entry.decision.placement.promise.amounts_bytes:
             continue
         placement, claim = entry.decision.placement, entry.decision.placement.claimed
@@ -221,7 +222,7 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
         trial.change(claim, -1)
         if trial.fits(parts_of(back)):
             trial.change(back)
-            moved_bytes = _outside_bytes(flows, ledger, container_id, back.nodes)
+            moved_bytes = _outside_bytes(flows.basis, container_id, back.nodes)
             name = entry.decision.request.name
             found.append(Move(container_id, name, claim.nodes, back.nodes, moved_bytes))
             if len(found) >= MAX_RETURNS:
@@ -231,16 +232,16 @@ def moves_back(flows: ResourceFlows, ledger: Ledger, staying: Collection[str]) -
     return tuple(found)
 
 
-def _outside_bytes(flows: ResourceFlows, ledger: Ledger, container_id: str, nodes: NodeSet) -> int:
-    """What the witness of *ledger* has of a container outside of *nodes*."""
-    spread = share(flows.basis.with_ledger(ledger), container_id)
+def _outside_bytes(basis: Basis, container_id: str, nodes: NodeSet) -> int:
+    """What the witness has of a container outside of *nodes*."""
+    spread = share(basis, container_id)
     return sum(sum(row.values()) for node, row in spread.items() if node not in nodes)
 
 
-def movers_of(flows: ResourceFlows, ledger: Ledger) -> list[Mover]:
+def movers_of(flows: ResourceFlows) -> list[Mover]:
     """All containers that may become wider, by id."""
     everywhere, found = flows.machine.ordinary_nodes, []
-    for _, entry in sorted(ledger.entries.items()):
+    for _, entry in sorted(flows.ledger.entries.items()):
         promise = entry.decision.placement.promise
         if promise.flexible and promise.amounts_bytes and not everywhere <= promise.nodes:
             found.append(Mover(entry, entry.decision.placement.claimed, promise.nodes | everywhere))

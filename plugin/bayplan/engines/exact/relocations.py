@@ -268,7 +268,6 @@ class RelocationSearch:
         self,
         topology: NodeTopology,
         flows: ResourceFlows,
-        ledger: Ledger,
         request: Request,
         exclusive: ExclusiveCpus,
         budget: StepBudget,
@@ -276,7 +275,7 @@ class RelocationSearch:
     ) -> None:
         self._most_bytes = most_bytes
         self.too_large = False
-        self._topology, self._flows, self._ledger = topology, flows, ledger
+        self._topology, self._flows, self._ledger = topology, flows, flows.ledger
         self._request, self._exclusive, self._budget = request, exclusive, budget
         self._free: dict[str, Mapping[int, int]] = {}
         self._targets_of: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = {}

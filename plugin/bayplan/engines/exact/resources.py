@@ -42,7 +42,7 @@ class ResourceFlows:
     """All promises of the ledger of ``basis``, which is the one that was followed last."""
 
     def __init__(self, basis: Basis) -> None:
-        self.basis = basis
+        self.basis, self.ledger = basis, basis.ledger
         self.machine, self.policy = basis.machine, basis.policy
         self.capacity = capacity_by_resource(basis.allocatable)
         self.largest_node_bytes = max(self.capacity.get(MEMORY, {}).values(), default=0)
@@ -53,7 +53,7 @@ class ResourceFlows:
     def follow(self, basis: Basis) -> None:
         """Bring the flows in step with the ledger of *basis*, whose machine and policy are the same: claims
         that became smaller first, so that room is there."""
-        ledger, self.basis = basis.ledger, basis
+        ledger, self.basis, self.ledger = basis.ledger, basis, basis.ledger
         claimed = totals(ledger) if ledger.booked_bytes else ledger.claimed_bytes
         wanted = {nodes.mask: row for nodes, row in claimed.items()}
         changes: list[tuple[int, str, int]] = []
@@ -122,7 +122,7 @@ class ResourceFlows:
     def copy(self) -> "ResourceFlows":
         """Independent flows with the same promises."""
         twin = ResourceFlows.__new__(ResourceFlows)
-        twin.basis, twin.capacity = self.basis, self.capacity
+        twin.basis, twin.ledger, twin.capacity = self.basis, self.ledger, self.capacity
         twin.machine, twin.policy = self.machine, self.policy
         twin.largest_node_bytes = self.largest_node_bytes
         twin.by_resource = {resource: flow.copy() for resource, flow in self.by_resource.items()}
@@ -215,9 +215,9 @@ def by_resource(parts: Parts) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def shortage(flows: ResourceFlows, ledger: Ledger, cut: Cut) -> Shortage:
+def shortage(flows: ResourceFlows, cut: Cut) -> Shortage:
     """*cut* as the value that is shown, with the containers that hold what was promised there."""
-    flow = flows.flow(cut.resource)
+    flow, ledger = flows.flow(cut.resource), flows.ledger
     holders = []
     for entry in (*ledger.entries.values(), *filter(holds_alone, ledger.retained.values())):
         held_bytes = _held_within(entry.decision.placement, cut)

@@ -11,8 +11,6 @@ nodes: a required one that they do not meet is refused, because otherwise the co
 author ruled out; CPUs of its own it gets near them. Who opted out is never refused.
 """
 
-from collections.abc import Iterable
-
 from msgspec.structs import replace
 
 from bayplan.engines.exact.attempts import UNCHANGED
@@ -33,14 +31,13 @@ from bayplan.model.decision import (
     Reason,
     Request,
 )
-from bayplan.model.ledger import Ledger
 from bayplan.model.memory_kinds import open_mems
 from bayplan.model.policy import TopologyPolicy
 from bayplan.model.sentences import verb_after
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 
-def place_unconfined(flows: ResourceFlows, ledger: Ledger, asking: Asking) -> Decision:
+def place_unconfined(flows: ResourceFlows, asking: Asking) -> Decision:
     """The decision about a container without a set of its own."""
     machine, request, amounts = flows.machine, asking.request, asking.amounts
     nodes = machine.ordinary_nodes
@@ -53,15 +50,15 @@ def place_unconfined(flows: ResourceFlows, ledger: Ledger, asking: Asking) -> De
     if flows.fits(((nodes.mask, amounts),)):
         text = f"{request.qos.value}: claims on all ordinary nodes, and may use every one of them"
         return Decision(request, Outcome.PLACED, placement, (Reason("unconfined", text),))
-    return place_in_part(flows, ledger, request, placement)
+    return place_in_part(flows, request, placement)
 
 
-def place_in_part(flows: ResourceFlows, ledger: Ledger, request: Request, placement: Placement) -> Decision:
+def place_in_part(flows: ResourceFlows, request: Request, placement: Placement) -> Decision:
     """The decision where the claim of *placement* does not fit: as much of it as can be promised."""
     claim = placement.claimed
     cut = flows.cut(parts_of(claim))
     assert cut is not None
-    lacking = shortage(flows, ledger, cut)
+    lacking = shortage(flows, cut)
     promised = flows.room(claim.nodes.mask, claim.amounts_bytes)
     partial = Claim(claim.nodes, promised, claim.flexible, without(claim.amounts_bytes, promised))
     reason = Reason(OVERCOMMITTED, f"{lacking.sentence()}; placed without a promise for all of it")
@@ -69,11 +66,11 @@ def place_in_part(flows: ResourceFlows, ledger: Ledger, request: Request, placem
     return Decision(request, Outcome.DEGRADED, degraded, (reason,), shortage=lacking)
 
 
-def completed_claims(flows: ResourceFlows, ledger: Ledger, short_ids: Iterable[str]) -> dict[str, Claim]:
-    """The claims of *short_ids* for which there is room by now, with what can be promised of the rest.
-    *flows* are changed."""
-    found = {}
-    for container_id in short_ids:
+def completed_claims(flows: ResourceFlows) -> dict[str, Claim]:
+    """The claims that are short for which there is room by now, in the order of the ids, with what can be
+    promised of the rest. *flows* are changed."""
+    found, ledger = {}, flows.ledger
+    for container_id in sorted(ledger.short_ids):
         claim = ledger.entries[container_id].decision.placement.claimed
         more = flows.room(claim.nodes.mask, claim.short_bytes)
         if not more:
@@ -121,7 +118,6 @@ def is_left_alone(request: Request) -> bool:
 def left_alone(
     topology: NodeTopology,
     flows: ResourceFlows,
-    ledger: Ledger,
     request: Request,
     current: Placement | None,
 ) -> Decision:
@@ -142,7 +138,7 @@ def left_alone(
     nodes = request.pinned_mems or (flows.machine.ordinary_nodes if own is None else own.nodes)
     claim = claim_in_full(request, nodes)
     cut = flows.cut(parts_of(claim))
-    lacking = None if cut is None else shortage(flows, ledger, cut)
+    lacking = None if cut is None else shortage(flows, cut)
     mems = None if own is None else kept.mems
     if mems is None and request.pinned_mems is None and not request.opted_out:
         mems = open_mems(flows.machine, request)

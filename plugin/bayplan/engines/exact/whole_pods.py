@@ -27,7 +27,6 @@ from bayplan.model.decision import (
     Request,
     Shortage,
 )
-from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, union
 from bayplan.model.memory_kinds import device_nodes
 from bayplan.model.pod_as_a_whole import (
@@ -54,7 +53,6 @@ Decide = Callable[[Request, Placement | None], Decision]
 def decide_in_pod(
     topology: NodeTopology,
     flows: ResourceFlows,
-    ledger: Ledger,
     request: Request,
     current: Placement | None,
     decide: Decide,
@@ -62,12 +60,12 @@ def decide_in_pod(
     """The decision about *request*, a member of its pod; *current* is its placement if it runs."""
     others = {
         entry.container_id: replace(entry.decision, request=as_member(entry.decision.request))
-        for entry in ledger.of_pod(request.pod_id)
+        for entry in flows.ledger.of_pod(request.pod_id)
         if shares_promise(entry.decision)
     }
     nodes, group = group_of(others)
     if group:
-        return _Joining(topology, flows, ledger, request, others, nodes, group).decide(current)
+        return _Joining(topology, flows, request, others, nodes, group).decide(current)
     if has_part(request) and not (current is not None and current.is_with_whole_pod):
         return decide(request, current)
     asking = _asking_for_all(request, others)
@@ -116,13 +114,12 @@ class _Joining:
         self,
         topology: NodeTopology,
         flows: ResourceFlows,
-        ledger: Ledger,
         request: Request,
         others: Mapping[str, Decision],
         nodes: NodeSet,
         group: Mapping[str, Decision],
     ) -> None:
-        self.topology, self.flows, self.ledger, self.request = topology, flows, ledger, request
+        self.topology, self.flows, self.request = topology, flows, request
         self.others, self.nodes, self.group = others, nodes, group
         self.strict = flows.policy.topology in STRICT
         self._pool = CpuSet()
@@ -166,7 +163,7 @@ class _Joining:
         cut = self.flows.cut(parts_of(claim)) if more else None
         if cut is None:
             return claim, None
-        lacking = shortage(self.flows, self.ledger, cut)
+        lacking = shortage(self.flows, cut)
         return replace(claim, amounts_bytes=self.flows.room(self.nodes.mask, more)), lacking
 
     def _cpus(self, had: CpuSet) -> tuple[CpuSet, CpuSet, Reason | None]:

@@ -100,7 +100,7 @@ def shortages(basis: Basis) -> tuple[Shortage, ...]:
             reached = flow.cut([(nodes, 1)])
             if reached not in seen:
                 seen.add(reached)
-                found.append(shortage(flows, basis.ledger, Cut(resource, NodeSet.of_mask(reached))))
+                found.append(shortage(flows, Cut(resource, NodeSet.of_mask(reached))))
     return tuple(found)
 
 
