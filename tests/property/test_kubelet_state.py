@@ -84,7 +84,7 @@ def promises(ledger: Ledger) -> dict[str, object]:
 
 def files(ledger: Ledger, names: Names) -> tuple[str, str]:
     """The texts of both files."""
-    state = hand_back(MACHINE, POLICY, OPTIONS, ledger, names)
+    state = hand_back(Basis(MACHINE, POLICY, ledger), OPTIONS, names)
     assert state.problems == ()
     memory = format_memory(checkpoint_of("Static", state.memory), 1)
     return format_cpus(state.cpus, "static"), memory
@@ -95,7 +95,7 @@ def files(ledger: Ledger, names: Names) -> tuple[str, str]:
 def test_a_round_trip_through_kubelets_files_keeps_every_promise(engine, draw):
     ledger, pairs = placed(engine, draw)
     names = {key: (owner.uid, one.name) for key, (owner, one) in pairs.items()}
-    problems = hand_back(MACHINE, POLICY, OPTIONS, ledger, names).problems
+    problems = hand_back(Basis(MACHINE, POLICY, ledger), OPTIONS, names).problems
     if problems:
         # Only the engine exact places containers on sets of nodes that cross each other.
         assert engine == "exact"

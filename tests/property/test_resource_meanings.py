@@ -334,7 +334,7 @@ def test_no_memory_policy_of_a_spec_gets_nodes_that_the_kernel_refuses(
     linux = {**document["linux"], "memoryPolicy": memory_policy}
     pod, container = described_by_oci({**document, "linux": linux, "annotations": annotations})
     policy = PlacementPolicy(topology, reserved_cpus=CpuSet([0]))
-    annotated = read_annotations(MACHINE, policy, pod, container)
+    annotated = read_annotations(Basis(MACHINE, policy, Ledger()), pod, container)
     decision = decide_creation(
         Basis(MACHINE, policy, Ledger()),
         engine,
@@ -385,7 +385,7 @@ def test_no_container_outside_of_kubelets_tree_keeps_out_its_pods(
     owner = pod("k", QosClass.GUARANTEED)
     kubelets = owner, container("k", owner, memory_bytes=gib * GIB // 2, milli_cpus=cpus * 1000)
     for described in (outside, kubelets):
-        annotated = read_annotations(MACHINE, policy, *described)
+        annotated = read_annotations(Basis(MACHINE, policy, Ledger()), *described)
         decision = decide_creation(
             Basis(MACHINE, policy, ledger),
             engine,

@@ -22,6 +22,7 @@ from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE, read_cpu_
 from bayplan.errors import ConfigError, Problem
 from bayplan.host import shadow_mode
 from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
+from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.claim_adoption import CHECKPOINT, Adoption, adopt_claims, read_checkpoint
@@ -99,8 +100,8 @@ def exporting(
     async def export_state(_: Snapshot, __: Mapping[str, object]) -> dict[str, Any]:
         shadow_mode.check_off("kubelet's state")
         policy, options = static_managers()
-        ledger = controller.state.ledger
-        state = hand_back(controller.state.machine, policy, options, ledger, _names(controller, ledger))
+        basis = Basis(controller.state.machine, policy, controller.state.ledger)
+        state = hand_back(basis, options, _names(controller, basis.ledger))
         if state.problems:
             raise ConfigError("what bayplan has placed, in kubelet's files", state.problems)
         checkpoint = checkpoint_of(MemoryManagerPolicy.STATIC.value, state.memory)

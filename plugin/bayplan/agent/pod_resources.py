@@ -31,8 +31,6 @@ from bayplan.model.basis import Allocatable
 from bayplan.model.claims import Parts
 from bayplan.model.decision import Decision, Placement
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.model.workload import parts_in_pod
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.snapshot import Snapshot
@@ -63,16 +61,16 @@ def get_answer(listed: pb.ListPodResourcesResponse, pod: PodName) -> pb.GetPodRe
 
 
 def allocatable_answer(
-    machine: Machine, policy: PlacementPolicy, kubelet: pb.AllocatableResourcesResponse
+    allocatable: Allocatable, kubelet: pb.AllocatableResourcesResponse
 ) -> pb.AllocatableResourcesResponse:
     """What containers can be assigned in all: a block for each node and resource that is not 0, all CPUs but
     the reserved and the isolated ones, and kubelet's devices."""
     return pb.AllocatableResourcesResponse(
         devices=kubelet.devices,
-        cpu_ids=Allocatable(machine, policy).exclusive_cpus,
+        cpu_ids=allocatable.exclusive_cpus,
         memory=[
             _block(resource, amount_bytes, NodeSet([node]))
-            for node, resources in sorted(Allocatable(machine, policy).bytes_by_node.items())
+            for node, resources in sorted(allocatable.bytes_by_node.items())
             for resource, amount_bytes in sorted(resources.items())
             if amount_bytes
         ],
@@ -346,7 +344,7 @@ class PodResourcesService:
             kubelet = await self._kubelet.allocatable()
         except UnavailableError as error:
             await _unavailable(context, str(error))
-        return allocatable_answer(snapshot.machine, snapshot.policy, kubelet)
+        return allocatable_answer(Allocatable(snapshot.machine, snapshot.policy), kubelet)
 
     async def _known(self, context: Any) -> Snapshot:
         snapshot = self._snapshot()

@@ -43,7 +43,7 @@ from bayplan.kubelet.eviction_manager import (
 from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import is_memory
 from bayplan.kubelet.reservation import Reservation, check_machine, in_words
-from bayplan.model.basis import Allocatable
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine, hugepage_size_bytes, hugepages
 from bayplan.model.policy import CpuPool, MemoryQos, PlacementPolicy
@@ -211,7 +211,7 @@ def resolve_policy(
     least = _with_at_least(configured, {node: learned[node].held_bytes for node in wanted})
     full = _with_at_least(configured, wanted)
     wanted = {node: full.reserved_bytes[node][MEMORY] for node in wanted}
-    return _with_at_least(least, within_promises(machine, least, wanted, ledger))
+    return _with_at_least(least, within_promises(Basis(machine, least, ledger), wanted))
 
 
 def static_managers(settings: Settings, machine: Machine) -> tuple[PlacementPolicy, ManagerOptions]:

@@ -11,8 +11,8 @@ from bayplan.host import proc
 from bayplan.host.container import ContainerCgroup, Readings
 from bayplan.host.cpu_partitions import ISOLATED
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Booking, Decision, Outcome
-from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.memory_kinds import open_mems
 from bayplan.model.origin import NRI, Origin
@@ -117,9 +117,7 @@ class Expected(Protocol):
 
 
 def expectations(
-    machine: Machine,
-    withheld: CpuSet,
-    ledger: Ledger,
+    basis: Basis,
     pods: Mapping[str, Pod],
     containers: Iterable[Container],
     starting: Collection[str] = (),
@@ -127,14 +125,14 @@ def expectations(
     partitions: bool = True,
 ) -> list[Expectation]:
     """What the kernel should show for *containers*, as far as the ledger has something to say; where somebody
-    else chose the CPUs, that is to be looked at, and nothing of it checked. *withheld* are
-    the CPUs on which no container runs. Of CPUs and nodes that are gone the kernel shows nothing. Who lost
-    all its exclusive CPUs runs on the shared ones; the kernel would let it run on those of others. *starting*
-    are the ids of those that do not run yet. *partitions*: the host has them."""
-    shared = ledger.shared_cpus(machine, withheld)
+    else chose the CPUs, that is to be looked at, and nothing of it checked. Of CPUs and nodes that are gone
+    the kernel shows nothing. A container that lost all its exclusive CPUs runs on the shared ones; the kernel
+    would let it run on those of others. *starting* are the ids of those that do not run yet. *partitions*:
+    the host has them."""
+    machine, shared = basis.machine, basis.shared_cpus
     wanted = []
     for container in containers:
-        entry = ledger.entries.get(container.id)
+        entry = basis.ledger.entries.get(container.id)
         if entry is None:
             continue
         decision, pod = entry.decision, pods.get(container.pod_id, Pod(container.pod_id))

@@ -133,9 +133,9 @@ class Placements:
             StateError: it could not be recorded.
         """
         basis, kubelet_pods = self._state.basis, self._state.kubelet_pods
-        machine, policy = basis.machine, basis.policy
+        machine = basis.machine
         ability, base = self.policy_ability(origin), basis.ledger.without(container.id)
-        annotated = read_annotations(machine, policy, pod, container)
+        annotated = read_annotations(basis, pod, container)
         devices, wishes = self._devices, annotated.wishes
         findings = NOTHING_FOUND if devices is None else await self._findings(devices, pod, container, wishes)
         kubelet_says = kubelet_pods.get(pod.uid) is not None
@@ -671,7 +671,7 @@ class ExactRequests:
     async def _correct(self, due: Mapping[str, bool]) -> None:
         async with self._state.transaction() as transaction:
             basis = transaction.basis
-            requests = dict(self._found(basis.machine, basis.ledger, due))
+            requests = dict(self._found(basis, due))
             if not requests:
                 return
             corrected = with_corrected_requests(basis, basis.engine, requests)
@@ -682,18 +682,16 @@ class ExactRequests:
         self._state.counters["requests_corrected"] += len(requests)
         self._state.capacity_freed()
 
-    def _found(
-        self, machine: Machine, ledger: Ledger, due: Mapping[str, bool]
-    ) -> Iterator[tuple[str, Request]]:
+    def _found(self, basis: Basis, due: Mapping[str, bool]) -> Iterator[tuple[str, Request]]:
         """The containers of the pods *due* that request something else than the ledger has, by their ids."""
         known = self._state.known
         for container in known.containers.values():
-            pod, entry = known.pods.get(container.pod_id), ledger.entries.get(container.id)
+            pod, entry = known.pods.get(container.pod_id), basis.ledger.entries.get(container.id)
             if pod is None or entry is None or pod.uid not in due:
                 continue
             before = entry.decision.request
             request = self._pods.corrected(
-                pod, container.name, machine.memory_bytes, before, new=due[pod.uid]
+                pod, container.name, basis.machine.memory_bytes, before, new=due[pod.uid]
             )
             if request != before:
                 yield container.id, request

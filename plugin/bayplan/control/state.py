@@ -317,9 +317,7 @@ class NodeState:
             else [known.containers[key] for key in container_ids if key in known.containers]
         )
         return expectations(
-            basis.machine,
-            basis.policy.withheld_cpus,
-            basis.ledger,
+            basis,
             known.pods,
             containers,
             self.lives.starting,

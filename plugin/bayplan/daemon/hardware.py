@@ -417,15 +417,15 @@ class Hardware:
 
     def _problems(self) -> dict[tuple[object, ...], str]:
         """The sentences, by what they are about: amounts in them change with every measurement."""
-        ledger = self._ledger
+        basis = Basis(self.machine, self.policy, self._ledger)
         found: dict[tuple[object, ...], str] = (
             {("settings",): self._settings_problem} if self._settings_problem else {}
         )
         measured = wanted_memory_bytes(self._settings, self.machine, self.learned)
         held_bytes = {node: self.learned[node].held_bytes for node in measured}
-        for claim in overclaims(Basis(self.machine, self.policy, ledger), held_bytes):
+        for claim in overclaims(basis, held_bytes):
             found["overclaim", claim.shortage.nodes, claim.shortage.resource] = str(claim)
-        for one in lost_cpus(self.machine, ledger):
+        for one in lost_cpus(basis):
             found["cpus", one.container_id] = str(one)
         return found
 

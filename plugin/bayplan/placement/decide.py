@@ -71,9 +71,10 @@ class Annotated(NamedTuple):
     ruled: bool = False
 
 
-def read_annotations(machine: Machine, policy: PlacementPolicy, pod: Pod, container: Container) -> Annotated:
+def read_annotations(basis: Basis, pod: Pod, container: Container) -> Annotated:
     """What the annotations of *pod* ask for *container*, and for its CPUs the operator's rules where these
     say nothing."""
+    machine, policy = basis.machine, basis.policy
     forbidden = policy.forbidden_annotations
     wishes, complaints = NO_WISHES, list[Reason]()
     names = forbidden_annotations(pod.annotations, container.name, forbidden) if forbidden else ()
@@ -152,7 +153,7 @@ def decide_creation(
     if asks or policy.placement_files is PlacementFiles.ALL:
         wishes, hints, notes = _effective(basis, engine, wishes, findings)
     # Of huge pages it is asked for what pools may grow to, not for what they have.
-    whole = at_greatest(machine, policy) if policy.hugepage_pools else machine
+    whole = at_greatest(basis) if policy.hugepage_pools else machine
     derive = partial(
         derive_request,
         pod,

@@ -26,8 +26,6 @@ from bayplan.model.basis import Basis
 from bayplan.model.claims import sum_of
 from bayplan.model.decision import QosClass, QosSource
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.take_over import Names
 from bayplan.quantity import counted
 from bayplan.sets import NodeSet, cpus_text, nodes_text
@@ -45,27 +43,26 @@ class HandedBack(Struct, frozen=True):
     problems: tuple[Problem, ...] = ()
 
 
-def hand_back(
-    machine: Machine, policy: PlacementPolicy, options: ManagerOptions, ledger: Ledger, names: Names
-) -> HandedBack:
-    """The state of kubelet's static managers when they hold what *ledger* promises to kubelet's containers.
+def hand_back(basis: Basis, options: ManagerOptions, names: Names) -> HandedBack:
+    """The state of kubelet's static managers when they hold what the ledger promises to kubelet's containers.
 
-    *policy* and *options* are those that kubelet is going to start with; *names* are the pod uids and names
-    of the containers that run.
+    The policy of *basis* and *options* are those that kubelet is going to start with; *names* are the pod
+    uids and names of the containers that run.
     """
+    ledger = basis.ledger
     kubelets = [entry for entry in ledger.entries.values() if _is_placed_by_kubelet(entry)]
     own = [entry for entry in kubelets if entry.container_id in names]
     problems = [problem for entry in kubelets for problem in _wrong(entry, names)]
     problems += _not_of_kubelet(ledger, kubelets)
     problems += _overlapping(kubelets)
-    engine, prepared = KubeletEngine(options), PreparedManagers.of(machine, policy, options)
-    booked = engine.converted(Basis(machine, policy, Ledger.of(map(_by_itself, own))))
+    engine, prepared = KubeletEngine(options), PreparedManagers.of(basis.allocatable, options)
+    booked = engine.converted(basis.with_ledger(Ledger.of(map(_by_itself, own))))
     problems += _short(booked)
     state = managers_state(MemoryManagerPolicy.STATIC, prepared.empty, prepared.kubelet.cpus, booked)
     cpus = CpuState(state.cpus.shared, _renamed(state.cpus.assignments, names))
     memory = MemoryState(state.memory.state.nodes, _renamed(state.memory.state.assignments, names))
     if not problems:
-        problems += _refused(machine, policy, prepared, cpus, memory)
+        problems += _refused(prepared, cpus, memory)
     listed = tuple(sorted(entry.decision.request.name for entry in own))
     return HandedBack(cpus, memory, listed, tuple(problems))
 
@@ -138,9 +135,7 @@ def _short(booked: Ledger) -> Iterator[Problem]:
                 )
 
 
-def _refused(
-    machine: Machine, policy: PlacementPolicy, prepared: PreparedManagers, cpus: CpuState, memory: MemoryState
-) -> Iterator[Problem]:
+def _refused(prepared: PreparedManagers, cpus: CpuState, memory: MemoryState) -> Iterator[Problem]:
     """What kubelet would not start with, in its own words: the files as a whole."""
     expected = "a state that kubelet starts with"
     try:
@@ -149,7 +144,8 @@ def _refused(
     except CpuManagerError as error:
         yield Problem(CPU_FILE, str(error), expected)
     try:
-        start(MemoryManagerPolicy.STATIC, machine, policy.reserved_bytes, FeatureGates(), memory)
+        reserved_bytes = prepared.policy.reserved_bytes
+        start(MemoryManagerPolicy.STATIC, prepared.machine, reserved_bytes, FeatureGates(), memory)
     except MemoryManagerError as error:
         yield Problem(MEMORY_FILE, str(error), expected)
 

@@ -64,16 +64,16 @@ def with_pools(machine: Machine, pools: Pools) -> Machine:
     return machine if nodes == machine.nodes else replace(machine, nodes=nodes)
 
 
-def at_greatest(machine: Machine, policy: PlacementPolicy) -> Machine:
-    """*machine* with each pool as large as it may become: for what a container can ask for at all."""
+def at_greatest(basis: Basis) -> Machine:
+    """The machine with each pool as large as it may become: for what a container can ask for at all."""
     sizes = {
         node.id: {
             size: max(one.maximum_bytes, node.hugepages_bytes.get(size, 0))
-            for size, one in policy.hugepage_pools.get(node.id, {}).items()
+            for size, one in basis.policy.hugepage_pools.get(node.id, {}).items()
         }
-        for node in machine.nodes
+        for node in basis.machine.nodes
     }
-    return with_pools(machine, sizes)
+    return with_pools(basis.machine, sizes)
 
 
 def grown(machine: Machine, added: Pools) -> Pools:

@@ -67,11 +67,10 @@ class Fault(Struct, frozen=True):
 
 def check(basis: Basis) -> tuple[Fault, ...]:
     """Everything about the ledger that does not hold; nothing if it is as it must be."""
-    machine, ledger = basis.machine, basis.ledger
     return (
-        *contradictions(ledger),
+        *contradictions(basis.ledger),
         *(Fault(OVERCLAIMED, str(one)) for one in overclaims(basis)),
-        *(Fault(LOST_CPUS, str(one)) for one in lost_cpus(machine, ledger)),
+        *(Fault(LOST_CPUS, str(one)) for one in lost_cpus(basis)),
     )
 
 

@@ -12,10 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.exact.resources import ResourceFlows
-from bayplan.model.basis import Allocatable, Basis
-from bayplan.model.ledger import Ledger
+from bayplan.model.basis import Basis
 from bayplan.model.machine import MEMORY, Machine
-from bayplan.model.policy import PlacementPolicy
 from bayplan.quantity import MIB
 
 BAND_PER_NODE: Final = 256
@@ -62,26 +60,23 @@ def step_bytes(machine: Machine, node: int) -> int:
     return 2 * _band_bytes(machine, node)
 
 
-def within_promises(
-    machine: Machine, least: PlacementPolicy, wanted_bytes: Mapping[int, int], ledger: Ledger
-) -> dict[int, int]:
+def within_promises(least: Basis, wanted_bytes: Mapping[int, int]) -> dict[int, int]:
     """The reservations *wanted_bytes* (of memory, by node), lowered where they would leave less than was
-    promised to containers, but never below those of the policy *least*: what somebody configured, and what
+    promised to containers, but never below those of the policy of *least*: what somebody configured, and what
     is really held.
 
     Claims that can go elsewhere go elsewhere first. What then has no place is what is given up in all, not a
     byte more: each byte given up carries one that was promised, so that nothing new fits there. Where *least*
     leaves too little already, that much stays short.
     """
-    reserved = {
-        node: {**least.reserved_bytes.get(node, {}), MEMORY: amount} for node, amount in wanted_bytes.items()
-    }
-    policy = replace(least, reserved_bytes={**least.reserved_bytes, **reserved})
-    flow = ResourceFlows(Basis(machine, policy, ledger)).flow(MEMORY)
-    most = Allocatable(machine, least).bytes_by_node
+    before = least.policy.reserved_bytes
+    reserved = {node: {**before.get(node, {}), MEMORY: amount} for node, amount in wanted_bytes.items()}
+    policy = replace(least.policy, reserved_bytes={**before, **reserved})
+    flow = ResourceFlows(Basis(least.machine, policy, least.ledger)).flow(MEMORY)
+    most = least.allocatable.bytes_by_node
     kept = {}
     for node, amount_bytes in sorted(wanted_bytes.items()):
-        least_bytes = least.reserved_bytes.get(node, {}).get(MEMORY, 0)
+        least_bytes = before.get(node, {}).get(MEMORY, 0)
         if node not in most:  # gone, with all that it had
             kept[node] = least_bytes
             continue

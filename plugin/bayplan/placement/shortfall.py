@@ -13,8 +13,7 @@ from msgspec import Struct
 from bayplan.engines.exact.witness import shortages
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Shortage
-from bayplan.model.ledger import Ledger
-from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import verb_after
 from bayplan.quantity import MILLI_PER_CPU, counted, format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
@@ -102,14 +101,15 @@ def crowded_pool(basis: Basis) -> CrowdedPool | None:
     return CrowdedPool(shared, milli, len(there)) if milli > len(shared) * MILLI_PER_CPU else None
 
 
-def lost_cpus(machine: Machine, ledger: Ledger) -> tuple[LostCpus, ...]:
+def lost_cpus(basis: Basis) -> tuple[LostCpus, ...]:
     """Every container with exclusive CPUs that are not online, in the order of the names."""
-    if ledger.exclusive_cpus <= machine.online_cpus:
+    online = basis.machine.online_cpus
+    if basis.ledger.exclusive_cpus <= online:
         return ()
     found = []
-    for entry in ledger.entries.values():
+    for entry in basis.ledger.entries.values():
         own = entry.decision.placement.exclusive_cpus
-        lost = own - machine.online_cpus
+        lost = own - online
         if lost:
             found.append(LostCpus(entry.container_id, entry.decision.request.name, lost, own - lost))
     return tuple(sorted(found, key=lambda one: (one.name, one.container_id)))

@@ -58,8 +58,7 @@ class KubeletRehearsal(Rehearsal):
     def _has_wishes(self, planned: PlannedPod) -> bool:
         """Whether an annotation has it left alone, or hints at nodes of devices."""
         wishes = [
-            read_annotations(self.machine, self.policy, planned.pod, one.container).wishes
-            for one in planned.containers
+            read_annotations(self.basis, planned.pod, one.container).wishes for one in planned.containers
         ]
         return any(one.opted_out or one.added_hints or one.replaced_hints for one in wishes)
 

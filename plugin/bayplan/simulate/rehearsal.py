@@ -81,7 +81,7 @@ class Rehearsal(Struct):
         """Decide about a new container, and add it to the ledger unless it was refused. *known* is what
         somebody knows of it beside its spec."""
         base = self.ledger.without(container.id)
-        annotated = read_annotations(self.machine, self.policy, pod, container)
+        annotated = read_annotations(self.basis, pod, container)
         decide = partial(
             decide_creation,
             pod=pod,

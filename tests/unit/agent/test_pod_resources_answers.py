@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.agent.pod_resources import allocatable_answer, get_answer, list_answer
+from bayplan.model.basis import Allocatable
 from bayplan.model.decision import Claim, Decision, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.policy import PlacementPolicy
@@ -141,7 +142,7 @@ def test_allocatable_is_what_the_reservations_leave_of_each_node() -> None:
     devices = pb.ContainerDevices(resource_name="example.com/gpu", device_ids=["gpu-0", "gpu-1"])
     policy = PlacementPolicy(reserved_bytes={0: {"memory": GIB}}, reserved_cpus=CpuSet([0, 4]))
     kubelet = pb.AllocatableResourcesResponse(devices=[devices], cpu_ids=range(8))
-    answer = allocatable_answer(MACHINE, policy, kubelet)
+    answer = allocatable_answer(Allocatable(MACHINE, policy), kubelet)
     assert list(answer.devices) == [devices]
     assert list(answer.cpu_ids) == [1, 2, 3, 5, 6, 7]
     total = {node.id: node.capacity_bytes()["memory"] for node in MACHINE.nodes}

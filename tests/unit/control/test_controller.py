@@ -12,6 +12,7 @@ from bayplan.control.state import RETRY_S
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import PlacementError, StateError
 from bayplan.kubelet.manager_options import ManagerOptions
+from bayplan.model.basis import Basis
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.resources import Resources
@@ -78,7 +79,7 @@ async def test_what_nri_is_told_of_oom_group_is_remembered_for_verification(
         assert ("memory.oom.group" in adjustment.unified) is not single_process
     async with controlled(tmp_path, policy) as one:
         ledger = one.controller.state.ledger
-        (wanted,) = expectations(MACHINE, CpuSet(), ledger, {BEST_EFFORT.id: BEST_EFFORT}, [plain])
+        (wanted,) = expectations(Basis(MACHINE, policy, ledger), {BEST_EFFORT.id: BEST_EFFORT}, [plain])
         assert wanted.update.unified == ({} if single_process else {"memory.oom.group": "1"})
 
 

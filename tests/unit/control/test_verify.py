@@ -13,10 +13,12 @@ from bayplan.control.expectations import Expectation, Expected, expectations
 from bayplan.control.verify import Verifier
 from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
+from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim, Decision, Outcome, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.origin import NRI, Hook
+from bayplan.model.policy import PlacementPolicy
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Adjustment, Container, Pod
@@ -297,7 +299,7 @@ def test_nothing_is_expected_of_cpus_and_nodes_that_are_gone_but_shared_cpus_of_
     )
 
     def expected(of: Machine) -> list[tuple[CpuSet | None, NodeSet | None]]:
-        found = expectations(of, CpuSet(), ledger, {owner.id: owner}, [one])
+        found = expectations(Basis(of, PlacementPolicy(), ledger), {owner.id: owner}, [one])
         return [(each.cpus, each.mems) for each in found]
 
     assert expected(whole) == [(CpuSet([1, 2]), NodeSet([0, 1]))]
@@ -315,7 +317,9 @@ def test_slow_memory_that_came_later_is_not_for_containers_that_were_left_free()
 
     def mems(decided: Decision, of: Machine) -> list[NodeSet | None]:
         ledger = Ledger.of([Entry(decided)])
-        return [each.mems for each in expectations(of, CpuSet(), ledger, {owner.id: owner}, [one])]
+        return [
+            each.mems for each in expectations(Basis(of, PlacementPolicy(), ledger), {owner.id: owner}, [one])
+        ]
 
     free = Decision(request, Outcome.PLACED, Placement(claim=Claim(NodeSet([0, 1]))))
     assert mems(free, before) == [None]
@@ -565,5 +569,5 @@ def test_a_partition_is_expected_of_who_asks_for_it_where_there_are_some(
     placement = Placement(NodeSet([0]), CpuSet([1, 2]), beside_cpus=others)
     ledger = Ledger().with_entry(Entry(Decision(request, Outcome.PLACED, placement)))
     pods = {owner.id: owner}
-    (found,) = expectations(machine(2), CpuSet(), ledger, pods, [one], partitions=partitions)
+    (found,) = expectations(Basis(machine(2), PlacementPolicy(), ledger), pods, [one], partitions=partitions)
     assert found.isolated == (partitions and not beside)

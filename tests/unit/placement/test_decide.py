@@ -39,7 +39,7 @@ ABLE = MemoryPolicyAbility()
 def decide(annotations: dict[str, str], policy: PlacementPolicy = PlacementPolicy()):
     owner = pod("p", QosClass.GUARANTEED, annotations)
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=500)
-    asked = read_annotations(MACHINE, policy, owner, one)
+    asked = read_annotations(Basis(MACHINE, policy, Ledger()), owner, one)
     return decide_creation(
         Basis(MACHINE, policy, Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
@@ -121,7 +121,7 @@ def test_what_is_not_taken_at_its_word_is_named() -> None:
         unified={"memory.max": "2G"},
     )
     one = container("c", owner, resources=read(written))
-    asked = read_annotations(MACHINE, PlacementPolicy(), owner, one)
+    asked = read_annotations(Basis(MACHINE, PlacementPolicy(), Ledger()), owner, one)
     decision = decide_creation(
         Basis(MACHINE, PlacementPolicy(), Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
@@ -149,7 +149,7 @@ def test_an_affinity_of_exec_outside_of_its_cpus_is_named(
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=1000)
     resources = replace(one.resources, cpuset_cpus=pinned_cpus and CpuSet(pinned_cpus))
     one = replace(one, resources=resources, exec_cpus=exec_cpus and CpuSet(exec_cpus))
-    annotated = read_annotations(MACHINE, PlacementPolicy(), owner, one)
+    annotated = read_annotations(Basis(MACHINE, PlacementPolicy(), Ledger()), owner, one)
     decision = decide_creation(
         Basis(MACHINE, PlacementPolicy(), Ledger()),
         ExactEngine(),
@@ -166,7 +166,7 @@ def test_ids_that_the_machine_does_not_have_are_named() -> None:
     owner = pod("p")
     for cpus, mems, text in (("48-95", "1", "CPUs 48-95"), ("0-1", "0-7", "nodes 3-7"), ("0", "1-2", "")):
         one = container("c", owner, resources=read(WrittenResources(cpus=cpus, mems=mems)))
-        annotated = read_annotations(MACHINE, PlacementPolicy(), owner, one)
+        annotated = read_annotations(Basis(MACHINE, PlacementPolicy(), Ledger()), owner, one)
         decision = decide_creation(
             Basis(MACHINE, PlacementPolicy(), Ledger()),
             ExactEngine(),
@@ -196,7 +196,7 @@ def with_cpus(
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=milli_cpus)
     if cpuset is not None:
         one = replace(one, resources=replace(one.resources, cpuset_cpus=CpuSet.parse(cpuset)))
-    asked = read_annotations(machine, policy, owner, one)
+    asked = read_annotations(Basis(machine, policy, Ledger()), owner, one)
     return decide_creation(
         Basis(machine, policy, Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
@@ -334,7 +334,7 @@ def test_the_first_rule_for_a_container_counts(
     policy = PlacementPolicy(cpu_rules=RULES, refuse_wrong_annotations=True)
     owner = replace(pod("p", QosClass.BURSTABLE, annotations), labels=labels)
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=milli_cpus)
-    asked = read_annotations(MACHINE, policy, owner, one)
+    asked = read_annotations(Basis(MACHINE, policy, Ledger()), owner, one)
     decision = decide_creation(
         Basis(MACHINE, policy, Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
@@ -370,7 +370,7 @@ def test_a_rule_or_an_annotation_puts_a_container_into_a_pool(
     policy = PlacementPolicy(cpu_rules=rules, cpu_pools={"db": CpuPool(1, 2), "web": CpuPool(1, 1)})
     owner = pod("p", QosClass.BURSTABLE, annotations)
     one = container("c", owner, memory_bytes=GIB // 2, milli_cpus=1500)
-    asked = read_annotations(MACHINE, policy, owner, one)
+    asked = read_annotations(Basis(MACHINE, policy, Ledger()), owner, one)
     decision = decide_creation(
         Basis(MACHINE, policy, Ledger()), ExactEngine(), owner, one, annotated=asked, ability=ABLE
     )
@@ -406,7 +406,7 @@ def on_movable(
     hardware = with_movable(2, 3)
     owner = pod("p", QosClass.GUARANTEED, {"bayplan.dev/required-nodes": nodes, **(annotations or {})})
     one = container("c", owner, memory_bytes=memory_bytes, milli_cpus=500)
-    asked = read_annotations(hardware, PlacementPolicy(), owner, one)
+    asked = read_annotations(Basis(hardware, PlacementPolicy(), Ledger()), owner, one)
     basis = Basis(hardware, PlacementPolicy(), Ledger())
     decision = decide_creation(basis, ExactEngine(), owner, one, annotated=asked, ability=ability)
     return hardware, decision, one.resources

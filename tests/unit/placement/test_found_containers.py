@@ -237,7 +237,7 @@ class TestBoundToMovableMemory:
     ONE = container("x", OWNER, memory_bytes=100 * MIB, milli_cpus=500)
 
     def created(self) -> Entry:
-        annotated = read_annotations(self.HARDWARE, PlacementPolicy(), self.OWNER, self.ONE)
+        annotated = read_annotations(Basis(self.HARDWARE, PlacementPolicy(), Ledger()), self.OWNER, self.ONE)
         ability = MemoryPolicyAbility()
         return Entry(
             decide_creation(

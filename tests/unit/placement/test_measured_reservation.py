@@ -137,7 +137,7 @@ def least(**reserved):
 
 
 def test_a_reservation_leaves_what_was_promised():
-    kept = within_promises(MACHINE, least(n0=GIB), {0: 2 * GIB, 1: 2 * GIB}, claiming(("0", 3 * GIB)))
+    kept = within_promises(Basis(MACHINE, least(n0=GIB), claiming(("0", 3 * GIB))), {0: 2 * GIB, 1: 2 * GIB})
     assert kept == {0: GIB, 1: 2 * GIB}
 
 
@@ -145,20 +145,20 @@ def test_a_set_that_lacks_a_little_gives_up_no_more_than_that():
     large = machine(2, memory_bytes=8 * GIB)
     wanted = {0: 512 * MIB, 1: 512 * MIB}
     ledger = claiming(("0-1", 15 * GIB - 60 * MIB), ("0-1", 64 * MIB))
-    assert within_promises(large, least(), wanted, ledger) == {0: 508 * MIB, 1: 512 * MIB}
+    assert within_promises(Basis(large, least(), ledger), wanted) == {0: 508 * MIB, 1: 512 * MIB}
     floor = least(n0=510 * MIB, n1=510 * MIB)
-    assert within_promises(large, floor, wanted, ledger) == {0: 510 * MIB, 1: 510 * MIB}
+    assert within_promises(Basis(large, floor, ledger), wanted) == {0: 510 * MIB, 1: 510 * MIB}
     held = least(n0=512 * MIB, n1=512 * MIB)
-    assert within_promises(large, held, wanted, ledger) == wanted
+    assert within_promises(Basis(large, held, ledger), wanted) == wanted
 
 
 def test_what_is_configured_stays_even_so():
-    kept = within_promises(MACHINE, least(n0=2 * GIB), {0: 2 * GIB}, claiming(("0", 3 * GIB)))
+    kept = within_promises(Basis(MACHINE, least(n0=2 * GIB), claiming(("0", 3 * GIB))), {0: 2 * GIB})
     assert kept == {0: 2 * GIB}
 
 
 def test_a_claim_that_can_go_elsewhere_goes_there_first():
-    kept = within_promises(MACHINE, least(), {0: 3 * GIB, 1: GIB}, claiming(("0-1", 4 * GIB)))
+    kept = within_promises(Basis(MACHINE, least(), claiming(("0-1", 4 * GIB))), {0: 3 * GIB, 1: GIB})
     assert kept == {0: 3 * GIB, 1: GIB}
 
 
@@ -166,11 +166,11 @@ def test_what_was_booked_without_a_claim_counts_too():
     request = Request("c", "p", "c", QosClass.GUARANTEED, QosSource.INFERRED, Interval(0, 0, "limit"))
     placement = Placement(booked_bytes={0: {MEMORY: 3 * GIB}})
     ledger = Ledger.of([Entry(Decision(request, Outcome.PLACED, placement))])
-    assert within_promises(MACHINE, least(), {0: 2 * GIB}, ledger) == {0: GIB}
+    assert within_promises(Basis(MACHINE, least(), ledger), {0: 2 * GIB}) == {0: GIB}
 
 
 def test_of_a_node_that_is_gone_nothing_can_be_reserved():
-    kept = within_promises(MACHINE, least(), {0: GIB, 9: GIB}, claiming(("9", GIB)))
+    kept = within_promises(Basis(MACHINE, least(), claiming(("9", GIB))), {0: GIB, 9: GIB})
     assert kept == {0: GIB, 9: 0}
 
 
@@ -190,7 +190,7 @@ def test_no_measurement_makes_promises_infeasible(claimed, configured, wanted):
     ledger = claiming(*claimed)
     policy = PlacementPolicy(reserved_bytes={node: {MEMORY: amount} for node, amount in configured.items()})
     wanted = {node: max(amount, configured.get(node, 0)) for node, amount in wanted.items()}
-    kept = within_promises(FOUR, policy, wanted, ledger)
+    kept = within_promises(Basis(FOUR, policy, ledger), wanted)
     assert kept.keys() == wanted.keys()
     assert all(configured.get(node, 0) <= kept[node] <= wanted[node] for node in kept)
     after = replace(
@@ -207,7 +207,7 @@ def test_what_is_given_up_is_what_promises_lack_and_leaves_room_for_nothing_new(
     configured = {node: min(amount, 4 * GIB) for node, amount in configured.items()}
     least_policy = keeping(PlacementPolicy(), configured)
     wanted = {node: max(min(amount, 4 * GIB), configured.get(node, 0)) for node, amount in wanted.items()}
-    kept = within_promises(FOUR, least_policy, wanted, ledger)
+    kept = within_promises(Basis(FOUR, least_policy, ledger), wanted)
     full, after = keeping(least_policy, wanted), keeping(least_policy, kept)
     given_up = {node: wanted[node] - kept[node] for node in wanted}
     assert sum(given_up.values()) == lacking(full, ledger) - lacking(after, ledger)

@@ -49,7 +49,7 @@ def why(ledger: Ledger, one) -> str:
 
 
 def created(ledger: Ledger, owner: Pod, one: Container):
-    asked = read_annotations(MACHINE, POLICY, owner, one)
+    asked = read_annotations(Basis(MACHINE, POLICY, Ledger()), owner, one)
     basis = Basis(MACHINE, POLICY, ledger)
     return decide_creation(basis, ENGINE, owner, one, annotated=asked, ability=MemoryPolicyAbility())
 

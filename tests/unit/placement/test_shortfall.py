@@ -110,9 +110,9 @@ def test_a_long_list_is_cut():
 
 
 def test_exclusive_cpus_that_went_offline():
-    assert lost_cpus(MACHINE, LEDGER) == ()
+    assert lost_cpus(Basis(MACHINE, PlacementPolicy(), LEDGER)) == ()
     cpus = tuple(replace(cpu, online=cpu.id not in (2, 5)) for cpu in MACHINE.cpus)
-    found = lost_cpus(Machine(MACHINE.nodes, cpus), LEDGER)
+    found = lost_cpus(Basis(Machine(MACHINE.nodes, cpus), PlacementPolicy(), LEDGER))
     assert found == (
         LostCpus("a", "ns/p/a", CpuSet([2]), CpuSet([1])),
         LostCpus("b", "ns/p/b", CpuSet([5]), CpuSet()),

@@ -17,6 +17,7 @@ from bayplan.engines.kubelet.memory_state import MemoryState
 from bayplan.engines.kubelet.pod_admission import KEPT_WITH_POD, REUSE
 from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy, TopologyOptions
 from bayplan.kubelet.pod import PodSpec
+from bayplan.model.basis import Allocatable
 from bayplan.model.decision import Outcome
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
@@ -68,7 +69,7 @@ class Beside:
     """Kubelet's managers themselves, on a state of their own that lasts."""
 
     def __init__(self, hardware: Machine, policy: PlacementPolicy, options: ManagerOptions) -> None:
-        prepared = PreparedManagers.of(hardware, policy, options)
+        prepared = PreparedManagers.of(Allocatable(hardware, policy), options)
         self.managers = prepared.kubelet
         cpus = CpuState() if prepared.kubelet.cpus is None else prepared.kubelet.cpus.start(CpuState())
         self.state = ManagersState(cpus, MemoryManager(options.memory, MemoryState(prepared.empty)))

@@ -383,7 +383,8 @@ class Confinement:
 
     def _with_witness(self, placement: Placement, beside: Basis) -> Placement:
         """*placement* with what it has on each node *beside* others, and the main node as memory policy where
-        its set crosses others: the kernel fills nodes by first touch, and should not start on another container's part."""
+        its set crosses others: the kernel fills nodes by first touch, and should not start on another
+        container's part."""
         if placement.mems is None:
             return placement
         claim = placement.claimed

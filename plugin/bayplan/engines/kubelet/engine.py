@@ -36,7 +36,6 @@ from bayplan.model.decision import (
     Request,
 )
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet, nodes_text
@@ -176,13 +175,13 @@ class KubeletEngine:
         current: Placement | None,
     ) -> Decision:
         """What kubelet's managers answer."""
-        machine, policy, ledger = basis.machine, basis.policy, basis.ledger
+        policy, ledger = basis.policy, basis.ledger
         answer = trivial_decision(basis, request, current)
         if answer is not None and (current is not None or not _aligns_devices(policy, request)):
             return answer
         if request.pod_level:
             return answer or Decision(request, Outcome.PLACED, reasons=(_POD_LEVEL,))
-        prepared = self._managers_on(machine, policy)
+        prepared = self._managers_on(basis)
         if answer is not None:
             return Creation(prepared, ledger, ManagersState(), request).refusal() or answer
         for_pod = request.pod_id if current is None else None
@@ -198,17 +197,16 @@ class KubeletEngine:
 
     def admission(self, basis: Basis, pod: PodSpec) -> PodAdmission:
         """What kubelet answers about *pod*, a new one, as a whole. Its uid is the id that requests have."""
-        machine, policy, ledger = basis.machine, basis.policy, basis.ledger
-        prepared = self._managers_on(machine, policy)
+        prepared = self._managers_on(basis)
         state = managers_state(
-            self.managers.memory, prepared.empty, prepared.kubelet.cpus, ledger, blocks=False
+            self.managers.memory, prepared.empty, prepared.kubelet.cpus, basis.ledger, blocks=False
         )
         return PodAdmission.of(prepared, state, pod)
 
-    def _managers_on(self, machine: Machine, policy: PlacementPolicy) -> PreparedManagers:
+    def _managers_on(self, basis: Basis) -> PreparedManagers:
         prepared = self._prepared
-        if prepared is None or prepared.machine is not machine or prepared.policy is not policy:
-            prepared = self._prepared = PreparedManagers.of(machine, policy, self.managers)
+        if prepared is None or prepared.machine is not basis.machine or prepared.policy is not basis.policy:
+            prepared = self._prepared = PreparedManagers.of(basis.allocatable, self.managers)
         return prepared
 
     def adopt(

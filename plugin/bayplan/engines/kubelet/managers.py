@@ -151,26 +151,36 @@ class KubeletManagers(Struct, frozen=True):
 
 
 class PreparedManagers(Struct, frozen=True):
-    """The managers with their options on one machine under one policy; ``empty`` are the machine's nodes
-    before anything is promised."""
+    """The managers with their options for what is ``allocatable`` of one machine under one policy; ``empty``
+    are the machine's nodes before anything is promised."""
 
-    machine: Machine
-    policy: PlacementPolicy
+    allocatable: Allocatable
     options: ManagerOptions
     kubelet: KubeletManagers
     empty: Nodes
 
     @classmethod
-    def of(cls, machine: Machine, policy: PlacementPolicy, options: ManagerOptions) -> "PreparedManagers":
+    def of(cls, allocatable: Allocatable, options: ManagerOptions) -> "PreparedManagers":
         """The managers that *options* describe."""
+        machine, policy = allocatable.machine, allocatable.policy
         topology = TopologyManager.of(machine, policy.topology, options.scope, options.topology_options)
         cpus = None
         if options.static_cpus:
-            kept = Allocatable(machine, policy).reserved_cpus
+            kept = allocatable.reserved_cpus
             gates = FeatureGates(rules=policy.kubelet_rules)
             cpus = StaticCpuPolicy(CpuTopology.of_machine(machine), options.cpu_options, kept, gates)
         empty = empty_nodes(machine, policy.reserved_bytes)
-        return cls(machine, policy, options, KubeletManagers(topology, cpus), empty)
+        return cls(allocatable, options, KubeletManagers(topology, cpus), empty)
+
+    @property
+    def machine(self) -> Machine:
+        """The machine that they are on."""
+        return self.allocatable.machine
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        """The policy that they are under."""
+        return self.allocatable.policy
 
 
 class _Cpus:
