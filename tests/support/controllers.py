@@ -286,7 +286,6 @@ async def controlled(
             became=became,
         )
         await made.controller.state.restore()
-        await made.controller.placements.restore()
         if nri is not None:
             made.controller.connected(runtime(nri))
         yield made

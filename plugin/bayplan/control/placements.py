@@ -58,11 +58,8 @@ from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.placement_file import as_far_as_possible, without_file
-from bayplan.quantity import US_PER_S
 from bayplan.sets import CpuSet
 from bayplan.state import annotations_of, entries_in
-
-HOUR_S: Final = 3600
 
 
 class Creation(NamedTuple):
@@ -118,7 +115,6 @@ class Placements:
         self._admission = (*admission, self._as_far_as_possible)
         self._prepare_file = prepare_file or _no_file
         self._relocations_per_hour = relocations_per_hour
-        self._relocated_s: list[float] = []
 
     async def place(
         self, transaction: Transaction, pod: Pod, container: Container, origin: Origin = NRI
@@ -449,30 +445,18 @@ class Placements:
             return NOTHING_FOUND
         return await devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
 
-    async def restore(self) -> None:
-        """Count what was recorded of relocations in the last hour: a restart is no new hour."""
-        now_s, now_us = time.monotonic(), time.time_ns() // 1000
-        self._relocated_s = [
-            now_s - max(0, now_us - at_us) / US_PER_S
-            for at_us, decision in await self._state.recorder.decided(now_us - HOUR_S * US_PER_S)
-            for move in decision.moves
-            if move.relocates
-        ]
-
     def _may_relocate(self, moves: Iterable[Move]) -> bool:
         """Whether those of *moves* that relocate a container may be made now: all of them run, none of them
         is being changed, and no more go in an hour than may."""
         ids = [one.container_id for one in moves if one.relocates]
         if not ids:
             return True
-        recent = [one for one in self._relocated_s if time.monotonic() - one < HOUR_S]
-        self._relocated_s = recent
         settled = all(
             self._state.lives.phase(key) is Phase.RUNNING and not self._state.notifications.is_updating(key)
             for key in ids
         )
         most = self._relocations_per_hour()
-        return settled and (most is None or len(recent) + len(ids) <= most)
+        return settled and (most is None or self._state.relocations_within_hour() + len(ids) <= most)
 
     def refuse(self, decision: Decision, *, runs: bool = False) -> NoReturn:
         """Record a refusal, and raise it as a PlacementError; *runs*: the container is created all the
@@ -518,7 +502,7 @@ class Placements:
             self._state.decision_log.moved(one)
         relocated = [one for one in moves if one.relocates]
         if relocated:
-            self._relocated_s += [time.monotonic()] * len(relocated)
+            self._state.relocated(len(relocated))
             self._state.counters["relocated"] += len(relocated)
             # Their pages are to follow.
             self._state.capacity_freed()

@@ -37,11 +37,13 @@ from bayplan.model.workload import Adjustment
 from bayplan.nri import Clock, Runtime, Timer
 from bayplan.placement.adjustment import isolated_cpus, wanted_for
 from bayplan.placement.ledger_check import Fault, check, mended, unlike_record
+from bayplan.quantity import US_PER_S
 from bayplan.sets import CpuSet
 from bayplan.state import Step
 
 logger = logging.getLogger(__name__)
 
+HOUR_S: Final = 3600
 _CREATION_US: Final = 10_000_000
 """So long a creation may be under way: an emulated `runc create` takes seconds, six at a time."""
 
@@ -200,6 +202,7 @@ class NodeState:
         """The write from which on the disk is to hold nothing that the ledger has not."""
         self._retry: Timer | None = None
         self._writing: set[asyncio.Task[None]] = set()
+        self._relocated_s: list[float] = []
 
     @property
     def machine(self) -> Machine:
@@ -268,7 +271,7 @@ class NodeState:
 
     async def restore(self) -> None:
         """Take over what is recorded, the ledger in the form of the engine, before the first contact with a
-        runtime."""
+        runtime. What was relocated in the last hour counts: a restart is no new hour."""
         recorded = await self.recorder.ledger()
         async with self.transaction() as transaction:
             self._become(self.basis.with_ledger(recorded), changed_entries(self.basis.ledger, recorded))
@@ -276,13 +279,30 @@ class NodeState:
         async with self.transaction() as transaction:
             self.check(transaction)
         names = await self.recorder.names(REMEMBERED)
-        just_now = await self.recorder.decided(time.time_ns() // 1000 - _CREATION_US)
+        now_s, now_us = time.monotonic(), time.time_ns() // 1000
+        decided = await self.recorder.decided(now_us - HOUR_S * US_PER_S)
         self.lives.restore(
             self.ledger.entries,
             [container_id for _, container_id in names],
-            {decision.request.container_id for _, decision in just_now},
+            {one.request.container_id for at_us, one in decided if at_us >= now_us - _CREATION_US},
         )
         self.known.add_recorded(self.ledger.entries)
+        self._relocated_s = [
+            now_s - max(0, now_us - at_us) / US_PER_S
+            for at_us, decision in decided
+            for move in decision.moves
+            if move.relocates
+        ]
+
+    def relocations_within_hour(self) -> int:
+        """How many containers were relocated for others in the last hour."""
+        now_s = time.monotonic()
+        self._relocated_s = [at_s for at_s in self._relocated_s if now_s - at_s < HOUR_S]
+        return len(self._relocated_s)
+
+    def relocated(self, count: int) -> None:
+        """So many containers were relocated for another one."""
+        self._relocated_s += [time.monotonic()] * count
 
     def take_engine(self, engine: Engine) -> None:
         """Decide by *engine* from the next transaction on; what was promised stays promised."""

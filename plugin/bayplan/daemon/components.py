@@ -323,7 +323,6 @@ class Daemon:
             prepare_file=self.placement_files.prepare,
             relocations_per_hour=lambda: self.settings.relocations_per_hour,
         )
-        await placements.restore()
         self.resource_claims = parts.resource_claims(
             self.state,
             placements,
