@@ -92,6 +92,12 @@ def test_an_engine_is_loaded_where_it_is_chosen(module: str) -> None:
     assert [name for name in names if name.startswith("bayplan.engines.kubelet")] == []
 
 
+def test_what_the_engine_kubelet_keeps_for_pods_is_shown_without_the_rest_of_it() -> None:
+    names, _ = loaded("bayplan.engines.kubelet.booking")
+    of_engine = {name for name in names if name.startswith("bayplan.engines.kubelet")}
+    assert of_engine == {"bayplan.engines.kubelet", "bayplan.engines.kubelet.booking"}
+
+
 def test_the_engine_kubelet_is_loaded_once_it_is_chosen() -> None:
     chosen = (
         "import sys; from bayplan.config.kubelet_rules import engine_of; "

@@ -12,9 +12,10 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.engines.kubelet.booking import memory_need
 from bayplan.engines.kubelet.cpu_state import CpuManagerError, CpuState
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.ledger_state import managers_state, memory_need
+from bayplan.engines.kubelet.ledger_state import managers_state
 from bayplan.engines.kubelet.managers import PreparedManagers
 from bayplan.engines.kubelet.memory_restore import start
 from bayplan.engines.kubelet.memory_state import MemoryManagerError, MemoryState

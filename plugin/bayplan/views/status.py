@@ -164,7 +164,7 @@ def _kept_for_pods(snapshot: Snapshot) -> list[View]:
     ledger = snapshot.ledger
     entries = (*ledger.entries.values(), *ledger.retained.values())
     if EngineKind.of(snapshot.engine).is_kubelets:
-        from bayplan.engines.kubelet.ledger_state import kept_for_pods  # noqa: PLC0415 - loaded with that engine
+        from bayplan.engines.kubelet.booking import kept_for_pods  # noqa: PLC0415 - of that engine alone
 
         kept = [(rest.pod_id, rest.nodes, rest.need, rest.cpus) for rest in kept_for_pods(entries) if rest]
     else:

@@ -51,13 +51,13 @@ checkpoint_text     the text of both checkpoint files and their checksum (checkp
 
 What has no counterpart in kubelet: ``engine`` (the engine itself, with a decision about a change and those
 without a choice), ``creation`` (one decision, and why not, for people), ``pod_admission`` (a whole pod, for
-the simulator), ``ledger_state`` (the managers' state, made from the ledger, amounts on nodes, and room for
-the rest of a pod), ``state_files`` (kubelet's own two files, read to take them over).
+the simulator), ``booking`` (amounts on nodes, and room for the rest of a pod), ``ledger_state`` (the
+managers' state, made from the ledger), ``state_files`` (kubelet's own two files, read to take them over).
 
 Order of reading
 ================
 
-``engine``, ``creation``; then what these call: ``ledger_state``, ``managers``, ``topology_manager``. A
+``engine``, ``creation``; then what these call: ``booking``, ``ledger_state``, ``managers``, ``topology_manager``. A
 manager answers with hints, the Topology Manager merges them, and each manager allocates by the merged hint:
 ``topology_hints``, ``memory_manager``, ``cpu_manager``, ``hint_merge``. ``hint_merge`` and ``cpu_assignment``
 are the hard ones; both begin with the rule and an example.

@@ -9,8 +9,8 @@ those after it: CPUs always, memory if it is on the same nodes. kubelet refuses 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.engines.kubelet.booking import book, memory_need
 from bayplan.engines.kubelet.creation import Creation
-from bayplan.engines.kubelet.ledger_state import book, memory_need
 from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers
 from bayplan.engines.kubelet.topology_manager import Admission
 from bayplan.kubelet.pod import PodSpec
