@@ -512,10 +512,10 @@ def _added(
     ledger: Ledger, entry: Entry, ids_by_score: PersistentMap[ScoreKey, tuple[str, ...]] | None = None
 ) -> Ledger:
     """*ledger* with *entry*, whose container it does not hold, and with *ids_by_score* if they are others."""
-    decision = entry.decision
+    decision, claim = entry.decision, entry.decision.placement.claim
     request, placement = decision.request, decision.placement
     container_id, pod_id = request.container_id, request.pod_id
-    promise = placement.promise
+    promise = claim or placement.promise
     held = placement.exclusive_cpus.mask or placement.pool_cpus.mask or placement.affinity is not None
     beside = placement.beside_cpus.mask and shares_beside(entry)
     of_pod = (*ledger.ids_by_pod.get(pod_id, ()), container_id)
@@ -524,7 +524,7 @@ def _added(
     parts, milli = promise.claimed_parts, decision.pool_milli
     return Ledger(
         entries=entries,
-        booked_bytes=with_booking(ledger.booked_bytes, promise, 1),
+        booked_bytes=ledger.booked_bytes if claim else with_booking(ledger.booked_bytes, promise, 1),
         exclusive_cpus=ledger.exclusive_cpus | held_cpus(placement) if held else ledger.exclusive_cpus,
         bound=ledger.bound if placement.mems is None else with_count(ledger.bound, placement.mems, 1),
         claimed_bytes=with_claim(ledger.claimed_bytes, parts, 1),
@@ -593,7 +593,7 @@ def _settled_pod(
 def notice_of(entry: Entry) -> int | None:
     """Under what *entry* is in ``ids_by_notice``; None where no update can become due."""
     decision, sent = entry.decision, entry.notified_cpus
-    if not entry.origin.runtime_applies:
+    if not (entry.recorded_origin or NRI).runtime_applies:
         return None
     if decision.shares_cpus:
         return 0 if sent is None else sent.mask
