@@ -59,8 +59,8 @@ Order of reading
 
 ``engine``, ``creation``; then what these call: ``booking``, ``ledger_state``, ``managers``,
 ``topology_manager``. A manager answers with hints, the Topology Manager merges them, and each manager
-allocates by the merged hint: ``topology_hints``, ``memory_manager``, ``cpu_manager``, ``hint_merge``. ``hint_merge`` and ``cpu_assignment``
-are the hard ones; both begin with the rule and an example.
+allocates by the merged hint: ``topology_hints``, ``memory_manager``, ``cpu_manager``, ``hint_merge``.
+``hint_merge`` and ``cpu_assignment`` are the hard ones; both begin with the rule and an example.
 
 Where the code differs from kubelet's on purpose
 ================================================
