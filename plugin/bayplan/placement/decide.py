@@ -206,7 +206,7 @@ def decide_change(
     """What becomes of a container that the ledger no longer has, its spec being *spec* until *change*; None
     if it asks for the same as before. *exact* as for `decide_creation`; it may not know of the change yet."""
     machine, policy = basis.machine, basis.policy
-    whole = at_greatest(machine, policy) if policy.hugepage_pools else machine
+    whole = at_greatest(basis) if policy.hugepage_pools else machine
     request = changed_request(old.request, spec, change, whole, policy.outside_requests)
     if request == old.request:
         return None
