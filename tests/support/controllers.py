@@ -38,6 +38,8 @@ from support.machines import machine
 
 Result = TypeVar("Result")
 MACHINE = machine(2, cpus_per_node=4)
+BOUNDS = Bounds(30.0, GIB, waited_s=300.0)
+"""However long the disk takes, a look ends with the return."""
 
 
 async def here(work: Callable[[], Result]) -> Result:
@@ -185,7 +187,7 @@ class Controlled:
         kernel: Hierarchy,
         clock_s: Callable[[], float] = time.monotonic,
         in_thread: InThread = here,
-        bounds: Bounds = Bounds(30.0, GIB),
+        bounds: Bounds = BOUNDS,
     ) -> PromisedNodes:
         """What becomes of the nodes of promises on *kernel*."""
         promised_nodes = Parts.of_process().promised_nodes

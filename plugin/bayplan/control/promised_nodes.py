@@ -53,7 +53,7 @@ each)."""
 SETTLING_S: Final = 2.1
 """The kernel sums up a cgroup's counters every two seconds; until then they may show moved pages."""
 END_S: Final = 1.0
-"""A look waits for the end of a return so long: huge pages of a process move all at once."""
+"""Huge pages of a process move all at once: others are looked at meanwhile."""
 
 _ENGINE: Final = "exact"
 """The only one that proves room on sets of nodes."""
@@ -61,10 +61,11 @@ _ENGINE: Final = "exact"
 
 class Bounds(NamedTuple):
     """Of a return: it takes so many seconds at most, without those that it waits for the sake of the rate of
-    all moves, and so many bytes."""
+    all moves, and so many bytes. A look waits for its end for ``waited_s`` at most."""
 
     deadline_s: float
     most_bytes: int
+    waited_s: float = END_S
 
 
 class _Returning:
@@ -214,7 +215,7 @@ class PromisedNodes:
             return False
         self._returning = None
         self._ending = asyncio.ensure_future(self._ended(move, going.moved_bytes, obstacle))
-        await asyncio.wait([self._ending], timeout=END_S)
+        await asyncio.wait([self._ending], timeout=self.bounds.waited_s)
         return True
 
     def went(self, moved_bytes: int, spent_s: float) -> None:

@@ -25,7 +25,7 @@ from bayplan.nri import Event
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store
-from support.controllers import MACHINE, Controlled, announced, begun, controlled, here
+from support.controllers import BOUNDS, MACHINE, Controlled, announced, begun, controlled, here
 from support.live_nodes import LiveNodes
 from support.machines import container, machine, pod
 from support.oci_node import OciNode
@@ -40,7 +40,6 @@ FLEXIBLE = replace(
 )
 LATE = container("late", LATE_POD, memory_bytes=900 * MIB, milli_cpus=500)
 BACK = Update("flexible", cpuset_mems=NodeSet([0]))
-BOUNDS = Bounds(30.0, GIB)
 
 
 @dataclass
@@ -407,7 +406,7 @@ async def test_told_to_stop_it_moves_nobody(tmp_path: Path) -> None:
 
 
 async def test_more_than_may_be_moved_at_once_stays_where_it_is(tmp_path: Path) -> None:
-    async with around(tmp_path, bounds=Bounds(30.0, 100 * MIB)) as it:
+    async with around(tmp_path, bounds=BOUNDS._replace(most_bytes=100 * MIB)) as it:
         await widened(it.one)
         await it.one.controller.stop_container(LATE_POD, LATE)
         await it.use_freed_memory()
@@ -415,7 +414,7 @@ async def test_more_than_may_be_moved_at_once_stays_where_it_is(tmp_path: Path) 
 
 
 async def test_no_step_begins_after_the_deadline(tmp_path: Path) -> None:
-    async with around(tmp_path, bounds=Bounds(7.0, GIB)) as it:
+    async with around(tmp_path, bounds=BOUNDS._replace(deadline_s=7.0)) as it:
         await widened(it.one)
         await it.one.controller.stop_container(LATE_POD, LATE)
 
