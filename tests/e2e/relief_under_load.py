@@ -2,7 +2,7 @@
 
 python tests/e2e/relief_under_load.py [--minutes N] [--rate MIB] [--nodes equal|unequal] [--mode relieve|off]
                                       [--race NAME] [--times N] [--races-only] [--logs DIRECTORY]
-                                      [--on TOPOLOGY] [--containerd VERSION]
+                                      [--on TOPOLOGY] [--runtime NAME]
 
 The load of `test_memory_load.py` in a virtual machine for each row, for as long as one likes. Then the races
 of `testbed.promise_races`, each as often as asked for, with the kernel's own settings. Ends with 1 if
@@ -20,14 +20,16 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from testbed.containerd import VERSIONS
 from testbed.errors import TestBedError
 from testbed.full_nodes import EQUAL_LOAD, RATE_MIB, UNEQUAL_LOAD, Load, Measured, measured
 from testbed.node import Node
-from testbed.promise_races import OFF, RACES, RELIEVE, TOPOLOGIES, TOPOLOGY, Raced
+from testbed.promise_races import OFF, RACES, RELIEVE, TOPOLOGIES, TOPOLOGY, CrioServes, Raced
 
 LOADS = {"equal": EQUAL_LOAD, "unequal": UNEQUAL_LOAD}
 MODES = (RELIEVE, OFF)
 LEAST_SHARE = 0.99
+CRIO = "crio"
 COLUMNS = (
     "nodes",
     "memoryPressure",
@@ -52,7 +54,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--races-only", action="store_true", help="without the load before them")
     parser.add_argument("--logs", type=Path, metavar="DIRECTORY", help="where what was seen of races is left")
     parser.add_argument("--on", choices=TOPOLOGIES, default=TOPOLOGY.name, help="the nodes of races")
-    parser.add_argument("--containerd", default="2.3", metavar="VERSION", help="that races are run with")
+    parser.add_argument(
+        "--runtime", default="2.3", choices=(*VERSIONS, CRIO), help="containerd's version, or CRI-O"
+    )
     asked = parser.parse_args(argv)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     try:
@@ -87,7 +91,8 @@ def show_races(console: Console, asked: argparse.Namespace) -> bool:
     kept = True
     console.print("the kernel's own settings, the daemon's defaults")
     shown = Table("memoryPressure", "race", "killed within claims", "killed others", "seconds", title="Races")
-    node = Node(TOPOLOGIES[asked.on], asked.containerd)
+    topology = TOPOLOGIES[asked.on]
+    node = CrioServes(topology) if asked.runtime == CRIO else Node(topology, asked.runtime)
     try:
         for mode in asked.mode or (RELIEVE,):
             for name in asked.race or RACES:

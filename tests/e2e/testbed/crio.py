@@ -33,6 +33,7 @@ LOG = "/var/log/crio.log"
 UNIT_TEXT = f"""[Service]
 ExecStart={PROGRAMS}/crio
 KillMode=process
+OOMScoreAdjust=-999
 Delegate=yes
 StandardOutput=append:{LOG}
 StandardError=append:{LOG}

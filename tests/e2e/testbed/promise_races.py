@@ -6,6 +6,7 @@ judges. A race goes by what the nodes have, and can be run on any of `TOPOLOGIES
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from pathlib import Path
 from signal import SIGTERM
 
 from testbed.crictl import Running
+from testbed.crio import CrioNode
 from testbed.memory_load import Kill, install, kills
 from testbed.node import Node
 from testbed.pods import MIB, Pod, best_effort, burstable, guaranteed
@@ -44,6 +46,7 @@ echo touched; wait
 # All that can be read of a node's programs, again and again: page cache wherever it comes to lie.
 STREAM = "while true; do find /files -xdev -type f -exec cat {} + >/dev/null 2>&1; done"
 KILLED_AFTER_S = (1.0, 3.0)
+_CONTAINER_ID = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,14 @@ class Raced:
     seconds: float
     counted: Mapping[str, int] = field(default_factory=dict)
     sampled: str = field(default="", repr=False)
+
+
+class CrioServes(CrioNode):
+    """A node on which CRI-O serves with NRI once it is clean, as containerd does on others."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.crio.start(nri=True, driver="cgroupfs")
 
 
 def allocatable_mib(node: Node) -> dict[int, int]:
@@ -261,7 +272,7 @@ def raced(
             node.bayplan.start_again()
         waiting = list(owners)
         while waiting and time.monotonic() - began_s < LIMIT_S:
-            ended = {one.cgroup.rpartition("/")[2] for one in kills(node)[before:]}
+            ended = {container_id(one) for one in kills(node)[before:]}
             waiting = [
                 one
                 for one in waiting
@@ -293,8 +304,15 @@ def counters(node: Node) -> dict[str, int]:
 
 def named(killed: Kill, containers: Mapping[str, str]) -> str:
     """The pod that was killed, or the program of none, and on which nodes memory was asked for."""
-    pod = containers.get(killed.cgroup.rpartition("/")[2], killed.program)
+    pod = containers.get(container_id(killed), killed.program)
     return f"{pod} for {killed.nodes}"
+
+
+def container_id(killed: Kill) -> str:
+    """Whose process it was, whichever runtime and cgroup driver names the cgroup; empty for none of a
+    container."""
+    found = _CONTAINER_ID.search(killed.cgroup)
+    return found[0] if found else ""
 
 
 @contextmanager

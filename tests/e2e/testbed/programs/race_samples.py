@@ -57,7 +57,9 @@ def containers(parent):
     for directory, below, _ in os.walk(parent):
         if not below:
             try:
-                found[os.path.basename(directory)[:ID_LETTERS]] = container(directory)
+                # CRI-O has its name before the id.
+                name = os.path.basename(directory).rpartition("-")[2]
+                found[name[:ID_LETTERS]] = container(directory)
             except OSError:
                 continue  # It has just ended.
     return found
