@@ -19,7 +19,6 @@ from bayplan.engines.exact.engine import ExactEngine
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.decision import Claim, Decision, Outcome, Placement
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.life import Phase
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
@@ -47,7 +46,7 @@ async def _measured() -> list[Row]:
             MACHINE, PlacementPolicy(), Ledger.of(entry(one) for one in range(CONTAINERS)), ExactEngine()
         )
         files = PlacementFiles(
-            PlacementDirectory(Path(root)), thread.do, lambda: basis, lambda _: Phase.RUNNING, lambda: True,
+            PlacementDirectory(Path(root)), thread.do, lambda: basis, lambda _: False, lambda: True,
             Counter(),
         )  # fmt: skip
         before_mib = _resident_mib()

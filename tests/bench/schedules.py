@@ -35,6 +35,8 @@ def main(first: int = 0, count: int = COUNT) -> int:
             broken += [problem] if problem else []
     for problem in broken[:SHOWN]:
         print(problem)
+    if len(broken) > SHOWN:
+        print(*(problem.partition(":")[0] for problem in broken[SHOWN:]), sep=", ")
     print(f"{count} schedules, {len(broken)} of them broke a promise")
     print(", ".join(f"{name} {number}" for name, number in sorted(happened.items())))
     return 1 if broken else 0

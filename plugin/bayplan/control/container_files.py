@@ -7,8 +7,10 @@ thread. What does not concern a container leaves its file alone, and its generat
 container that the ledger says has a file has one that says what the ledger says, and there is no other
 directory but of a creation that may be under way.
 
-A directory goes when its container is known to have ended. Of whom nothing is known it goes after a while,
-and not before a runtime has listed what runs: a mount of a directory that is gone stays empty for good.
+A directory goes when its container is known to have ended. Of whom nothing is known, or no more than that its
+runtime does not list it, it goes after a while, and not before a runtime has listed what runs: a container
+whose creation is under way does not start without its directory, and a mount of one that is gone stays empty
+for good.
 
 For the wrapper the files are beside the OCI socket: a shell can see whether a file is there without a new
 process. So only the starts that need it cost a question: of a container with CPUs of its own, of one whose
@@ -36,7 +38,6 @@ from bayplan.host.placement_files import PlacementDirectory
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision
 from bayplan.model.ledger import Entry
-from bayplan.model.life import Phase
 from bayplan.model.machine import Machine
 from bayplan.model.sentences import placement_file_problem
 from bayplan.placement.adjustment import exec_cpus_of
@@ -70,15 +71,16 @@ class _Written(Struct):
 
 
 class PlacementFiles:
-    """All of them. ``problems`` are those that cannot be written or removed, by container id. *listed* is
-    whether a runtime has listed what runs since the start."""
+    """All of them. ``problems`` are those that cannot be written or removed, by container id. *has_ended*
+    is whether that is certain of a container, *listed* whether a runtime has listed what runs since the
+    start."""
 
     def __init__(
         self,
         directory: PlacementDirectory,
         in_thread: InThread,
         basis: Callable[[], Basis],
-        phase: Callable[[str], Phase],
+        has_ended: Callable[[str], bool],
         listed: Callable[[], bool],
         counters: Counter[str],
         now_s: Callable[[], float] = time.time,
@@ -87,7 +89,7 @@ class PlacementFiles:
         self._directory = directory
         self._do = in_thread
         self._basis = basis
-        self._phase = phase
+        self._has_ended = has_ended
         self._listed = listed
         self._counters = counters
         self._now_s = now_s
@@ -143,7 +145,7 @@ class PlacementFiles:
     def _prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> None:
         before, _ = self._directory.generation(entry.container_id)
         self._write(machine, shared, entry, body_of(machine, shared, entry), before)
-        self._written[entry.container_id].begins_again = self._phase(entry.container_id) is Phase.ENDED
+        self._written[entry.container_id].begins_again = self._has_ended(entry.container_id)
 
     def _update(self, basis: Basis) -> None:
         wanted, groups = _with_files(basis), Known()
@@ -211,7 +213,7 @@ class PlacementFiles:
         known = self._written.get(container_id)
         if known is not None and known.begins_again:
             return
-        if self._phase(container_id) is Phase.ENDED:
+        if self._has_ended(container_id):
             self._remove(container_id)
 
     def _remove(self, container_id: str) -> None:

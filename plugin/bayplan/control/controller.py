@@ -425,7 +425,7 @@ class Controller:
         decided = event is Event.CREATE_CONTAINER and (entry is None or entry.origin.runtime_applies)
         if ended:
             self.state.known.forget(container_id)
-            lives.end(container_id, Report.STOPPED)
+            lives.end(container_id, Report.STOPPED, entry)
         elif decided:
             lives.begin(container_id, Phase.UNDECIDED)
         elif event is Event.UPDATE_CONTAINER and entry is not None:

@@ -4,7 +4,8 @@
 Phases are changed where the ledger changes, in a transaction, by `placements` and the controller only.
 Invariant: those in a phase of `HELD` are those of the ledger. Of those that have ended the ids are
 remembered, the last `REMEMBERED`: what comes late comes within seconds, and across a restart of the daemon
-the history has them.
+the history has them. And with them the CPUs that we sent for each: one that is started again comes with
+these, which are nobody else's choice.
 
 Of what was sent the ledger has the CPUs (`Entry.notified_cpus`); here are the containers that cannot be
 updated yet, and the updates that are under way. Changed by `placements` and the controller only. The kernel
@@ -12,7 +13,7 @@ never waits for an update: it has its cpusets from us.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -39,13 +40,21 @@ class Life(Struct):
     awaited_since_s: float | None = None
 
 
+class End(NamedTuple):
+    """How a container ended: what was reported, None where that was not heard, and the CPUs that it may have
+    from us."""
+
+    report: Report | None
+    sent_cpus: frozenset[CpuSet]
+
+
 class Lives:
     """By container id. ``starting`` are those of NRI that do not run yet, with their phases."""
 
     def __init__(self) -> None:
         self.starting: dict[str, Phase] = {}
         self._lives: dict[str, Life] = {}
-        self._ended: dict[str, Report | None] = {}
+        self._ended: dict[str, End] = {}
 
     def phase(self, container_id: str) -> Phase:
         """The phase of a container."""
@@ -68,7 +77,19 @@ class Lives:
 
     def ended_by(self, container_id: str) -> Report | None:
         """What was reported when a container ended, None where that was not heard."""
-        return self._ended.get(container_id)
+        end = self._ended.get(container_id)
+        return None if end is None else end.report
+
+    def has_cpus_from_before(self, container: Container) -> bool:
+        """Whether *container* has ended once, and has the CPUs that we had sent for it."""
+        end = self._ended.get(container.id)
+        return end is not None and container.resources.cpuset_cpus in end.sent_cpus
+
+    def has_certainly_ended(self, container_id: str) -> bool:
+        """Whether a container has ended, and that was reported by more than a list that does not have it: its
+        creation may be under way."""
+        ended = self.phase(container_id) is Phase.ENDED
+        return ended and self.ended_by(container_id) not in (None, Report.NOT_LISTED)
 
     @property
     def held(self) -> set[str]:
@@ -86,11 +107,16 @@ class Lives:
         self._lives[container_id] = Life(phase, had_process)
         self._note_start(container_id, phase)
 
-    def end(self, container_id: str, why: Report | None = None) -> None:
-        """A container holds nothing any more, because of what was reported. Its first end counts."""
+    def end(self, container_id: str, why: Report | None = None, entry: Entry | None = None) -> None:
+        """A container, which had that *entry*, holds nothing any more, because of what was reported. Its
+        first end counts."""
         self._lives.pop(container_id, None)
         self.starting.pop(container_id, None)
-        self._ended[container_id] = self._ended.pop(container_id, None) or why
+        end = self._ended.pop(container_id, None)
+        if end is None or end.report is None:
+            sent = () if entry is None else (entry.notified_cpus, entry.previous_cpus)
+            end = End(why, frozenset(cpus for cpus in sent if cpus is not None))
+        self._ended[container_id] = end
         while len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
 

@@ -253,9 +253,9 @@ class Placements:
         pool. *replied*: the updates go to the NRI runtime, which waits for them."""
         self._state.known.forget(container_id)
         self._state.notifications.forget(container_id)
-        self._state.lives.end(container_id, why)
         basis = transaction.basis
         entry = basis.ledger.entries.get(container_id)
+        self._state.lives.end(container_id, why, entry)
         if entry is None:
             return ()
         pod_id = entry.decision.request.pod_id
@@ -283,8 +283,9 @@ class Placements:
         basis = transaction.basis
         chosen = self._state.known.without_default_cpus(container)
         entry = adopt(basis, basis.engine, pod, chosen)
-        if entry.decision.request.pinned_cpus is not None and _has_decided_cpus(container):
-            # What it was given while it was being created has gone to others since.
+        decided = _has_decided_cpus(container) or self._state.lives.has_cpus_from_before(container)
+        if entry.decision.request.pinned_cpus is not None and decided:
+            # What it was given while it was being created, or before its end, has gone to others since.
             entry = adopt(basis, basis.engine, pod, without_cpus(container))
         if self._state.lives.phase(container.id) is Phase.ENDED:
             reason = found_after_its_end(self._state.lives.ended_by(container.id))

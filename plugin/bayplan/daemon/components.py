@@ -250,7 +250,7 @@ class Daemon:
             PlacementDirectory(self.settings.placement_directory),
             in_thread,
             lambda: state.basis,
-            state.lives.phase,
+            state.lives.has_certainly_ended,
             lambda: state.was_synchronized,
             state.counters,
         )

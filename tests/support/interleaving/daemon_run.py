@@ -82,7 +82,7 @@ class DaemonRun:
             PlacementDirectory(kernel.placements),
             self.do,
             lambda: state.basis,
-            state.lives.phase,
+            state.lives.has_certainly_ended,
             lambda: state.was_synchronized,
             state.counters,
             lambda: time.time() + self.elapsed_s,

@@ -68,7 +68,8 @@ class Running:
 @dataclass
 class NriRuntime:
     """Its containers by id, and what it has yet to do: for each answer the actions in their order. ``over``
-    are those that have ended, or that failed. ``makes_cgroup_at_creation`` as in `support.flavors`."""
+    are those that have ended, or that failed. Of ``stopped_pods`` nothing starts any more.
+    ``makes_cgroup_at_creation`` as in `support.flavors`."""
 
     kernel: Kernel
     ask: Ask
@@ -76,6 +77,7 @@ class NriRuntime:
     containers: dict[str, Running] = field(default_factory=dict)
     over: dict[str, Running] = field(default_factory=dict)
     busy: list[deque[Action]] = field(default_factory=list)
+    stopped_pods: set[str] = field(default_factory=set)
     refused: int = 0
 
     def synchronize(self) -> None:
@@ -123,7 +125,9 @@ class NriRuntime:
     def stop_pod(self, container_id: str, *, remove: bool) -> None:
         """The pod of a container that is over is stopped, or removed."""
         event = Event.REMOVE_POD_SANDBOX if remove else Event.STOP_POD_SANDBOX
-        self.ask(StateChange(event, pod_from(self.over[container_id].pod), None), _ignore)
+        pod = self.over[container_id].pod
+        self.stopped_pods.add(pod.id)
+        self.ask(StateChange(event, pod_from(pod), None), _ignore)
 
     def _end(self, container_id: str) -> Running:
         one = self.over[container_id] = self.containers.pop(container_id)
@@ -159,11 +163,14 @@ class NriRuntime:
 
     def _fail_to_create(self, one: Running) -> None:
         self.over[one.spec.id] = one
-        if one.fate is Fate.UNDONE:
+        if one.fate is not Fate.LOST:
             self._say_stopped(one)
             self.ask(_state_change(Event.REMOVE_CONTAINER, one), _ignore)
 
     def _make(self, one: Running) -> None:
+        if self.makes_cgroup_at_creation and one.pod.id in self.stopped_pods:
+            self._fail_to_create(one)
+            return
         self.containers[one.spec.id] = one
         one.known = True
         one.spec.state = pb.CONTAINER_CREATED
@@ -187,7 +194,7 @@ class NriRuntime:
     def _start(self, one: Running) -> None:
         if one.spec.id not in self.containers:
             return
-        if one.fate is Fate.NOT_STARTED:
+        if one.fate is Fate.NOT_STARTED or one.pod.id in self.stopped_pods:
             self._end(one.spec.id)
             return
         if not one.has_process:

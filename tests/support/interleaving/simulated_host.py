@@ -61,7 +61,8 @@ class SimulatedHost:
 
     def __init__(self, directory: Path, engine_for: Callable[[Settings], Engine] = engine_of) -> None:
         self._engine_for = engine_for
-        self.clock, self.disk, self.kernel = ManualClock(), Disk(), Kernel(directory)
+        self.clock, self.kernel = ManualClock(), Kernel(directory)
+        self.disk = Disk(self.clock)
         self.machine, self.settings = MACHINE, PLAIN
         self.stalled = self.silent = False
         self.runtime = NriRuntime(self.kernel, self._ask)
@@ -292,14 +293,18 @@ class SimulatedHost:
         self._check_follower()
 
     def _check_pools(self, before: Current | None, basis: Current) -> None:
-        """Named pools have no CPU that anybody owns, and one that changes only loses or only gets some, but
-        for what went offline."""
+        """Named pools have no CPU that anybody owns, and one that keeps a member only loses or only gets
+        some, but for what went offline."""
         owned = union(entry.decision.placement.exclusive_cpus for entry in basis.ledger.entries.values())
         for name, cpus in basis.ledger.cpus_of_pools.items():
             if not cpus.isdisjoint(owned):
                 raise InvariantError(f"CPUs {cpus & owned} of the pool {name} are somebody's own")
             owned |= cpus
-            had = CpuSet() if before is None else before.ledger.pool_cpus(name) & basis.machine.online_cpus
+            members = basis.ledger.pool_ids[name]
+            if before is None or members.isdisjoint(before.ledger.pool_ids.get(name, ())):
+                continue
+            online = before.machine.online_cpus & basis.machine.online_cpus
+            had = before.ledger.pool_cpus(name) & online
             if not (cpus <= had or had <= cpus):
                 raise InvariantError(f"the pool {name} had CPUs {had} and has {cpus}")
 

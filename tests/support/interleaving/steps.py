@@ -4,6 +4,7 @@ Nothing here runs by itself. What was handed over and not yet done is lost when 
 disk has stays.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,17 +16,20 @@ from bayplan.model.ledger import Entry
 from bayplan.sets import CpuSet
 from bayplan.state import HistoryItem, Step, Store
 from bayplan.state.record import decode_entry
+from support.clock import ManualClock
 
 Result = TypeVar("Result")
 
 
 class Disk:
-    """What is durable: the entry of each container, by its id; ``decided``, the ids that there were.
-    ``full``: it takes no write. ``times_emptied``: how often somebody removed all that it had."""
+    """What is durable: the entry of each container, by its id; ``decided``, the ids that
+    there were, with the time by *clock* of the last decision about each. ``full``: it takes no write.
+    ``times_emptied``: how often somebody removed all that it had."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
         self.entries: dict[str, Entry] = {}
-        self.decided: dict[str, None] = {}
+        self.decided: dict[str, float] = {}
         self.full = False
         self.times_emptied = 0
         self.writes = 0
@@ -44,7 +48,7 @@ class Disk:
             entries.pop(container_id, None)
         for row in (*step.decided, *step.unlisted):
             entries[row.container_id] = decode_entry(row.document)
-            self.decided[row.container_id] = None
+            self.decided[row.container_id] = self.clock.time()
         self.entries = entries
 
     def empty(self) -> None:
@@ -102,8 +106,14 @@ class DiskStore(Store):
         return [("", container_id) for container_id in reversed(self._disk.decided)][:limit]
 
     def decided(self, since_us: int) -> list[HistoryItem]:
-        """Of nothing it is known when it was decided."""
-        return []
+        """Those about what there is, as long ago by the clock of the disk as *since_us* is by that of the
+        host."""
+        disk, age_s = self._disk, time.time() - since_us / 1e6
+        return [
+            HistoryItem(0, disk.entries[key].decision)
+            for key, decided_s in disk.decided.items()
+            if key in disk.entries and disk.clock.time() - decided_s <= age_s
+        ]
 
     def checkpoint(self) -> None:
         """There is nothing to tidy up."""

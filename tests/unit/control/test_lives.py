@@ -7,7 +7,8 @@ from bayplan.model.decision import Decision, Interval, Outcome, QosClass, QosSou
 from bayplan.model.ledger import Entry
 from bayplan.model.life import Phase, Report
 from bayplan.model.origin import NRI, Hook, Origin, Wrapper
-from bayplan.model.workload import ContainerState
+from bayplan.model.workload import Container, ContainerState
+from bayplan.sets import CpuSet
 from support.machines import container, pod
 
 OWNER = pod("web", QosClass.BURSTABLE)
@@ -24,6 +25,10 @@ def entry(container_id: str, origin: Origin = NRI) -> Entry:
         Interval(0, 0, "no limit"),
     )
     return Entry(Decision(request, Outcome.PLACED), recorded_origin=origin.recorded)
+
+
+def with_cpus(cpus: CpuSet | None) -> Container:
+    return replace(MAIN, resources=replace(MAIN.resources, cpuset_cpus=cpus))
 
 
 def test_the_last_ends_are_remembered_and_no_more() -> None:
@@ -44,6 +49,28 @@ def test_the_first_end_counts_and_a_creation_begins_another_life() -> None:
     lives.begin("x", Phase.DECIDED)
     assert lives.of("x") is not first
     assert (lives.phase("x"), lives.ended_by("x")) == (Phase.DECIDED, None)
+
+
+def test_an_end_is_certain_only_if_more_than_a_list_says_so() -> None:
+    lives = Lives()
+    lives.restore({}, ["recorded"], ())
+    lives.end("unlisted", Report.NOT_LISTED)
+    lives.end("removed", Report.REMOVED)
+    assert [key for key in ("recorded", "unlisted", "removed", "x") if lives.has_certainly_ended(key)] == [
+        "removed"
+    ]
+    lives.begin("removed", Phase.DECIDED)
+    assert not lives.has_certainly_ended("removed")
+
+
+def test_the_cpus_that_were_sent_before_the_end_are_known_until_another_life_begins() -> None:
+    lives, sent, before = Lives(), CpuSet([2, 3]), CpuSet([3])
+    lives.end("x", Report.STOPPED, replace(entry("x"), notified_cpus=sent, previous_cpus=before))
+    lives.end("x", Report.REMOVED)
+    found = [lives.has_cpus_from_before(with_cpus(cpus)) for cpus in (sent, before, CpuSet([2]), None)]
+    assert found == [True, True, False, False]
+    lives.begin("x", Phase.RUNNING)
+    assert not lives.has_cpus_from_before(with_cpus(sent))
 
 
 def test_who_does_not_run_yet_is_known_at_any_time() -> None:

@@ -16,7 +16,6 @@ from bayplan.host.placement_files import FILE, PlacementDirectory
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.decision import Decision, Outcome, Placement
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.life import Phase
 from bayplan.model.policy import PlacementPolicy
 from bayplan.sets import CpuSet, NodeSet
 from support.controllers import MACHINE, here
@@ -29,7 +28,7 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.basis = Current(MACHINE, PlacementPolicy(), Ledger(), ExactEngine())
-        self.phases: dict[str, Phase] = {}
+        self.ended: set[str] = set()
         self.listed = True
         self.now_s = root.stat().st_mtime if root.exists() else root.parent.stat().st_mtime
         self.counters: Counter[str] = Counter()
@@ -41,7 +40,7 @@ class Node:
             PlacementDirectory(self.root),
             here,
             lambda: self.basis,
-            lambda key: self.phases.get(key, Phase.UNKNOWN),
+            lambda key: key in self.ended,
             lambda: self.listed,
             self.counters,
             lambda: self.now_s,
@@ -55,13 +54,13 @@ class Node:
         shared = self.basis.with_ledger(ledger).shared_cpus
         assert await self.files.prepare(MACHINE, shared, entry) == f"{self.root}/{key}"
         self.basis = self.basis.with_ledger(ledger)
-        self.phases[key] = Phase.RUNNING
+        self.ended.discard(key)
         return entry
 
     def end(self, key: str) -> None:
         """A container ends."""
         self.basis = self.basis.with_ledger(self.basis.ledger.without(key))
-        self.phases[key] = Phase.ENDED
+        self.ended.add(key)
 
     def told(self, key: str) -> tuple[int, str, str]:
         """Generation, exclusive and shared CPUs that a container reads."""
@@ -145,7 +144,7 @@ async def test_one_that_was_damaged_is_written_again_by_the_next_daemon(node: No
 async def test_the_directory_of_an_unknown_container_stays_while_it_may_be_about_to_start(node: Node) -> None:
     await node.create("a")
     node.basis = node.basis.with_ledger(Ledger())
-    node.phases.clear()
+    node.ended.clear()
     node.begin()
     node.listed = False
     await node.files.update()
