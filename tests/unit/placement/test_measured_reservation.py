@@ -4,6 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bayplan.config.reservations import resolve_policy
+from bayplan.config.settings import Settings
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import (
@@ -199,6 +201,18 @@ def test_no_measurement_makes_promises_infeasible(claimed, configured, wanted):
     )
     if not overclaims(Basis(FOUR, policy, ledger)):
         assert not overclaims(Basis(FOUR, after, ledger))
+
+
+@given(claims, amounts)
+def test_what_is_held_is_never_promised_whatever_was_promised_before(claimed, held):
+    ledger = claiming(*claimed)
+    policy = resolve_policy(Settings(), FOUR, learn({}, held, FOUR, 1), ledger)
+    holding = keeping(PlacementPolicy(), held)
+    flow = ResourceFlows(Basis(FOUR, policy, ledger)).flow(MEMORY)
+    for nodes in range(1, 16):
+        room = flow.room(nodes, 99 * GIB)
+        with_new = claiming(*claimed, (str(NodeSet.of_mask(nodes)), room))
+        assert lacking(holding, with_new) == lacking(holding, ledger)
 
 
 @given(claims, amounts, amounts)

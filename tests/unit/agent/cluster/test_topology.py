@@ -2,14 +2,23 @@
 
 import json
 
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.agent.cluster.topology import pod_fingerprint, pods_of, topology_object
-from bayplan.model.basis import Basis
+from bayplan.agent.pod_resources import allocatable_answer
+from bayplan.config.reservations import resolve_policy
+from bayplan.config.settings import Settings
+from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.kubelet.memory_state import empty_nodes
+from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Claim, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
+from bayplan.placement.measured_reservation import learn
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from bayplan.views.node_room import node_rooms
@@ -53,6 +62,35 @@ def test_what_is_promised_on_several_nodes_counts_where_it_cannot_lie_elsewhere(
     assert [node["resources"]["memory"]["safeBytes"] for node in nodes] == free
     # 4 Gi less 64 Mi of huge pages, and 4 Gi: on either one, what 6 Gi leave of both.
     assert free == [2 * GIB - 64 * MIB, 2 * GIB - 64 * MIB]
+
+
+@given(st.lists(st.integers(0, 5 * GIB), min_size=2, max_size=2), st.integers(0, 4 * GIB), st.booleans())
+def test_everybody_is_told_the_same_of_what_can_be_promised(
+    held: list[int], kept: int, measured: bool
+) -> None:
+    """The engine's ledger, `nodes`, this object, PodResources, and the Memory Manager of a kubelet with the
+    same amounts as reservedMemory."""
+    settings = Settings(kube_reserved={"memory": kept}, measured_reservation=measured)
+    learned = learn({}, dict(enumerate(held)), MACHINE, 1)
+    snapshot = make_snapshot(policy=resolve_policy(settings, MACHINE, learned, Ledger()), ledger=Ledger())
+    allocatable = Allocatable(MACHINE, snapshot.policy)
+    expected = {node: row["memory"] for node, row in allocatable.bytes_by_node.items()}
+    if measured:
+        assert all(most <= 4 * GIB - held[node] or not most for node, most in expected.items())
+    capacity = ResourceFlows(Basis(MACHINE, snapshot.policy, Ledger())).flow("memory").capacity
+    assert {node: capacity.get(1 << node, 0) for node in expected} == expected
+    shown = {one["id"]: one["resources"]["memory"] for one in nodes_view(snapshot)["nodes"]}
+    assert {node: one["allocatableBytes"] for node, one in shown.items()} == expected
+    assert {node: one["freeBytes"] for node, one in shown.items()} == expected
+    zones = topology_object("node-a", "", snapshot)["zones"]
+    assert {node: amounts(zone, "memory")[1:] for node, zone in enumerate(zones)} == {
+        node: (most, most) for node, most in expected.items()
+    }
+    told = allocatable_answer(allocatable, pb.AllocatableResourcesResponse()).memory
+    blocks = {one.topology.nodes[0].ID: one.size for one in told if one.memory_type == "memory"}
+    assert {node: blocks.get(node, 0) for node in expected} == expected
+    nodes = empty_nodes(MACHINE, snapshot.policy.reserved_bytes)
+    assert {node: one.allocatable_bytes("memory") for node, one in nodes.items()} == expected
 
 
 def test_memory_that_is_had_on_request_only_is_nobodys_room() -> None:
