@@ -156,6 +156,13 @@ _ENDED_BY: Final = frozenset({"WATCHDOG_USEC", "KUBERNETES_SERVICE_HOST"})
 """Variables of a process that systemd watches, or kubelet."""
 _COMPACTION: Final = "proc/sys/vm/compact_memory"
 _LRU_GEN: Final = "sys/kernel/mm/lru_gen"
+_KILLS_WHO_ASKS: Final = "proc/sys/vm/oom_kill_allocating_task"
+_PANIC: Final = "proc/sys/vm/panic_on_oom"
+_PANICS: Final = {
+    "1": "as soon as a container that may use all nodes finds no memory, whoever took it",
+    "2": "as soon as one node, or one container within its limit, has no memory left",
+}
+"""mm/oom_kill.c, `check_panic_on_oom`. kubelet writes 0, unless it has `protectKernelDefaults`."""
 _IRQBALANCE: Final = "irqbalance"
 _KUBELET_DIRECTORY: Final = "var/lib/kubelet"
 _RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
@@ -185,6 +192,7 @@ def node_findings(root: Path, daemon: DaemonState | None) -> Iterator[Finding]:
         yield Finding(Level.NOTE, "kubelet", text, advice)
     yield from _of_zones(root)
     yield from _of_working_sets(root)
+    yield from _of_kills(root)
     yield from _of_placement_files(root, "" if daemon is None else daemon.placement_directory)
     yield from _of_lost_cpus(root)
     if daemon is not None:
@@ -276,6 +284,19 @@ def _of_working_sets(root: Path) -> Iterator[Finding]:
             "though others have memory: promises are not kept"
         )
         yield Finding(Level.WARNING, f"/{_LRU_GEN}/min_ttl_ms", text, "write 0 to it")
+
+
+def _of_kills(root: Path) -> Iterator[Finding]:
+    """A kernel that goes by other things than `oom_score_adj` when a node has no memory left."""
+    if (_read(root / _KILLS_WHO_ASKS) or "0").strip() != "0":
+        text = (
+            "the kernel kills whoever asks for memory that is not there, promised or not, "
+            "and not the container that was promised nothing"
+        )
+        yield Finding(Level.WARNING, f"/{_KILLS_WHO_ASKS}", text, "write 0 to it")
+    when = _PANICS.get((_read(root / _PANIC) or "0").strip())
+    if when is not None:
+        yield Finding(Level.WARNING, f"/{_PANIC}", f"the machine panics {when}", "write 0 to it")
 
 
 def _of_cgroups(root: Path) -> Iterator[Finding]:

@@ -140,6 +140,26 @@ def test_a_kernel_that_kills_while_memory_is_free_is_named(
     assert named == [(Level.WARNING, "/sys/kernel/mm/lru_gen/min_ttl_ms")] * is_named
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_named"),
+    [
+        ("oom_kill_allocating_task", "0", False),
+        # As banzaicloud/pke sets it on nodes of Kubernetes.
+        ("oom_kill_allocating_task", "1", True),
+        ("panic_on_oom", "0", False),
+        # Azure/aks-engine, sonic-net/sonic-buildimage.
+        ("panic_on_oom", "1", True),
+        ("panic_on_oom", "2", True),
+    ],
+)
+def test_a_kernel_that_does_not_go_by_the_order_of_kills_is_named(
+    tmp_path: Path, name: str, value: str, *, is_named: bool
+) -> None:
+    write(tmp_path, f"proc/sys/vm/{name}", f"{value}\n")
+    named = [(one.level, one.subject) for one in found(tmp_path)]
+    assert named == [(Level.WARNING, f"/proc/sys/vm/{name}")] * is_named
+
+
 def test_what_is_in_the_place_of_placement_files(tmp_path: Path) -> None:
     place = tmp_path / "run/bayplan-placements"
     place.mkdir(parents=True)
