@@ -1,5 +1,6 @@
 """Random claims by the unmodified allocator of Kubernetes' scheduler: what it allocates from the published
-devices is held, and the ledger has what it counts as consumed, after each claim that comes or goes."""
+devices is held, and the ledger has what it counts as consumed, after each claim that comes or goes; also of
+pods with several claims, beside devices of other drivers, and by an administrator's access."""
 
 import json
 import random
@@ -10,11 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from goside import GoSideError, compiled
 from msgspec.structs import replace
 
+from bayplan._proto.dra import api_pb2 as pb
+from bayplan.agent.dra.driver import Claim, allocated_here
 from bayplan.agent.dra.slices import (
     CPU,
     devices_of,
@@ -24,7 +28,7 @@ from bayplan.agent.dra.slices import (
 )
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
-from bayplan.model.claims import AllocatedDevice, ResourceClaim
+from bayplan.model.claims import ResourceClaim
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -42,9 +46,11 @@ pytestmark = pytest.mark.interop
 NODE = "node-a"
 CLAIMS, CAREFUL = 1000, 20
 ENGINE, POLICY = ExactEngine(), PlacementPolicy()
+POD = [{"resource": "pods", "name": "web", "uid": "pod"}]
 Object = dict[str, Any]
 OTHERS = {"gpu.example.com": (0, 2), "nic.example.com": (1, 2)}
 """The nodes of other drivers' devices."""
+NUMA_NODE = "resource.kubernetes.io/numaNode"
 
 
 def machine() -> Machine:
@@ -90,19 +96,23 @@ def allocator() -> Iterator[Any]:
         assert process.stdin is not None
         assert process.stdout is not None
 
-        def ask(slices: list[Object], allocated: list[Object], claim: Object) -> Object | None:
+        def ask(slices: list[Object], allocated: list[Object], *claims: Object) -> list[Object]:
+            """*claims*, which are of one pod, with what is allocated to them; none if they are not."""
             asked = {
                 "node": NODE,
                 "slices": slices,
                 "classes": classes(),
                 "allocated": allocated,
-                "claim": claim,
+                "claims": claims,
             }
             process.stdin.write(json.dumps(asked) + "\n")
             process.stdin.flush()
             answer = json.loads(process.stdout.readline())
             assert "error" not in answer, answer
-            return answer["allocation"]
+            return [
+                {**claim, "status": {"allocation": allocation, "reservedFor": POD}}
+                for claim, allocation in zip(claims, answer["allocations"] or (), strict=False)
+            ]
 
         yield ask
         process.stdin.close()
@@ -121,55 +131,103 @@ def object_of(name: str, devices: Object) -> Object:
 
 
 def draw_claim(draw: random.Random, number: int) -> Object:
-    """One node, several of them evenly, of a socket or of near ones, unevenly, or what is left of these."""
+    """One node, several of them evenly, of a socket or of near ones, unevenly, all, or what is left of these;
+    by selectors, beside a device of another driver, or by an administrator's access."""
     amounts = {
         "memory": draw.choice(["0", "1500Ki", "256Mi", "1Gi", "3Gi"]),
-        "cpu": str(draw.choice([0, 0, 1, 2, 3])),
+        "cpu": draw.choice(["0", "0", "1", "1500m", "3"]),
     }
     if not draw.randrange(4):
         amounts["hugepages2Mi"] = draw.choice(["1Mi", "64Mi", "300Mi"])
+    near = exactly(**amounts)
+    return object_of(f"c{number}", draw.choice([one_node, one_node, *SHAPES])(draw, near))
+
+
+def exactly(count: int = 1, **amounts: str) -> Object:
+    """A request for the same of *count* nodes, with the API server's defaults."""
     capacity = {"requests": {f"bayplan.dev/{key}": amount for key, amount in amounts.items()}}
-    exactly = {"deviceClassName": "numa.bayplan.dev", "capacity": capacity}
-    kind = draw.choice(["one", "one", "even", "uneven", "first"])
-    if kind == "one":
-        devices: Object = {"requests": [{"name": "near", "exactly": exactly}]}
-    elif kind == "even":
-        key = draw.choice(["bayplan.dev/socket", "bayplan.dev/within12"])
-        requests = [{"name": "near", "exactly": {**exactly, "allocationMode": "ExactCount", "count": 2}}]
-        devices = {"requests": requests, "constraints": [{"matchAttribute": key}]}
-    elif kind == "uneven":
-        small = {"requests": {"bayplan.dev/memory": "128Mi"}}
-        requests = [
-            {"name": "large", "exactly": exactly},
-            {"name": "small", "exactly": {**exactly, "capacity": small}},
+    made: Object = {"deviceClassName": "numa.bayplan.dev", "allocationMode": "ExactCount", "count": count}
+    return {**made, "capacity": capacity} if amounts else made
+
+
+def one_node(_: random.Random, near: Object) -> Object:
+    return {"requests": [{"name": "near", "exactly": near}]}
+
+
+def evenly(draw: random.Random, near: Object) -> Object:
+    key = draw.choice(["bayplan.dev/socket", "bayplan.dev/within12"])
+    return {
+        "requests": [{"name": "near", "exactly": {**near, "count": 2}}],
+        "constraints": [{"matchAttribute": key}],
+    }
+
+
+def unevenly(_: random.Random, near: Object) -> Object:
+    small = {"name": "small", "exactly": exactly(memory="128Mi")}
+    return {
+        "requests": [{"name": "large", "exactly": near}, small],
+        "constraints": [{"distinctAttribute": NUMA_NODE}],
+    }
+
+
+def first_of_several(_: random.Random, near: Object) -> Object:
+    """With a selector of the second that reads what a full node has nothing left of."""
+    expression = 'device.capacity["bayplan.dev"].memory.compareTo(quantity("512Mi")) >= 0'
+    two = {**exactly(2, memory="512Mi"), "selectors": [{"cel": {"expression": expression}}]}
+    four = exactly(4, memory="64Mi", cpu="1")
+    alternatives = [{**one, "name": f"by{one['count']}"} for one in (near, two, four)]
+    return {"requests": [{"name": "near", "firstAvailable": alternatives}]}
+
+
+def every_node(_: random.Random, near: Object) -> Object:
+    small = {**exactly(memory="64Mi"), "allocationMode": "All"}
+    del small["count"]
+    return {"requests": [{"name": "every", "exactly": small}]}
+
+
+def selected(draw: random.Random, near: Object) -> Object:
+    """By all that a device says, also where it has nothing left."""
+    own, says = 'device.capacity["bayplan.dev"]', 'device.attributes["bayplan.dev"]'
+    expression = draw.choice(
+        [
+            f'{own}.hugepages2Mi.compareTo(quantity("128Mi")) >= 0',
+            f'{own}.cpu.compareTo(quantity("2")) >= 0 && {says}.l3Caches > 0',
+            f'{says}.coreKind == "uniform" && {own}.memory.isGreaterThan(quantity("0"))',
         ]
-        devices = {
-            "requests": requests,
-            "constraints": [{"distinctAttribute": "resource.kubernetes.io/numaNode"}],
-        }
-    else:
-        alternatives = [{**exactly, "name": "one", "allocationMode": "ExactCount", "count": 1}]
-        half = {"requests": {"bayplan.dev/memory": "512Mi"}}
-        alternatives.append({**alternatives[0], "name": "two", "count": 2, "capacity": half})
-        devices = {"requests": [{"name": "near", "firstAvailable": alternatives}]}
-    for request in devices["requests"]:
-        request.get("exactly", {}).setdefault("allocationMode", "ExactCount")
-        if "exactly" in request:
-            request["exactly"].setdefault("count", 1)
-    return object_of(f"c{number}", devices)
+    )
+    tolerated = {"operator": "Exists"}
+    chosen = {**near, "selectors": [{"cel": {"expression": expression}}], "tolerations": [tolerated]}
+    return {"requests": [{"name": "near", "exactly": chosen}]}
 
 
-def allocated_to(claim: Object) -> ResourceClaim:
-    """What the daemon is told of *claim*."""
-    devices = []
-    for one in claim["status"]["allocation"]["devices"]["results"]:
-        amounts = {resource_of_key(key): parse_bytes(text) for key, text in one["consumedCapacity"].items()}
-        node, cpus = node_of_device(one["device"]), amounts.pop(CPU, 0)
-        assert node is not None
-        held = {resource: amount for resource, amount in amounts.items() if amount}
-        devices.append(AllocatedDevice(one["request"].partition("/")[0], node, held, cpus))
-    metadata = claim["metadata"]
-    return ResourceClaim("default", metadata["name"], metadata["uid"], ("pod",), tuple(devices))
+def beside_another(draw: random.Random, near: Object) -> Object:
+    """A GPU is one of two halves, of which the whole is none any more then; its driver taints one."""
+    other = {**exactly(), "deviceClassName": draw.choice(sorted(OTHERS))}
+    return {
+        "requests": [{"name": "near", "exactly": near}, {"name": "other", "exactly": other}],
+        "constraints": [{"matchAttribute": NUMA_NODE}],
+    }
+
+
+def for_an_administrator(draw: random.Random, near: Object) -> Object:
+    """Of all nodes, or of one beside what is claimed of it."""
+    watched: Object = {**exactly(), "adminAccess": True}
+    if draw.randrange(2):
+        return {"requests": [{"name": "watched", "exactly": {**near, "adminAccess": True}}]}
+    return {
+        "requests": [{"name": "near", "exactly": near}, {"name": "watched", "exactly": watched}],
+        "constraints": [{"matchAttribute": NUMA_NODE}],
+    }
+
+
+SHAPES = (evenly, unevenly, first_of_several, every_node, selected, beside_another, for_an_administrator)
+
+
+def of_bayplan(claim: Object) -> ResourceClaim | None:
+    """What the daemon is told of *claim*; None if nothing of its devices was allocated."""
+    metadata, found = claim["metadata"], msgspec.convert(claim, Claim)
+    asked = pb.Claim(namespace="default", name=metadata["name"], uid=metadata["uid"])
+    return allocated_here(asked, found, NODE) if found.own else None
 
 
 def consumed(claims: list[Object]) -> Counter[tuple[int, str]]:
@@ -177,6 +235,8 @@ def consumed(claims: list[Object]) -> Counter[tuple[int, str]]:
     found: Counter[tuple[int, str]] = Counter()
     for claim in claims:
         for one in claim["status"]["allocation"]["devices"]["results"]:
+            if one["driver"] != "bayplan.dev" or one.get("adminAccess"):
+                continue
             for key, text in one["consumedCapacity"].items():
                 found[node_of_device(one["device"]) or 0, resource_of_key(key)] += parse_bytes(text)
     return +found
@@ -214,22 +274,26 @@ def test_what_the_scheduler_allocates_is_held_and_consumed_alike() -> None:
     with allocator() as ask:
         for number in range(CLAIMS):
             ledger = containers_come_and_go(draw, ledger, number)
-            if allocated and draw.random() < 0.45:
+            if allocated and draw.random() < 0.55:
                 gone = allocated.pop(draw.randrange(len(allocated)))
                 ledger = ledger.without_retained(f"claim:{gone['metadata']['uid']}")
-            claim = draw_claim(draw, number)
+            claims = [draw_claim(draw, number)]
+            if not draw.randrange(5):
+                claims.append(draw_claim(draw, CLAIMS + number))
             # As for ten minutes after a refusal.
             jointly, careful = careful > 0, careful - 1
-            allocation = ask(published(ledger, jointly=jointly), allocated, claim)
-            if allocation is None:
+            slices = [*published(ledger, jointly=jointly), *of_others()]
+            made = ask(slices, allocated, *claims)
+            if not made:
                 outcomes["no room"] += 1
-            else:
-                claim["status"] = {"allocation": allocation}
-                wanted = allocated_to(claim)
+            for claim in made:
+                wanted = of_bayplan(claim)
+                assert wanted is not None
                 entry = decide_claim(Basis(MACHINE, POLICY, ledger), ENGINE, wanted)
                 if entry.decision.outcome is Outcome.REFUSED:
                     # Only several nodes at once can be less than each of them alone.
-                    assert len({device.node for device in wanted.devices}) > 1, entry.decision.explanation()
+                    nodes = {device.node for each in made for device in of_bayplan(each).devices}
+                    assert len(nodes) > 1, entry.decision.explanation()
                     assert not jointly, entry.decision.explanation()
                     outcomes["refused"] += 1
                     careful = CAREFUL
@@ -237,25 +301,58 @@ def test_what_the_scheduler_allocates_is_held_and_consumed_alike() -> None:
                     ledger = ledger.with_entry(entry)
                     allocated.append(claim)
                     outcomes["held"] += 1
+                    outcomes["holding nothing"] += not entry.resource_claim.claim.amounts_bytes
             assert held(ledger) == consumed(allocated)
             assert check(Basis(MACHINE, POLICY, ledger)) == ()
     print(dict(outcomes))
-    # Seen: 509 held, 485 without room, 6 refused, all on several nodes beside promises on several.
     assert outcomes["held"] > CLAIMS // 3
     assert outcomes["no room"] > CLAIMS // 20
 
 
+def test_an_administrators_access_takes_nothing_and_is_had_of_a_full_node() -> None:
+    whole = exactly(4, memory="1Gi", cpu="1")
+    watched = {"name": "watched", "exactly": {**exactly(), "adminAccess": True, "allocationMode": "All"}}
+    del watched["exactly"]["count"]
+    with allocator() as ask:
+        before = published(Ledger())
+        (claim,) = ask(before, [], object_of("admin", {"requests": [watched]}))
+        wanted = of_bayplan(claim)
+        assert wanted is not None
+        assert [(device.node, device.amounts_bytes, device.cpus) for device in wanted.devices] == [
+            (node, {}, 0) for node in range(4)
+        ]
+        entry = decide_claim(Basis(MACHINE, POLICY, Ledger()), ENGINE, wanted)
+        ledger = Ledger().with_entry(entry)
+        assert held(ledger) == Counter()
+        assert published(ledger) == before
+        # The scheduler, too, allocates all the rest beside it.
+        assert (
+            len(ask(before, [claim], object_of("all", {"requests": [{"name": "near", "exactly": whole}]})))
+            == 1
+        )
+
+
 def of_others() -> list[Object]:
-    """The slices of OTHERS."""
+    """The slices of OTHERS: a GPU is had whole or in halves, by shared counters, and one NIC is tainted."""
     found = []
     for driver, nodes in OTHERS.items():
+        parts = {"whole": "2", "first": "1", "second": "1"} if driver.startswith("gpu") else {"one": "1"}
         devices = [
-            {"name": f"one-{node}", "attributes": {"resource.kubernetes.io/numaNode": {"int": node}}}
+            {
+                "name": f"{part}-{node}",
+                "attributes": {NUMA_NODE: {"int": node}},
+                "consumesCounters": [{"counterSet": f"set-{node}", "counters": {"parts": {"value": taken}}}],
+            }
             for node in nodes
+            for part, taken in parts.items()
         ]
-        pool = {"name": driver, "generation": 1, "resourceSliceCount": 1}
-        spec = {"driver": driver, "nodeName": NODE, "pool": pool, "devices": devices}
-        found.append({"metadata": {"name": driver}, "spec": spec})
+        if driver.startswith("nic"):
+            devices[0]["taints"] = [{"key": "nic.example.com/down", "effect": "NoSchedule"}]
+        counters = [{"name": f"set-{node}", "counters": {"parts": {"value": "2"}}} for node in nodes]
+        for number, content in enumerate(({"devices": devices}, {"sharedCounters": counters})):
+            pool = {"name": driver, "generation": 1, "resourceSliceCount": 2}
+            spec = {"driver": driver, "nodeName": NODE, "pool": pool, **content}
+            found.append({"metadata": {"name": f"{driver}-{number}"}, "spec": spec})
     return found
 
 
@@ -281,16 +378,14 @@ def test_the_templates_are_allocated(name: str, count: int) -> None:
             one.setdefault("allocationMode", "ExactCount")
             one.setdefault("count", 1)
     with allocator() as ask:
-        claim = object_of(name, devices)
-        allocation = ask([*published(Ledger()), *of_others()], [], claim)
-        assert allocation is not None
-        results = allocation["devices"]["results"]
+        (claim,) = ask([*published(Ledger()), *of_others()], [], object_of(name, devices))
+        results = claim["status"]["allocation"]["devices"]["results"]
         near = {int(one["device"].partition("-")[2]) for one in results if one["driver"] in OTHERS}
-        allocation["devices"]["results"] = [one for one in results if one["driver"] not in OTHERS]
-        claim["status"] = {"allocation": allocation}
-        entry = decide_claim(Basis(MACHINE, POLICY, Ledger()), ENGINE, allocated_to(claim))
+        wanted = of_bayplan(claim)
+        assert wanted is not None
+        entry = decide_claim(Basis(MACHINE, POLICY, Ledger()), ENGINE, wanted)
         assert entry.decision.outcome is Outcome.PLACED
-        nodes = {device.node for device in allocated_to(claim).devices}
+        nodes = {device.node for device in wanted.devices}
         assert len(nodes) == count
         # Only node 2 has both a GPU and a NIC.
         assert near in (set(), nodes)

@@ -39,8 +39,9 @@ class Refusal(Exception):  # noqa: N818 - it is an answer
 class FakeApiServer:
     """``objects`` by path; ``requests`` are method and path of all that came. What a test sets: ``forbidden``
     (methods and beginnings of paths), ``crd_versions``, ``hangs``, ``busy``, ``starts`` (it is not ready),
-    ``loses_answers`` (to writes of managed fields), ``takes_lists`` (`DRAListTypeAttributes`), and
-    ``budgets``, names of pods that a PodDisruptionBudget keeps."""
+    ``loses_answers`` (to writes of managed fields), ``late`` (by path what the next answer there waits for
+    once it is made), ``takes_lists`` (`DRAListTypeAttributes`), and ``budgets``, names of pods that a
+    PodDisruptionBudget keeps."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Object] = {
@@ -53,6 +54,7 @@ class FakeApiServer:
         self.busy = False
         self.starts = False
         self.loses_answers = False
+        self.late: dict[str, threading.Event] = {}
         self.takes_lists = False
         self.budgets: set[str] = set()
         self.changed = threading.Condition()
@@ -120,6 +122,13 @@ class FakeApiServer:
 
     def answer(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> Object:
         """The answer to a request; raises Refusal."""
+        try:
+            return self._answer(method, path, query, body)
+        finally:
+            if (told := self.late.pop(path, None)) is not None:
+                told.wait(TIMEOUT_S)
+
+    def _answer(self, method: str, path: str, query: dict[str, list[str]], body: Object) -> Object:
         with self.changed:
             self.requests.append((method, path))
             self.changed.wait_for(lambda: not self.hangs or self._stopping)

@@ -1,6 +1,6 @@
 // Allocates devices to claims as Kubernetes' scheduler does, by its own allocator. Each line on the standard input is a
-// question: the slices, the classes, the claims that are allocated already, and the one that is to be. Each line on the
-// standard output is the answer: the allocation, null where there is none, or an error.
+// question: the slices, the classes, the claims that are allocated already, and those of a pod that are to be. Each line
+// on the standard output is the answer: their allocations, null where there are none, or an error.
 package main
 
 import (
@@ -34,12 +34,12 @@ type question struct {
 	Slices    []*resourceapi.ResourceSlice `json:"slices"`
 	Classes   classes                      `json:"classes"`
 	Allocated []*resourceapi.ResourceClaim `json:"allocated"`
-	Claim     *resourceapi.ResourceClaim   `json:"claim"`
+	Claims    []*resourceapi.ResourceClaim `json:"claims"`
 }
 
 type answer struct {
-	Allocation *resourceapi.AllocationResult `json:"allocation"`
-	Error      string                        `json:"error,omitempty"`
+	Allocations []resourceapi.AllocationResult `json:"allocations"`
+	Error       string                         `json:"error,omitempty"`
 }
 
 type classes []*resourceapi.DeviceClass
@@ -64,6 +64,9 @@ func state(claims []*resourceapi.ResourceClaim) structured.AllocatedState {
 	}
 	for _, claim := range claims {
 		for _, result := range claim.Status.Allocation.Devices.Results {
+			if result.AdminAccess != nil && *result.AdminAccess {
+				continue
+			}
 			id := structured.MakeDeviceID(result.Driver, result.Pool, result.Device)
 			if result.ShareID == nil {
 				found.AllocatedDevices.Insert(id)
@@ -83,14 +86,11 @@ func allocate(asked question, cache *cel.Cache) answer {
 		return answer{Error: err.Error()}
 	}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: asked.Node}}
-	found, err := allocator.Allocate(ctx, node, []*resourceapi.ResourceClaim{asked.Claim})
+	found, err := allocator.Allocate(ctx, node, asked.Claims)
 	if err != nil {
 		return answer{Error: err.Error()}
 	}
-	if len(found) == 0 {
-		return answer{}
-	}
-	return answer{Allocation: &found[0]}
+	return answer{Allocations: found}
 }
 
 func main() {

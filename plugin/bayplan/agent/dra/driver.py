@@ -33,7 +33,7 @@ from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent_protocol import PREPARE_CLAIM, UNPREPARE_CLAIM
 from bayplan.errors import BayplanError, HostError, ParseError, UnavailableError
 from bayplan.logs import Condition
-from bayplan.model.claims import DRIVER, AllocatedDevice, ResourceClaim
+from bayplan.model.claims import DRIVER, AllocatedDevice, HeldClaim, ResourceClaim
 from bayplan.placement.shortfall import overclaims
 from bayplan.quantity import parse_bytes
 from bayplan.views.snapshot import Snapshot
@@ -109,10 +109,14 @@ class Claim(Struct, frozen=True):
     status: _Status = _Status()
 
     @property
+    def results(self) -> tuple[_Result, ...]:
+        """What is allocated to it."""
+        return () if self.status.allocation is None else self.status.allocation.devices.results
+
+    @property
     def own(self) -> list[_Result]:
         """What of ours is allocated to it."""
-        results = () if self.status.allocation is None else self.status.allocation.devices.results
-        return [one for one in results if one.driver == DRIVER]
+        return [one for one in self.results if one.driver == DRIVER]
 
 
 class ClaimError(BayplanError):
@@ -155,7 +159,7 @@ class ClaimDriver:
         found = None
         try:
             found = await self._found(claim)
-            described = self._described(claim, found)
+            described = allocated_here(claim, found, self._node_name)
             async with self._one_at_a_time:
                 answer = await self._link.ask(PREPARE_CLAIM, claim=msgspec.to_builtins(described))
         except BayplanError as error:
@@ -167,7 +171,8 @@ class ClaimDriver:
 
     async def unprepare(self, claim: pb.Claim) -> str:
         """As of `Claims`."""
-        return await self._released(claim.uid)
+        async with self._one_at_a_time:
+            return await self._released(claim.uid)
 
     async def run(self) -> None:
         """Release claims that are held and that nobody needs any more, until cancelled."""
@@ -177,10 +182,17 @@ class ClaimDriver:
             if snapshot is None or not self._mirror.connected:
                 continue
             for held in snapshot.ledger.resource_claims.values():
-                if not await self._is_needed(held.claim):
-                    problem = await self._released(held.claim.uid)
-                    fields = {"claim": f"{held.claim.namespace}/{held.claim.name}", "problem": problem}
-                    logger.warning("a resource claim was held, and nobody needs it", extra=fields)
+                await self._release_if_needless(held)
+
+    async def _release_if_needless(self, held: HeldClaim) -> None:
+        claim = held.claim
+        # As a whole before or after a preparation: a pod that gets the claim now has to find it held.
+        async with self._one_at_a_time:
+            if await self._is_needed(held):
+                return
+            problem = await self._released(claim.uid)
+        fields = {"claim": f"{claim.namespace}/{claim.name}", "problem": problem}
+        logger.warning("a resource claim was held, and nobody needs it", extra=fields)
 
     async def _say(self, claim: pb.Claim, found: Claim, problem: str) -> None:
         """Write into the claim's status that it is prepared, or the *problem*: kubelet's event on the pod has
@@ -233,46 +245,52 @@ class ClaimDriver:
             raise ClaimError(claim.namespace, claim.name, f"nothing of {DRIVER} is allocated to it")
         return found
 
-    def _described(self, claim: pb.Claim, found: Claim) -> ResourceClaim:
-        """What was allocated here to *claim*; raises ClaimError if that cannot be held here."""
-        try:
-            devices = tuple(map(self._device, found.own))
-        except ParseError as error:
-            raise ClaimError(claim.namespace, claim.name, str(error)) from error
-        pods = tuple(one.uid for one in found.status.reserved_for if one.resource == _POD)
-        return ResourceClaim(claim.namespace, claim.name, claim.uid, pods, devices)
-
-    def _device(self, result: _Result) -> AllocatedDevice:
-        node = node_of_device(result.device)
-        if node is None or result.pool != self._node_name:
-            expected = f"numa-NODE of the pool {self._node_name}"
-            raise ParseError("device", f"{result.device} of the pool {result.pool}", expected)
-        # An administrator's access takes nothing of a device: the scheduler does not count it either.
-        consumed = {} if result.admin_access else result.consumed_capacity
-        amounts = {resource_of_key(key): parse_bytes(text) for key, text in consumed.items()}
-        cpus = amounts.pop(CPU, 0)
-        held = {resource: amount for resource, amount in sorted(amounts.items()) if amount}
-        return AllocatedDevice(_request_name(result), node, held, cpus)
-
     async def _released(self, uid: str) -> str:
         """Why the claim *uid* is still held; empty if it is not."""
         try:
-            async with self._one_at_a_time:
-                await self._link.ask(UNPREPARE_CLAIM, uid=uid)
+            await self._link.ask(UNPREPARE_CLAIM, uid=uid)
         except BayplanError as error:
             return error.on_one_line()
         return ""
 
-    async def _is_needed(self, held: ResourceClaim) -> bool:
-        """Whether a claim is still reserved for the pod that it is held for; also if that cannot be seen."""
+    async def _is_needed(self, held: HeldClaim) -> bool:
+        """Whether a claim is still allocated on this node, and reserved for a pod; also if that cannot be
+        seen. For which pod it is held says nothing: the next one may have it already."""
+        claim, adopted = held.claim, held.adopted
         try:
-            found = await self._api.get(claim_path(held.namespace, held.name), Claim)
+            found = await self._api.get(claim_path(claim.namespace, claim.name), Claim)
         except ApiError as error:
             return error.status != HTTPStatus.NOT_FOUND
         except BayplanError:
             return True
-        same = found.metadata.uid == held.uid and found.status.allocation is not None
-        return same and bool({one.uid for one in found.status.reserved_for} & set(held.pod_uids))
+        pools = {self._node_name} if adopted is None else {one.pool for one in adopted.devices}
+        driver = DRIVER if adopted is None else adopted.driver
+        here = any(one.driver == driver and one.pool in pools for one in found.results)
+        return found.metadata.uid == claim.uid and here and bool(found.status.reserved_for)
+
+
+def allocated_here(claim: pb.Claim, found: Claim, node_name: str) -> ResourceClaim:
+    """What of the node *node_name* was allocated to *claim*, which the API server has as *found*; raises
+    ClaimError if that cannot be held."""
+    try:
+        devices = tuple(_device(one, node_name) for one in found.own)
+    except ParseError as error:
+        raise ClaimError(claim.namespace, claim.name, str(error)) from error
+    pods = tuple(one.uid for one in found.status.reserved_for if one.resource == _POD)
+    return ResourceClaim(claim.namespace, claim.name, claim.uid, pods, devices)
+
+
+def _device(result: _Result, node_name: str) -> AllocatedDevice:
+    node = node_of_device(result.device)
+    if node is None or result.pool != node_name:
+        expected = f"numa-NODE of the pool {node_name}"
+        raise ParseError("device", f"{result.device} of the pool {result.pool}", expected)
+    # An administrator's access takes nothing of a device: the scheduler does not count it either.
+    consumed = {} if result.admin_access else result.consumed_capacity
+    amounts = {resource_of_key(key): parse_bytes(text) for key, text in consumed.items()}
+    cpus = amounts.pop(CPU, 0)
+    held = {resource: amount for resource, amount in sorted(amounts.items()) if amount}
+    return AllocatedDevice(_request_name(result), node, held, cpus)
 
 
 def claim_path(namespace: str, name: str) -> str:

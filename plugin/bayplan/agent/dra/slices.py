@@ -34,7 +34,7 @@ from bayplan.engines.interface import EXACT
 from bayplan.errors import ConfigError, Problem, UnavailableError
 from bayplan.logs import Condition
 from bayplan.model.claims import DRIVER, is_claim_key
-from bayplan.model.machine import CORE_KINDS, MEMORY, Machine, Node, hugepage_size_bytes
+from bayplan.model.machine import MEMORY, Machine, Node, hugepage_size_bytes
 from bayplan.model.memory_kinds import tier_ranks
 from bayplan.quantity import MIB, format_page_size
 from bayplan.sets import NodeSet
@@ -94,14 +94,19 @@ def step_of(resource: str) -> int:
 
 def devices_of(snapshot: Snapshot, *, jointly: bool = False) -> list[Object]:
     """A device for each node with CPUs, or with memory that is not a device's own. *jointly*: claims can have
-    all of their capacities at once."""
+    all of their capacities at once. All have the same capacities, whatever is left: a selector that reads one
+    which a single device of the cluster lacks ends the scheduling of its pod with an error."""
     machine, rooms = snapshot.machine, claimable_by_node(snapshot.basis, jointly=jointly)
     groupings = tuple(_groupings(machine))
+    resources = tuple(dict.fromkeys(resource for room in rooms.values() for resource in room))
     return [
         {
             "name": device_name(node.id),
             "attributes": dict(_attributes(machine, node, groupings)),
-            "capacity": dict(_capacity(rooms[node.id])),
+            "capacity": {
+                f"{DRIVER}/{capacity_key(resource)}": _capacity(resource, rooms[node.id].get(resource, 0))
+                for resource in resources
+            },
             "allowMultipleAllocations": True,
         }
         for node in machine.nodes
@@ -163,17 +168,14 @@ def _digest(devices: list[Object]) -> str:
     return hashlib.sha256(json.dumps(devices, sort_keys=True).encode()).hexdigest()
 
 
-def _capacity(room: Mapping[str, int]) -> Iterator[tuple[str, Object]]:
-    """What is left, as far as a claim can have some of it: the API server takes no policy whose step is more
-    than the value, and a claim finds no room in a capacity that is not there."""
-    for resource, amount in room.items():
-        step = step_of(resource)
-        if amount >= step:
-            policy = {"default": "0", "validRange": {"min": "0", "step": _quantity(resource, step)}}
-            yield (
-                f"{DRIVER}/{capacity_key(resource)}",
-                {"value": _quantity(resource, amount // step * step), "requestPolicy": policy},
-            )
+def _capacity(resource: str, amount: int) -> Object:
+    """What is left. The API server takes no policy whose step is more than the value: of less than a step
+    nothing can be claimed."""
+    step = step_of(resource)
+    if amount < step:
+        return {"value": "0"}
+    policy = {"default": "0", "validRange": {"min": "0", "step": _quantity(resource, step)}}
+    return {"value": _quantity(resource, amount // step * step), "requestPolicy": policy}
 
 
 def _quantity(resource: str, amount: int) -> str:
@@ -191,12 +193,10 @@ def _attributes(
     yield f"{DRIVER}/memoryTier", {"string": _tier(machine, node)}
     for name, group_of in groupings:
         yield f"{DRIVER}/{name}", {"int": group_of[node.id]}
-    kinds = {cpu.kind for cpu in machine.cpus if cpu.id in node.cpus and cpu.kind in CORE_KINDS}
-    if kinds:
-        yield f"{DRIVER}/coreKind", {"string": kinds.pop() if len(kinds) == 1 else "mixed"}
-    caches = {cpu.l3_cache_id for cpu in machine.cpus if cpu.id in node.cpus} - {None}
-    if len(caches) > 1:
-        yield f"{DRIVER}/l3Caches", {"int": len(caches)}
+    here = [cpu for cpu in machine.cpus if cpu.id in node.cpus]
+    kinds = {cpu.kind or "uniform" for cpu in here} or {"none"}
+    yield f"{DRIVER}/coreKind", {"string": kinds.pop() if len(kinds) == 1 else "mixed"}
+    yield f"{DRIVER}/l3Caches", {"int": len({cpu.l3_cache_id for cpu in here} - {None})}
     if 0 < len(node.pcie_roots) <= _MOST_ROOTS:
         yield "resource.kubernetes.io/pcieRoot", {"strings": list(node.pcie_roots)}
 

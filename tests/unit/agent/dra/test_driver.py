@@ -3,6 +3,7 @@ between."""
 
 import asyncio
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -32,6 +33,7 @@ PATH = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/memory"
 
 
 OTHERS = {"request": "gpu", "driver": "gpu.example.com", "pool": NODE, "device": "gpu-0"}
+NEXT = [{"resource": "pods", "name": "next", "uid": "next"}]
 WIDE = (result(0, memory="64Mi", cpu="2"), OTHERS, result(1, "far/large", memory="32Mi", cpu="0"))
 
 
@@ -244,6 +246,31 @@ async def test_a_claim_that_nobody_needs_any_more_is_released_unless_containers_
         await until(lambda: len(node.api.requests) > asked + 3)
         assert one.controller.state.ledger.resource_claims
         await one.controller.stop_container(POD, container("c", POD))
+        await until(lambda: not one.controller.state.ledger.resource_claims)
+
+
+async def test_a_claim_that_the_next_pod_has_meanwhile_is_not_released(node: DraNode) -> None:
+    """Also if the API server's answer that nobody needs it is on its way."""
+    node.look_s = 0.02
+    wanted = node.api.objects[PATH]
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        answer = await prepared(kubelet)
+        node.api.late[PATH] = told = threading.Event()
+        del node.api.objects[PATH]
+        await until(lambda: not node.api.late)
+        node.api.objects[PATH] = {**wanted, "status": {**wanted["status"], "reservedFor": NEXT}}
+        again = asyncio.create_task(prepared(kubelet))
+        await asyncio.wait([again], timeout=0.2)
+        told.set()
+        assert (await again).devices == answer.devices
+        looked = len(node.api.requests)
+        await until(lambda: len(node.api.requests) > looked + 3)
+        (held,) = one.controller.state.ledger.resource_claims.values()
+        assert held.claim.pod_uids == ("next",)
+        # Of another node now: nobody asks for its release here.
+        elsewhere = [{**each, "pool": "node-b"} for each in WIDE]
+        node.api.objects[PATH] = resource_claim(*elsewhere)
         await until(lambda: not one.controller.state.ledger.resource_claims)
 
 

@@ -65,12 +65,12 @@ def test_a_device_has_what_is_left_on_its_node() -> None:
     assert first["attributes"]["bayplan.dev/memoryTier"] == {"string": "dram"}
 
 
-def test_what_is_less_than_a_step_is_no_capacity() -> None:
+def test_of_less_than_a_step_nothing_can_be_claimed() -> None:
     full = replace(BURSTABLE, placement=Placement(claim=Claim(NodeSet([1]), {"memory": 4 * GIB - MIB + 1})))
     found = devices(ledger=Ledger.of([Entry(full)]), policy=PlacementPolicy())
-    assert "bayplan.dev/memory" not in found["numa-1"]["capacity"]
+    assert found["numa-1"]["capacity"]["bayplan.dev/memory"] == {"value": "0"}
     # Its pool has none.
-    assert "bayplan.dev/hugepages2Mi" not in found["numa-1"]["capacity"]
+    assert found["numa-1"]["capacity"]["bayplan.dev/hugepages2Mi"] == {"value": "0"}
     assert value(found["numa-1"], "cpu") == 4
 
 
@@ -115,7 +115,8 @@ def test_memory_of_another_tier_is_a_device_of_its_own_and_a_devices_memory_is_n
     found = devices(machine=machine, ledger=Ledger())
     assert found["numa-1"]["attributes"]["bayplan.dev/memoryTier"] == {"string": "slow"}
     assert found["numa-1"]["attributes"]["bayplan.dev/socket"] == {"int": 0}
-    assert "bayplan.dev/cpu" not in found["numa-1"]["capacity"]
+    assert found["numa-1"]["attributes"]["bayplan.dev/coreKind"] == {"string": "none"}
+    assert found["numa-1"]["capacity"]["bayplan.dev/cpu"] == {"value": "0"}
     of_a_gpu = Machine((first, replace(slow, owner="gpu")), MACHINE.cpus[:4])
     assert list(devices(machine=of_a_gpu, ledger=Ledger())) == ["numa-0"]
 
