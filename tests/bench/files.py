@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from table import Row
 
-from bayplan.control.container_files import PlacementFiles
+from bayplan.control.container_files import PlacementFileWriter
 from bayplan.control.state import Current
 from bayplan.control.threads import WorkThread
 from bayplan.engines.exact.engine import ExactEngine
@@ -45,7 +45,7 @@ async def _measured() -> list[Row]:
         basis = Current(
             MACHINE, PlacementPolicy(), Ledger.of(entry(one) for one in range(CONTAINERS)), ExactEngine()
         )
-        files = PlacementFiles(
+        files = PlacementFileWriter(
             PlacementDirectory(Path(root)), thread.do, lambda: basis, lambda _: False, lambda: True,
             Counter(),
         )  # fmt: skip

@@ -25,7 +25,7 @@ from bayplan.nri import PLUGIN_SERVICE
 from bayplan.nri.request_queue import RequestQueue, Timeouts
 from bayplan.nri.session import RuntimeConnection
 from bayplan.nri.transport import Identity
-from bayplan.nri.wire import Connection, Request, Response, Role
+from bayplan.nri.wire import Connection, Role, TtrpcRequest, TtrpcResponse
 from support.controllers import controlled
 
 PACKAGE = "/bayplan/"
@@ -68,7 +68,7 @@ class RuntimeEnd(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.wire = Connection(Role.RUNTIME)
-        self.received: asyncio.Queue[Request | Response] = asyncio.Queue()
+        self.received: asyncio.Queue[TtrpcRequest | TtrpcResponse] = asyncio.Queue()
         self.on_write: Callable[[], None] = lambda: None
 
     def is_closing(self) -> bool:
@@ -84,7 +84,7 @@ class RuntimeEnd(asyncio.Transport):
         self.on_write()
         self.wire.receive_data(bytes(data))
         message = self.wire.next_event()
-        assert isinstance(message, Request | Response)
+        assert isinstance(message, TtrpcRequest | TtrpcResponse)
         self.received.put_nowait(message)
 
 
@@ -105,14 +105,14 @@ class Runtime:
         """Ask, and take the answer."""
         self.connection.data_received(self.asked(method, message))
         answer = await self.end.received.get()
-        assert isinstance(answer, Response), answer
+        assert isinstance(answer, TtrpcResponse), answer
         assert answer.message == "", answer
 
     async def connect(self) -> None:
         """Take the plugin in; it learns that nothing runs yet."""
         self.connection.register()
         registration = await self.end.received.get()
-        self.connection.data_received(self.end.wire.send(Response(registration.stream_id)))
+        self.connection.data_received(self.end.wire.send(TtrpcResponse(registration.stream_id)))
         await self.ask("Configure", pb.ConfigureRequest(runtime_name="containerd", runtime_version="2.3.0"))
         await self.ask("Synchronize", pb.SynchronizeRequest())
 

@@ -16,10 +16,10 @@ from table import Row
 
 from bayplan.engines.kubelet.hint_merge import merge, narrowest_size
 from bayplan.engines.kubelet.topology_hints import (
-    Demand,
     Distances,
     Hint,
     HintSet,
+    NodeAmounts,
     OfSize,
     ProviderHints,
     Region,
@@ -50,8 +50,8 @@ def distances(nodes: int) -> Distances:
 def provider(name: str, free: dict[int, int], whole: dict[int, int], needed: int) -> ProviderHints:
     """What a manager with additive capacity answers: preferred is the size that the empty machine allows."""
     ground = NodeSet(whole)
-    best = narrowest_size(Region(ground, (Demand(whole, needed),), OfSize(0))) or len(whole)
-    region = Region(ground, (Demand(free, needed),), OfSize(best))
+    best = narrowest_size(Region(ground, (NodeAmounts(whole, needed),), OfSize(0))) or len(whole)
+    region = Region(ground, (NodeAmounts(free, needed),), OfSize(best))
     return {name: HintSet(regions=(region,))}
 
 
@@ -59,8 +59,8 @@ def memory(free: dict[int, int], whole: dict[int, int], needed: int) -> Provider
     """Single nodes that are in use stand alone, unused ones may be combined."""
     unused = NodeSet(node for node in whole if free[node] == whole[node])
     used = [node for node in whole if node not in unused and free[node] >= needed]
-    best = narrowest_size(Region(NodeSet(whole), (Demand(whole, needed),), OfSize(0))) or len(whole)
-    region = Region(unused, (Demand(free, needed),), OfSize(best))
+    best = narrowest_size(Region(NodeSet(whole), (NodeAmounts(whole, needed),), OfSize(0))) or len(whole)
+    region = Region(unused, (NodeAmounts(free, needed),), OfSize(best))
     hints = tuple(Hint(NodeSet([node]), preferred=best == 1) for node in used)
     return {"memory": HintSet(hints, (region,))}
 

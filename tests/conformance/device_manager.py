@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.kubelet.hint_merge import narrowest_size
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
-from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
+from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, ProviderHints, Region
 from bayplan.engines.kubelet.topology_manager import Provider
 from bayplan.errors import BayplanError
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec, pod_limits
@@ -234,7 +234,7 @@ class DeviceManager(Struct, frozen=True):
         usable = (known[device] for device in available | reusable)
         kept = [known[device].nodes for device in sorted(reusable)]
         demands = [_attached(usable, count)]
-        demands += [Demand({}, 1, ((nodes, 1),)) for nodes in kept if nodes is not None]
+        demands += [NodeAmounts({}, 1, ((nodes, 1),)) for nodes in kept if nodes is not None]
         return HintSet(regions=(Region(ground, tuple(demands), OfSize(size)),))
 
     def _by_affinity(
@@ -277,7 +277,7 @@ class _Choice:
                 self.needed -= 1
 
 
-def _attached(devices: Iterable[Device], count: int) -> Demand:
+def _attached(devices: Iterable[Device], count: int) -> NodeAmounts:
     """The demand for *count* of *devices*: one is had as soon as any of its nodes is in the set."""
     amounts: dict[int, int] = {}
     shared: dict[NodeSet, int] = {}
@@ -288,7 +288,7 @@ def _attached(devices: Iterable[Device], count: int) -> Demand:
                 amounts[node] = amounts.get(node, 0) + 1
         elif nodes:
             shared[nodes] = shared.get(nodes, 0) + 1
-    return Demand(amounts, count, tuple(shared.items()))
+    return NodeAmounts(amounts, count, tuple(shared.items()))
 
 
 class StateWithDevices(ManagersState, frozen=True):

@@ -23,10 +23,10 @@ from bayplan.nri.wire import (
     Connection,
     ConnectionClosed,
     Incoming,
-    Refused,
-    Request,
-    Response,
+    RefusedMessage,
     Role,
+    TtrpcRequest,
+    TtrpcResponse,
 )
 from support.cluster_agents import TOPOLOGIES
 from support.control_plane import ControlPlane, running_control_plane
@@ -59,7 +59,7 @@ def adaptation(nri_version: str) -> Path:
         pytest.fail(str(error), pytrace=False)
 
 
-Answer = Callable[[Request], Response | None]
+Answer = Callable[[TtrpcRequest], TtrpcResponse | None]
 
 
 class Plugin:
@@ -67,12 +67,12 @@ class Plugin:
 
     def __init__(self, path: Path, answer: Answer) -> None:
         self.connection = Connection(Role.PLUGIN)
-        self.requests: list[Request] = []
-        self.refused: list[Refused] = []
+        self.requests: list[TtrpcRequest] = []
+        self.refused: list[RefusedMessage] = []
         self.end: queue.Queue[ConnectionClosed | RemoteProtocolError] = queue.Queue()
         self.paused = threading.Event()
         self._answer = answer
-        self._answers: dict[int, queue.Queue[Response]] = {}
+        self._answers: dict[int, queue.Queue[TtrpcResponse]] = {}
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self.socket = socket.socket(socket.AF_UNIX)
@@ -109,18 +109,18 @@ class Plugin:
                     return
 
     def _take(self, event: Incoming) -> None:
-        if isinstance(event, Request):
+        if isinstance(event, TtrpcRequest):
             self.requests.append(event)
             response = self._answer(event)
             if response is not None:
                 self.send(response)
-        elif isinstance(event, Refused):
+        elif isinstance(event, RefusedMessage):
             self.refused.append(event)
             self._write(event.reply)
         else:
             self._answers[event.stream_id].put(event)
 
-    def send(self, response: Response) -> None:
+    def send(self, response: TtrpcResponse) -> None:
         with self._lock:
             self._write(self.connection.send(response))
 
@@ -128,7 +128,7 @@ class Plugin:
         with contextlib.suppress(BrokenPipeError):  # the end will be told by the reading side
             self.socket.sendall(data)
 
-    def call(self, method: str, payload: bytes = b"", service: str = RUNTIME_SERVICE) -> Response:
+    def call(self, method: str, payload: bytes = b"", service: str = RUNTIME_SERVICE) -> TtrpcResponse:
         with self._lock:
             request = self.connection.request(service, method, payload)
             self._answers[request.stream_id] = queue.Queue()

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.agent.command_line import Address, AgentSettings
-from bayplan.agent.http.page import Asking
+from bayplan.agent.http.page import DaemonQuestions
 from bayplan.agent.http.port import HttpPort
 from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent_protocol import Refused
@@ -61,7 +61,7 @@ async def browser(directory: Path) -> AsyncIterator[Browser]:
 
 
 @contextlib.asynccontextmanager
-async def serving(mirror: Mirror, ask: Asking = nobody) -> AsyncIterator[str]:
+async def serving(mirror: Mirror, ask: DaemonQuestions = nobody) -> AsyncIterator[str]:
     port = HttpPort(Address("127.0.0.1", 0), AgentSettings(), mirror, ask)
     await port.start()
     try:

@@ -6,7 +6,7 @@ import pytest
 
 from bayplan._proto.nri import api_pb2
 from bayplan.errors import RemoteProtocolError
-from bayplan.nri.wire import Code, ConnectionClosed, RefusalFloodError, Response, TruncatedError
+from bayplan.nri.wire import Code, ConnectionClosed, RefusalFloodError, TruncatedError, TtrpcResponse
 from bayplan.nri.wire.connection_events import MAX_CONSECUTIVE_REFUSALS, MAX_UNANSWERED_REQUESTS
 
 pytestmark = pytest.mark.interop
@@ -23,7 +23,7 @@ def message(stream_id: int, kind: int = 1, body: str = "0a0173 12016d", length: 
 
 
 def same(request):
-    return Response(request.stream_id)
+    return TtrpcResponse(request.stream_id)
 
 
 @pytest.mark.parametrize(("count", "padding"), [(1, 0), (60, 100), (40, 30_000), (4, 3_900_000)])
@@ -31,7 +31,7 @@ def test_calls_at_the_same_time(peer, connect, count, padding):
     answer = api_pb2.CreateContainerResponse(
         adjust=api_pb2.ContainerAdjustment(annotations={"k": "v" * padding})
     ).SerializeToString()
-    connect(peer, lambda request: Response(request.stream_id, payload=answer))
+    connect(peer, lambda request: TtrpcResponse(request.stream_id, payload=answer))
     result = peer.do("call", count=count, padding=padding)
     assert result["answers"] == {"OK": count}
     assert result["sizes"] == {str(len(answer)): count}
@@ -44,7 +44,7 @@ def test_a_flood_of_calls_is_answered_in_part_and_refused_in_part(peer, connect)
     plugin.wait_until(lambda: len(plugin.requests) + len(plugin.refused) == flood)
     assert len(plugin.requests) == MAX_UNANSWERED_REQUESTS
     for request in plugin.requests:
-        plugin.send(Response(request.stream_id))
+        plugin.send(TtrpcResponse(request.stream_id))
     result = peer.finish(number)
     assert result["answers"] == {
         "OK": MAX_UNANSWERED_REQUESTS,

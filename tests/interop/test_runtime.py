@@ -11,8 +11,8 @@ from bayplan.nri.wire import (
     Code,
     ConnectionClosed,
     MessageTooLargeError,
-    Request,
-    Response,
+    TtrpcRequest,
+    TtrpcResponse,
 )
 
 pytestmark = pytest.mark.interop
@@ -37,21 +37,21 @@ class Script:
     answers: dict = field(default_factory=dict)
     synchronized: list = field(default_factory=list)
 
-    def __call__(self, request: Request) -> Response | None:
+    def __call__(self, request: TtrpcRequest) -> TtrpcResponse | None:
         if request.method in self.answers:
             answer = self.answers[request.method]
-            return answer(request) if callable(answer) else Response(request.stream_id, payload=answer)
+            return answer(request) if callable(answer) else TtrpcResponse(request.stream_id, payload=answer)
         if request.method == "Configure":
-            return Response(
+            return TtrpcResponse(
                 request.stream_id, payload=api_pb2.ConfigureResponse(events=ALL_EVENTS).SerializeToString()
             )
         if request.method == "Synchronize":
             sync = api_pb2.SynchronizeRequest.FromString(request.payload)
             self.synchronized.append(sync)
-            return Response(
+            return TtrpcResponse(
                 request.stream_id, payload=api_pb2.SynchronizeResponse(more=sync.more).SerializeToString()
             )
-        return Response(request.stream_id, Code.UNIMPLEMENTED, f"method {request.method}")
+        return TtrpcResponse(request.stream_id, Code.UNIMPLEMENTED, f"method {request.method}")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def padding_of(result: dict) -> int:
     return len(result["response"]["adjust"]["annotations"]["padding"])
 
 
-def requests_of(plugin, method: str) -> list[Request]:
+def requests_of(plugin, method: str) -> list[TtrpcRequest]:
     return [request for request in plugin.requests if request.method == method]
 
 
@@ -151,7 +151,7 @@ def test_one_method_for_each_event(session, script, nri_version):
 
 
 def test_our_error_reaches_the_runtime_and_the_connection_stays(session, script):
-    script.answers["CreateContainer"] = lambda request: Response(
+    script.answers["CreateContainer"] = lambda request: TtrpcResponse(
         request.stream_id, Code.FAILED_PRECONDITION, "TopologyAffinityError: näh"
     )
     runtime, _ = session()
@@ -161,7 +161,7 @@ def test_our_error_reaches_the_runtime_and_the_connection_stays(session, script)
 
 def test_every_size_around_the_first_frame_in_both_directions(session, script):
     sizes = iter(range(4000, 4180))
-    script.answers["CreateContainer"] = lambda request: Response(
+    script.answers["CreateContainer"] = lambda request: TtrpcResponse(
         request.stream_id, payload=adjustment(next(sizes))
     )
     runtime, plugin = session()
@@ -189,13 +189,13 @@ def test_large_messages_in_both_directions(session, script, size):
 def test_our_largest_answer_and_one_byte_more(session, script):
     def answer(request):
         fixed = len(adjustment(1 << 21)) - (1 << 21)
-        largest = Response(request.stream_id, payload=adjustment(MAX_MESSAGE_BYTES - fixed - 5))
+        largest = TtrpcResponse(request.stream_id, payload=adjustment(MAX_MESSAGE_BYTES - fixed - 5))
         with pytest.raises(MessageTooLargeError) as caught:
             plugin.connection.send(
-                Response(request.stream_id, payload=adjustment(MAX_MESSAGE_BYTES - fixed - 4))
+                TtrpcResponse(request.stream_id, payload=adjustment(MAX_MESSAGE_BYTES - fixed - 4))
             )
         if request.stream_id in refused:
-            return Response(request.stream_id, Code.RESOURCE_EXHAUSTED, str(caught.value))
+            return TtrpcResponse(request.stream_id, Code.RESOURCE_EXHAUSTED, str(caught.value))
         return largest
 
     refused = set()
@@ -258,7 +258,7 @@ def test_a_plugin_that_does_not_answer_is_hung_up_on(session, script):
     assert "annotations" not in result["response"].get("adjust", {})
     assert plugin.end.get(timeout=60) == ConnectionClosed()
     # The late answer goes nowhere and harms nobody.
-    assert plugin.connection.send(Response(plugin.requests[-1].stream_id, payload=adjustment(0)))
+    assert plugin.connection.send(TtrpcResponse(plugin.requests[-1].stream_id, payload=adjustment(0)))
 
 
 def test_a_plugin_that_stops_reading_gets_everything_when_it_goes_on(session, script):

@@ -9,7 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, Wanted, choose, fit
+from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, WantedCpus, choose, fit
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
@@ -26,7 +26,7 @@ class Puzzle:
     """A machine, which of its CPUs others have, and what is wanted of the rest."""
 
     machine: Machine
-    wanted: Wanted
+    wanted: WantedCpus
 
     def every_choice(self) -> Iterable[frozenset[int]]:
         kept = frozenset(CpuSet.of_mask(self.wanted.kept))
@@ -50,7 +50,7 @@ def puzzles(draw: st.DrawFn) -> Puzzle:
         caches=draw(st.sampled_from([True, True, True, False])), spread=draw(st.integers(0, 4)) == 4
     )
     taken_from, others_lack, held = (CpuSet(cpus).mask for cpus in (available, free, kept))
-    return Puzzle(machine, Wanted(count, taken_from, others_lack, held, distances, rules))
+    return Puzzle(machine, WantedCpus(count, taken_from, others_lack, held, distances, rules))
 
 
 @given(puzzles())

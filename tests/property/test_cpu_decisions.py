@@ -17,7 +17,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.exact.cpu_choice import Rules, Wanted
+from bayplan.engines.exact.cpu_choice import Rules, WantedCpus
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.decision import CpuUse, CpuWish, Decision, Outcome, Placement, Request
@@ -201,7 +201,7 @@ class Judge:
             least = max(least, len(self.reserved & shared))
         return len(shared) - least - growth
 
-    def wanted(self, nodes: NodeSet, free: CpuSet, available: CpuSet, kept: CpuSet, count: int) -> Wanted:
+    def wanted(self, nodes: NodeSet, free: CpuSet, available: CpuSet, kept: CpuSet, count: int) -> WantedCpus:
         """What the best choice is looked for among."""
         alignment, machine = self.policy.cpu_alignment, self.machine
         rules = Rules(
@@ -211,9 +211,9 @@ class Judge:
         distances = {
             node: sum(machine.distance(node, other) for other in nodes) for node in machine.cpu_nodes
         }
-        return Wanted(count, available.mask, free.mask, kept.mask, distances, rules)
+        return WantedCpus(count, available.mask, free.mask, kept.mask, distances, rules)
 
-    def check_best(self, wanted: Wanted, cpus: CpuSet) -> None:
+    def check_best(self, wanted: WantedCpus, cpus: CpuSet) -> None:
         """No other choice comes before *cpus*."""
         key = partial(cpu_order.key, self.machine, wanted)
         kept = frozenset(CpuSet.of_mask(wanted.kept))

@@ -16,10 +16,10 @@ from bayplan.nri.wire import (
     Code,
     Connection,
     ConnectionClosed,
-    Refused,
-    Request,
-    Response,
+    RefusedMessage,
     Role,
+    TtrpcRequest,
+    TtrpcResponse,
 )
 from bayplan.nri.wire.connection_events import (
     FIRST_FRAME_BYTES,
@@ -41,7 +41,7 @@ PAYLOADS = st.binary(max_size=200) | st.integers(0, 20_000).map(bytes)
 TIMEOUTS = st.integers(-(1 << 63), (1 << 63) - 1)
 METADATA = st.lists(st.tuples(TEXTS, TEXTS), max_size=3).map(tuple)
 CALLS = st.tuples(TEXTS, TEXTS, PAYLOADS, TIMEOUTS, METADATA)
-ANSWERS = st.builds(Response, st.just(0), st.sampled_from(Code), TEXTS, PAYLOADS)
+ANSWERS = st.builds(TtrpcResponse, st.just(0), st.sampled_from(Code), TEXTS, PAYLOADS)
 FRAGMENTS = st.lists(st.integers(1, 5000), min_size=1, max_size=20)
 ROLES = st.sampled_from(Role)
 
@@ -72,7 +72,7 @@ def test_what_goes_in_comes_out(role, exchanges, fragments):
     calls = [client.request(*call) for call, _ in exchanges]
     assert deliver(server, b"".join(client.send(call) for call in calls), fragments) == calls
     answers = [
-        Response(call.stream_id, answer.code, answer.message if answer.code else "", answer.payload)
+        TtrpcResponse(call.stream_id, answer.code, answer.message if answer.code else "", answer.payload)
         for call, (_, answer) in zip(calls, exchanges, strict=True)
     ]
     assert deliver(client, b"".join(server.send(answer) for answer in answers), fragments) == answers
@@ -98,7 +98,7 @@ def test_every_message_is_framed_as_the_go_side_reads(role, size):
 
 BODIES = (
     st.binary(max_size=60)
-    | st.builds(lambda call: b"".join(request_parts(Request(1, *call))), CALLS)
+    | st.builds(lambda call: b"".join(request_parts(TtrpcRequest(1, *call))), CALLS)
     | st.builds(lambda answer: b"".join(response_parts(answer)), ANSWERS)
 )
 
@@ -156,9 +156,9 @@ def outcome(role, calls, data, fragments):
         with pytest.raises(RemoteProtocolError, match=re.escape(error)):
             connection.next_event()
     for event in events:
-        assert isinstance(event, Request | Response | Refused)
-        if isinstance(event, Request):
-            assert connection.send(Response(event.stream_id, Code.UNIMPLEMENTED))
+        assert isinstance(event, TtrpcRequest | TtrpcResponse | RefusedMessage)
+        if isinstance(event, TtrpcRequest):
+            assert connection.send(TtrpcResponse(event.stream_id, Code.UNIMPLEMENTED))
     return events, error
 
 
@@ -213,7 +213,7 @@ def test_requests_are_read_as_the_library_reads_them(body):
     if ours is None:
         return
     metadata = tuple((pair.key, pair.value) for pair in library.metadata)
-    assert ours == Request(
+    assert ours == TtrpcRequest(
         1, library.service, library.method, library.payload, library.timeout_nano, metadata
     )
 
@@ -234,7 +234,7 @@ def test_responses_are_read_as_the_library_reads_them(body):
     if ours is None:
         return
     code = Code(library.status.code) if library.status.code in list(Code) else Code.UNKNOWN
-    assert ours == Response(1, code, library.status.message, library.payload)
+    assert ours == TtrpcResponse(1, code, library.status.message, library.payload)
 
 
 # ---- Memory ------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_a_flood_does_not_grow_what_is_kept(flood):
             for at in range(0, len(data), 1 << 18):
                 connection.receive_data(data[at : at + (1 << 18)])
                 while (event := connection.next_event()) is not NEED_DATA:
-                    if isinstance(event, Request):
+                    if isinstance(event, TtrpcRequest):
                         kept.append(event)
         peak = tracemalloc.get_traced_memory()[1]
     except RemoteProtocolError:
@@ -298,7 +298,7 @@ def test_what_was_read_is_not_kept_by_a_caller_that_never_drains_to_the_end():
             connection.receive_data(call(2 * number + 1, body))
             event = connection.next_event()
             assert event.stream_id == 2 * number - 1
-            connection.send(Response(event.stream_id))
+            connection.send(TtrpcResponse(event.stream_id))
         assert tracemalloc.get_traced_memory()[1] < 500_000
     finally:
         tracemalloc.stop()
@@ -313,4 +313,4 @@ def test_sending_gives_bytes_or_a_local_error(role, service, method, timeout_ns,
         return
     peer = Connection(role.peer)
     peer.receive_data(sent)
-    assert peer.next_event() == Request(1, service, method, b"", timeout_ns, ((key, ""),))
+    assert peer.next_event() == TtrpcRequest(1, service, method, b"", timeout_ns, ((key, ""),))

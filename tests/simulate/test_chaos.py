@@ -15,7 +15,7 @@ from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import PlacementError
 from bayplan.model.workload import Adjustment
 from bayplan.nri import Event
-from bayplan.nri.wire import Code, Response
+from bayplan.nri.wire import Code, TtrpcResponse
 from support.clock import ManualClock
 from support.plugin import RecordingHandler, serving
 from support.puppet import Puppet, PuppetEndpoint
@@ -40,7 +40,7 @@ class Scenario:
     endpoint: PuppetEndpoint
     handler: RecordingHandler
     gates: list[asyncio.Event] = field(default_factory=list)
-    calls: dict[str, tuple["asyncio.Future[Response]", float, Puppet]] = field(default_factory=dict)
+    calls: dict[str, tuple["asyncio.Future[TtrpcResponse]", float, Puppet]] = field(default_factory=dict)
     puppet: Puppet | None = None
     over: bool = False
 

@@ -8,7 +8,7 @@ import pytest
 
 from bayplan.host.shadow_mode import NOTHING_APPLIED, shadow_mode
 from bayplan.nri.translate import Operation
-from bayplan.nri.wire import Code, Response
+from bayplan.nri.wire import Code, TtrpcResponse
 from bayplan.oci.protocol import Answer, Status
 from support.interleaving.schedule import play
 from support.interleaving.simulated_host import InvariantError, SimulatedHost
@@ -27,8 +27,8 @@ class ShadowHost(SimulatedHost):
         """What the daemon said to a runtime."""
         self._untouched: dict[str, dict[str, bytes]] = {}
 
-    def _ask(self, operation: Operation, answered: Callable[[Response | None], None]) -> None:
-        def noted(response: Response | None) -> None:
+    def _ask(self, operation: Operation, answered: Callable[[TtrpcResponse | None], None]) -> None:
+        def noted(response: TtrpcResponse | None) -> None:
             if response is not None:
                 self.answers += 1
                 if response.code is not Code.OK or response.payload:

@@ -3,12 +3,12 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
-from bayplan.engines.exact.cpu_choice import Wanted
+from bayplan.engines.exact.cpu_choice import WantedCpus
 from bayplan.model.machine import Cpu, Machine
 from bayplan.sets import CpuSet
 
 
-def key(machine: Machine, wanted: Wanted, chosen: frozenset[int]) -> tuple[object, ...]:
+def key(machine: Machine, wanted: WantedCpus, chosen: frozenset[int]) -> tuple[object, ...]:
     """What *chosen* is compared by."""
     cpus = [machine.cpu_by_id[cpu] for cpu in sorted(chosen)]
     free = set(CpuSet.of_mask(wanted.free))

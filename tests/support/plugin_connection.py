@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import PLUGIN_SERVICE, RUNTIME_SERVICE, Clock, Event, Link
-from bayplan.nri.wire import Code, Request, Response, Role
+from bayplan.nri.wire import Code, Role, TtrpcRequest, TtrpcResponse
 from support.flavors import Flavor
 
 _NS: Final = 1_000_000_000
@@ -59,9 +59,9 @@ class PluginConnection:
         self.registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._clock = clock
         self._tell_ended = ended
-        self._pending: dict[int, asyncio.Future[Response]] = {}
+        self._pending: dict[int, asyncio.Future[TtrpcResponse]] = {}
         self._reply_late = reply_late
-        self._accepted: list[Response] = []
+        self._accepted: list[TtrpcResponse] = []
 
     def __str__(self) -> str:
         return f"{self.index}-{self.name}"
@@ -89,7 +89,7 @@ class PluginConnection:
         if not self.link.send(request):
             raise PluginGoneError(self.why_gone)
         self.requests.append(method)
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[TtrpcResponse] = asyncio.get_running_loop().create_future()
         self._pending[request.stream_id] = future
         timer = self._clock.call_at(self._clock.time() + timeout_s, partial(self.drop, f"{method} timed out"))
         try:
@@ -101,19 +101,19 @@ class PluginConnection:
             raise PluginRefusedError(response.code, response.message)
         return answer.FromString(response.payload)
 
-    def _received(self, message: Request | Response) -> None:
-        if isinstance(message, Response):
+    def _received(self, message: TtrpcRequest | TtrpcResponse) -> None:
+        if isinstance(message, TtrpcResponse):
             future = self._pending.get(message.stream_id)
             if future is not None and not future.done():
                 future.set_result(message)
         elif message.service != RUNTIME_SERVICE:
-            self.link.send(Response(message.stream_id, Code.UNIMPLEMENTED, f"service {message.service}"))
+            self.link.send(TtrpcResponse(message.stream_id, Code.UNIMPLEMENTED, f"service {message.service}"))
         elif message.method == "RegisterPlugin":
             self._register(message)
         else:
-            self.link.send(Response(message.stream_id, Code.UNIMPLEMENTED, f"method {message.method}"))
+            self.link.send(TtrpcResponse(message.stream_id, Code.UNIMPLEMENTED, f"method {message.method}"))
 
-    def _register(self, request: Request) -> None:
+    def _register(self, request: TtrpcRequest) -> None:
         self.registrations += 1
         if self.registrations >= _HANGS_AT:
             return
@@ -127,11 +127,11 @@ class PluginConnection:
             problem = ""
             self.name, self.index, self.told_version = asked.plugin_name, asked.plugin_idx, asked.NRI_version
         if problem:  # and the connection stays open
-            self.link.send(Response(request.stream_id, Code.UNKNOWN, problem))
+            self.link.send(TtrpcResponse(request.stream_id, Code.UNKNOWN, problem))
             return
         if not self.registered.done():
             self.registered.set_result(None)
-        self._accepted.append(Response(request.stream_id))
+        self._accepted.append(TtrpcResponse(request.stream_id))
         if not self._reply_late:
             self.reply_to_registration()
 

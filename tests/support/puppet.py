@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.errors import UnavailableError
 from bayplan.nri import PLUGIN_SERVICE, Link
-from bayplan.nri.wire import Request, Response, Role
+from bayplan.nri.wire import Role, TtrpcRequest, TtrpcResponse
 from support.flavors import CONTAINERD_2_2, Flavor
 from support.memory_transport import MemoryTransport, pair
 
@@ -23,9 +23,9 @@ class Puppet:
     def __init__(self) -> None:
         self.link = Link(Role.RUNTIME, self._received, self._ended)
         self.transport: MemoryTransport | None = None
-        self.calls: asyncio.Queue[Request] = asyncio.Queue()
+        self.calls: asyncio.Queue[TtrpcRequest] = asyncio.Queue()
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._pending: dict[int, asyncio.Future[Response]] = {}
+        self._pending: dict[int, asyncio.Future[TtrpcResponse]] = {}
 
     def call(
         self,
@@ -33,11 +33,11 @@ class Puppet:
         message: Message | bytes = b"",
         timeout_s: float = 2.0,
         service: str = PLUGIN_SERVICE,
-    ) -> "asyncio.Future[Response]":
+    ) -> "asyncio.Future[TtrpcResponse]":
         """Call the plugin; its answer will come."""
         payload = message if isinstance(message, bytes) else message.SerializeToString()
         request = self.link.wire.request(service, method, payload, int(timeout_s * NS))
-        future: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[TtrpcResponse] = asyncio.get_running_loop().create_future()
         self._pending[request.stream_id] = future
         self.link.send(request)
         return future
@@ -49,10 +49,10 @@ class Puppet:
         self.link.send(request)
         self.link.wire.forget(request.stream_id)
 
-    def answer(self, request: Request, message: Message | None = None) -> None:
+    def answer(self, request: TtrpcRequest, message: Message | None = None) -> None:
         """Answer a call of the plugin."""
         payload = b"" if message is None else message.SerializeToString()
-        self.link.send(Response(request.stream_id, payload=payload))
+        self.link.send(TtrpcResponse(request.stream_id, payload=payload))
 
     async def registration(self) -> pb.RegisterPluginRequest:
         """Wait for the plugin to register, and accept it."""
@@ -76,8 +76,8 @@ class Puppet:
         await self.configure(flavor)
         await self.call("Synchronize", pb.SynchronizeRequest())
 
-    def _received(self, message: Request | Response) -> None:
-        if isinstance(message, Request):
+    def _received(self, message: TtrpcRequest | TtrpcResponse) -> None:
+        if isinstance(message, TtrpcRequest):
             self.calls.put_nowait(message)
         else:
             self._pending.pop(message.stream_id).set_result(message)

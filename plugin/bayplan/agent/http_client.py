@@ -44,7 +44,7 @@ class Server(Struct, frozen=True):
     key: Path | bytes | None = None
 
 
-class Answer(Struct, frozen=True):
+class HttpAnswer(Struct, frozen=True):
     """Status and body of an answer that came whole, and for how long the server wants to be left alone."""
 
     status: int
@@ -67,7 +67,7 @@ async def ask(
     request: SentRequest,
     timeout_s: float = TIMEOUT_S,
     take_line: Callable[[bytes], None] | None = None,
-) -> Answer:
+) -> HttpAnswer:
     """The answer to *request*. With *take_line* the lines of an answer with status 200 go there as they come,
     and not into its body.
 
@@ -78,7 +78,7 @@ async def ask(
     try:
         async with asyncio.timeout(timeout_s), _answered(server, request) as (head, chunks):
             body = await _taken(chunks, take_line if head.status_code == OK else None)
-            return Answer(head.status_code, head.reason.decode("latin-1"), body, _retry_after_s(head))
+            return HttpAnswer(head.status_code, head.reason.decode("latin-1"), body, _retry_after_s(head))
     except TimeoutError as error:
         raise UnavailableError(server.url, f"no answer within {timeout_s:g} s") from error
     except (OSError, h11.ProtocolError, ValueError) as error:

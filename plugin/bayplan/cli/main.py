@@ -57,7 +57,7 @@ from bayplan.standard_streams import (
 )
 
 
-class Verb(Protocol):
+class VerbModule(Protocol):
     """A module for one thing to ask for."""
 
     VERB: str
@@ -75,7 +75,7 @@ class Verb(Protocol):
 
 OUTPUTS: Final = ("table", "wide", "json", "yaml", "name")
 
-_MODULES: Final[tuple[Verb, ...]] = (
+_MODULES: Final[tuple[VerbModule, ...]] = (
     status,
     refused,
     explain,
@@ -97,7 +97,7 @@ _MODULES: Final[tuple[Verb, ...]] = (
     export_state,
     release,
 )
-VERBS: Final[Mapping[str, Verb]] = {module.VERB: module for module in _MODULES}
+VERBS: Final[Mapping[str, VerbModule]] = {module.VERB: module for module in _MODULES}
 
 _WIDE: Final[Mapping[str, Callable[[dict[str, Any]], list[Block]]]] = {
     status.VERB: status.wide_blocks,

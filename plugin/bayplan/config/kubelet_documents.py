@@ -65,7 +65,7 @@ _TOOLS: Final = (
 )
 
 
-class Configuration(Struct, frozen=True):
+class KubeletConfiguration(Struct, frozen=True):
     """A KubeletConfiguration: its values, with its kind, and where it is in the file ("": the file is it).
     ``whole_file`` is where the node has all of it, if this is a part."""
 
@@ -74,7 +74,7 @@ class Configuration(Struct, frozen=True):
     whole_file: str = ""
 
 
-def kubelet_configuration(documents: Sequence[object]) -> Configuration | None:
+def kubelet_configuration(documents: Sequence[object]) -> KubeletConfiguration | None:
     """The only KubeletConfiguration in *documents*, those of one file; None if there is none.
 
     Raises:
@@ -109,15 +109,15 @@ def refuse_foreign(documents: Sequence[object]) -> None:
         raise invalid("the file", excerpt(names[0]), f"{_EXPECTED}{made}")
 
 
-def _within(document: object, where: str) -> Iterator[Configuration]:
+def _within(document: object, where: str) -> Iterator[KubeletConfiguration]:
     """Every KubeletConfiguration in *document*, which is at *where* in its file."""
     if not isinstance(document, Mapping):
         return
     kind = document.get("kind")
     if kind == KUBELETS_KIND:
-        yield Configuration(where, document)
+        yield KubeletConfiguration(where, document)
     elif kind is None and isinstance(document.get(_CONFIGZ), Mapping):
-        yield Configuration(_below(where, _CONFIGZ), _of_kubelets_kind(document[_CONFIGZ]))
+        yield KubeletConfiguration(_below(where, _CONFIGZ), _of_kubelets_kind(document[_CONFIGZ]))
     elif kind == "KubeletConfig" and _group(document) == _OPENSHIFT:
         yield _of_openshift(document, where)
     elif kind == "ConfigMap":
@@ -130,16 +130,16 @@ def _within(document: object, where: str) -> Iterator[Configuration]:
             yield from _within(item, _below(where, f"items[{number}]"))
 
 
-def _of_openshift(document: Mapping[Any, object], where: str) -> Configuration:
+def _of_openshift(document: Mapping[Any, object], where: str) -> KubeletConfiguration:
     """A KubeletConfig; one without kubelet's keys only chooses a profile of TLS or a level of logging."""
     place = _below(where, "spec.kubeletConfig")
     patch = _table(document, "spec").get("kubeletConfig")
     if patch is not None and not isinstance(patch, Mapping):
         raise invalid(place, show(patch), "a table")
-    return Configuration(place, _of_kubelets_kind(patch or {}), _WRITTEN_FILES[_OPENSHIFT])
+    return KubeletConfiguration(place, _of_kubelets_kind(patch or {}), _WRITTEN_FILES[_OPENSHIFT])
 
 
-def _in_text(text: str, where: str) -> Iterator[Configuration]:
+def _in_text(text: str, where: str) -> Iterator[KubeletConfiguration]:
     from bayplan.config.yaml_text import parse_documents  # noqa: PLC0415 - most nodes have no YAML
 
     try:

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from bayplan.config.kubelet_documents import (
     KUBELETS_KIND,
-    Configuration,
+    KubeletConfiguration,
     kubelet_configuration,
     refuse_foreign,
 )
@@ -177,7 +177,7 @@ def _of_repeated(repeated: Sequence[str]) -> tuple[str, ...]:
     return (f"set more than once, the last counts: {keys}",) if repeated else ()
 
 
-def _remarks(count: int, theirs: Configuration) -> tuple[str, ...]:
+def _remarks(count: int, theirs: KubeletConfiguration) -> tuple[str, ...]:
     found = []
     if count > 1:
         found.append(f"of its {counted(count, 'document')} only that of kind {KUBELETS_KIND} is read")

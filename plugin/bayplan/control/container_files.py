@@ -70,7 +70,7 @@ class _Written(Struct):
     begins_again: bool = False
 
 
-class PlacementFiles:
+class PlacementFileWriter:
     """All of them. ``problems`` are those that cannot be written or removed, by container id. *has_ended*
     is whether that is certain of a container, *listed* whether a runtime has listed what runs since the
     start."""

@@ -18,7 +18,7 @@ from bayplan.control.state import NodeState, Transaction
 from bayplan.errors import BayplanError
 from bayplan.host.container_processes import Place
 from bayplan.model.decision import Outcome
-from bayplan.model.life import Action, Phase, Report, Step
+from bayplan.model.life import Action, LifeStep, Phase, Report
 from bayplan.model.origin import NRI
 from bayplan.model.resources import Resources
 from bayplan.model.sentences import undecided
@@ -138,7 +138,7 @@ class Controller:
         self.placements.ignore(listed_as(container), container.id, step)
         return replace(container, state=ContainerState.STOPPED)
 
-    async def _step(self, report: Report, pod: Pod, container: Container) -> Step:
+    async def _step(self, report: Report, pod: Pod, container: Container) -> LifeStep:
         """What is to be done about *report*, in an open transaction. Where that depends on the container's
         processes, the kernel is asked."""
         lives = self.state.lives
@@ -272,7 +272,7 @@ class Controller:
         step = await self._step(report, pod, container)
         return self._take(transaction, report, step, pod, container, replied=replied)
 
-    async def report(self, transaction: Transaction, report: Report, container_id: str) -> Step:
+    async def report(self, transaction: Transaction, report: Report, container_id: str) -> LifeStep:
         """Do what is to be done about *report* of a container that is not described with it; what that
         was."""
         container = self.state.known.containers.get(container_id, Container(container_id, ""))
@@ -285,7 +285,7 @@ class Controller:
         self,
         transaction: Transaction,
         report: Report,
-        step: Step,
+        step: LifeStep,
         pod: Pod,
         container: Container,
         *,

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.life import HELD, NOT_RUNNING_YET, Phase, Report, Step, step_of
+from bayplan.model.life import HELD, NOT_RUNNING_YET, LifeStep, Phase, Report, step_of
 from bayplan.model.workload import Container, ContainerState, Update
 from bayplan.nri import Event
 from bayplan.placement.adjustment import cpus_for, for_one_reply
@@ -67,7 +67,7 @@ class Lives:
         """Whether nothing was heard of a container but, at most, that it is created without a decision."""
         return self.phase(container_id) in (Phase.UNKNOWN, Phase.UNDECIDED)
 
-    def step(self, report: Report, container_id: str) -> Step:
+    def step(self, report: Report, container_id: str) -> LifeStep:
         """What is to be done about *report*; it may depend on whether the container has a process."""
         return step_of(report, self.phase(container_id))
 

@@ -30,7 +30,7 @@ from bayplan.model.basis import Basis
 from bayplan.model.claims import Parts
 from bayplan.model.decision import Decision, Move, Outcome, Request
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.life import Phase, Report, Step
+from bayplan.model.life import LifeStep, Phase, Report
 from bayplan.model.machine import Machine
 from bayplan.model.origin import NRI, Origin
 from bayplan.model.pod_as_a_whole import held_cpus
@@ -346,13 +346,13 @@ class Placements:
             self._state.capacity_freed()
         transaction.accept(ledger=ledger)
 
-    def keep(self, report: Report, step: Step, pod: Pod, container: Container) -> None:
+    def keep(self, report: Report, step: LifeStep, pod: Pod, container: Container) -> None:
         """Note a *report* of a container that holds what it was promised."""
         if report in (Report.POST_CREATED, Report.STARTING, Report.STARTED):
             self._state.known.add(pod, container)
         self._state.lives.go_on(container.id, step.phase)
 
-    def ignore(self, report: Report, container_id: str, step: Step) -> None:
+    def ignore(self, report: Report, container_id: str, step: LifeStep) -> None:
         """Note a *report* of a container that holds nothing and gets nothing."""
         self._state.decision_log.ignored(report, self._state.lives.phase(container_id), container_id)
         if step.phase is Phase.ENDED:

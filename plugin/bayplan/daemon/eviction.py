@@ -41,8 +41,8 @@ from bayplan.kubelet.eviction_manager import (
     INODES,
     EvictionNote,
     NodeCondition,
-    Observation,
     Pressure,
+    SignalObservation,
     Threshold,
     after_look,
     conditions,
@@ -85,11 +85,11 @@ class PressureSignals:
         thresholds: Callable[[], tuple[Threshold, ...]],
         transition_ns: Callable[[], int],
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        read: Callable[[Hierarchy, FileSystems, KubeletRules], dict[str, Observation]] = read_signals,
+        read: Callable[[Hierarchy, FileSystems, KubeletRules], dict[str, SignalObservation]] = read_signals,
     ) -> None:
         self.pressure = Pressure()
         self.clock_ns = clock_ns
-        self._observations: Mapping[str, Observation] = {}
+        self._observations: Mapping[str, SignalObservation] = {}
         self._state = state
         self._hierarchy = hierarchy
         self._disks = disks
@@ -124,7 +124,7 @@ class PressureSignals:
             if (seen := self._observations.get(one.signal)) is not None
         )
 
-    def seen(self, threshold: Threshold) -> Observation:
+    def seen(self, threshold: Threshold) -> SignalObservation:
         """What was observed of a threshold that is met."""
         return self._observations[threshold.signal]
 
@@ -138,7 +138,7 @@ class PressureSignals:
         met = (f"eviction threshold met: {self._shortage(one)}" for one in self.pressure.since_ns)
         return (*problems, *met)
 
-    def _read_all(self) -> tuple[dict[str, Observation], dict[int, NodeMemory], str]:
+    def _read_all(self) -> tuple[dict[str, SignalObservation], dict[int, NodeMemory], str]:
         """The signals, what the nodes have, and the problem with the signals. Blocks. Nothing is done by
         numbers of an earlier look; what is wrong with the nodes the watch says."""
         found, problem = {}, ""
@@ -151,12 +151,12 @@ class PressureSignals:
         except BayplanError:
             return found, {}, problem
 
-    def _of_nodes(self, nodes: Mapping[int, NodeMemory]) -> dict[str, Observation]:
+    def _of_nodes(self, nodes: Mapping[int, NodeMemory]) -> dict[str, SignalObservation]:
         """What each node can give: free, or to be reclaimed at once. Unlike kubelet's formula for the machine
         this counts what the kernel itself holds."""
         machine = self._state.machine
         return {
-            node_signal(node): Observation(one.room_bytes, machine.node_by_id[node].memory_bytes)
+            node_signal(node): SignalObservation(one.room_bytes, machine.node_by_id[node].memory_bytes)
             for node, one in nodes.items()
             if node in machine.node_by_id
         }

@@ -19,7 +19,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from bayplan.admin.release import KernelSettings
 from bayplan.agent_protocol import EvictionAnswer
-from bayplan.control.container_files import Execs, PlacementFiles, Starts
+from bayplan.control.container_files import Execs, PlacementFileWriter, Starts
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
 from bayplan.control.promised_nodes import PromisedNodes
@@ -240,18 +240,18 @@ class ShadowHugepagePools(HugepagePools):
         """As of `HugepagePools`."""
 
 
-class ShadowPlacementFiles(PlacementFiles):
+class ShadowPlacementFiles(PlacementFileWriter):
     """Nobody is told of his place."""
 
     async def prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> str:
-        """As of `PlacementFiles`; there is no directory."""
+        """As of `PlacementFileWriter`; there is no directory."""
         return ""
 
     async def update(self) -> None:
-        """As of `PlacementFiles`."""
+        """As of `PlacementFileWriter`."""
 
     async def sweep(self) -> None:
-        """As of `PlacementFiles`."""
+        """As of `PlacementFileWriter`."""
 
 
 class ShadowResourceClaims(ResourceClaims):
@@ -362,7 +362,7 @@ class Parts(NamedTuple):
     oci_requests: type[OciRequestHandler] = OciRequestHandler
     oom_score_adj: type[OomScoreAdjWriter] = OomScoreAdjWriter
     hugepage_pools: type[HugepagePools] = HugepagePools
-    placement_files: type[PlacementFiles] = PlacementFiles
+    placement_files: type[PlacementFileWriter] = PlacementFileWriter
     resource_claims: type[ResourceClaims] = ResourceClaims
     promised_nodes: type[PromisedNodes] = PromisedNodes
     relief: type[PageRelief] = PageRelief

@@ -294,7 +294,7 @@ class Socket(NamedTuple):
     columns: int = 1
 
 
-class Row(NamedTuple):
+class SocketRow(NamedTuple):
     """Sockets beside each other, and how wide each of their cards is."""
 
     sockets: tuple[Socket, ...]
@@ -305,7 +305,7 @@ class Row(NamedTuple):
         return socket.columns * (self.card_width + GAP) + GAP
 
 
-def rows_of(sockets: Sequence[Socket], width: float, narrowest: float) -> list[Row]:
+def rows_of(sockets: Sequence[Socket], width: float, narrowest: float) -> list[SocketRow]:
     """All sockets in their order, in rows of *width*, with cards that are not narrower than *narrowest* where
     at least one of these fits."""
     rows: list[list[Socket]] = []
@@ -315,7 +315,7 @@ def rows_of(sockets: Sequence[Socket], width: float, narrowest: float) -> list[R
             rows[-1].append(placed)
         else:
             rows.append([placed])
-    return [Row(tuple(row), min(_WIDEST, _card_width(row, width))) for row in rows]
+    return [SocketRow(tuple(row), min(_WIDEST, _card_width(row, width))) for row in rows]
 
 
 def _in_columns(socket: Socket, width: float, narrowest: float) -> Socket:
@@ -455,7 +455,7 @@ def _sockets(nodes: Sequence[NodeView]) -> list[Socket]:
     return [Socket(key, tuple(members)) for key, members in groupby(ordered, key=ids)]
 
 
-def _row(row: Row, colors: Mapping[str, str], *, compact: bool) -> tuple[float, str]:
+def _row(row: SocketRow, colors: Mapping[str, str], *, compact: bool) -> tuple[float, str]:
     """Sockets beside each other, all as high as the highest; the height, and the picture."""
     titles = [folded(_name(one), row.width_of(one) - 2 * GAP, 12, bold=True) for one in row.sockets]
     head = _SOCKET_HEAD + (max(map(len, titles)) - 1) * _LINE

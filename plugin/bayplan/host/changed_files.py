@@ -28,7 +28,7 @@ Value = Callable[[str], str]
 """What a file is to have, from what others chose for it; the same again leaves it to them."""
 
 
-class Change(Struct, frozen=True, array_like=True):
+class FileChange(Struct, frozen=True, array_like=True):
     """What a file was, what it has instead, and what we had set before that: whoever is killed between record
     and file leaves that there."""
 
@@ -39,7 +39,7 @@ class Change(Struct, frozen=True, array_like=True):
 
 class _Record(Struct):
     boot: str
-    files: dict[str, Change] = field(default_factory=dict)
+    files: dict[str, FileChange] = field(default_factory=dict)
 
 
 class ChangedFiles:
@@ -50,10 +50,10 @@ class ChangedFiles:
         """Without a *record* nothing is ever changed."""
         self._path = record
         self._boot = (read_optional(str(root / _BOOT)) or "").strip()
-        self._changes: dict[str, Change] | None = None
+        self._changes: dict[str, FileChange] | None = None
 
     @property
-    def changes(self) -> dict[str, Change]:
+    def changes(self) -> dict[str, FileChange]:
         """What is recorded, by path, in the order in which it was first changed."""
         if self._changes is None:
             self._changes = self._read()
@@ -67,7 +67,7 @@ class ChangedFiles:
             HostError: what they were cannot be recorded; nothing is changed.
         """
         now: dict[str, str] = {}
-        wanted: dict[str, Change] = {}
+        wanted: dict[str, FileChange] = {}
         problems: dict[str, HostError] = {}
         for path, value in values.items():
             try:
@@ -107,12 +107,12 @@ class ChangedFiles:
                 found[path] = one.before
         return found
 
-    def _wanted(self, path: str, now: str, value: Value) -> Change:
+    def _wanted(self, path: str, now: str, value: Value) -> FileChange:
         known = self.changes.get(path)
         if known is None or now not in (known.ours, known.earlier):
-            return Change(now, value(now), now)
+            return FileChange(now, value(now), now)
         ours = value(known.before)
-        return known if ours == known.ours else Change(known.before, ours, now)
+        return known if ours == known.ours else FileChange(known.before, ours, now)
 
     def _forget(self, paths: Collection[str]) -> None:
         left = {path: one for path, one in self.changes.items() if path not in paths}
@@ -122,7 +122,7 @@ class ChangedFiles:
             # What is too much in the record is not what the files have, and counts for nothing.
             self._changes = left
 
-    def _read(self) -> dict[str, Change]:
+    def _read(self) -> dict[str, FileChange]:
         try:
             text = None if self._path is None else read_optional(str(self._path))
             record = _Record(self._boot) if text is None else msgspec.json.decode(text, type=_Record)
@@ -132,7 +132,7 @@ class ChangedFiles:
             return {}
         return record.files if record.boot == self._boot else {}
 
-    def _save(self, changes: dict[str, Change]) -> None:
+    def _save(self, changes: dict[str, FileChange]) -> None:
         """Make *changes* the recorded ones. Whoever removed the record gets it again."""
         if changes == self.changes and (not changes or self._path is None or self._path.exists()):
             return

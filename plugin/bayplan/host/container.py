@@ -26,8 +26,8 @@ from bayplan.host.cgroup import (
 from bayplan.host.hierarchy import CPUSET, CRUN_CHILD, MEMORY, SCOPE, Hierarchy, clean, container_paths
 from bayplan.host.kernelfs import (
     AbsentError,
+    CgroupIdentity,
     Directory,
-    Identity,
     RefusedError,
     WatchedFiles,
     parse_file,
@@ -132,7 +132,7 @@ class ContainerCgroup:
         return self._hierarchy.root
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> CgroupIdentity:
         """The device and inode of the directory."""
         return self._cpusets[-1].directory.identity
 

@@ -57,19 +57,19 @@ _PCI_ADDRESS: Final = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7
 _PCI_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
-class Place(NamedTuple):
+class DevicePlace(NamedTuple):
     """The NUMA nodes of a device, none if they are not known, and its PCI address: several for devices that
     count as one."""
 
     nodes: NodeSet = NodeSet()
     addresses: frozenset[str] = frozenset()
 
-    def and_also(self, other: "Place") -> "Place":
+    def and_also(self, other: "DevicePlace") -> "DevicePlace":
         """The place of two devices that count as one."""
-        return Place(self.nodes | other.nodes, self.addresses | other.addresses)
+        return DevicePlace(self.nodes | other.nodes, self.addresses | other.addresses)
 
 
-UNKNOWN: Final = Place()
+UNKNOWN: Final = DevicePlace()
 
 
 class DeviceTree:
@@ -80,7 +80,7 @@ class DeviceTree:
         self._root = root
         self._sys = f"{root}/sys"
 
-    def of_numbers(self, kind: DeviceType, major: int, minor: int) -> Place:
+    def of_numbers(self, kind: DeviceType, major: int, minor: int) -> DevicePlace:
         """The place of the device with these numbers."""
         tree = "block" if kind is DeviceType.BLOCK else "char"
         link = f"{self._sys}/dev/{tree}/{major}:{minor}"
@@ -88,11 +88,11 @@ class DeviceTree:
             return self._of_nvidia(minor)
         return self._at(link, MAX_DEPTH)
 
-    def of_bus_device(self, bus: str, name: str) -> Place:
+    def of_bus_device(self, bus: str, name: str) -> DevicePlace:
         """The place of the device *name* on *bus*, the parent of a network interface for instance."""
         return self._at(f"{self._sys}/bus/{bus}/devices/{name}", MAX_DEPTH)
 
-    def of_pci_root(self, name: str) -> Place:
+    def of_pci_root(self, name: str) -> DevicePlace:
         """The place of what is below a root of PCI devices, such as ``pci0000:3a``."""
         place = UNKNOWN
         for path in _entries(f"{self._sys}/devices/{name}") if _PCI_ROOT.fullmatch(name) else ():
@@ -100,11 +100,11 @@ class DeviceTree:
                 place = place.and_also(self._climbed(path) or UNKNOWN)
         return place
 
-    def of_path(self, path: str) -> Place:
+    def of_path(self, path: str) -> DevicePlace:
         """The place of the device that a *path* below /sys belongs to."""
         return self._at(self._root + path, MAX_DEPTH)
 
-    def _at(self, path: str, depth: int) -> Place:
+    def _at(self, path: str, depth: int) -> DevicePlace:
         """The place of the device with that directory (or link to it), or of the devices it stands for."""
         directory = os.path.realpath(path)
         place = self._climbed(directory)
@@ -115,7 +115,7 @@ class DeviceTree:
             place = place.and_also(self._at(lower, depth - 1))
         return place
 
-    def _climbed(self, directory: str) -> Place | None:
+    def _climbed(self, directory: str) -> DevicePlace | None:
         """What the first ``numa_node`` from *directory* upwards says; None if there is none."""
         devices = f"{self._sys}/devices/"
         while directory.startswith(devices):
@@ -124,7 +124,7 @@ class DeviceTree:
             if text is not None:
                 node = parse_file(path, _parse_node, text)
                 addresses = frozenset(_PCI_ADDRESS.findall(directory)[-1:])
-                return UNKNOWN if node is None else Place(NodeSet([node]), addresses)
+                return UNKNOWN if node is None else DevicePlace(NodeSet([node]), addresses)
             directory = directory.rpartition("/")[0]
         return None
 
@@ -143,7 +143,7 @@ class DeviceTree:
         disk = directory.rpartition("/")[0] if read_optional(f"{directory}/partition") else directory
         yield from _entries(f"{disk}/slaves")
 
-    def _of_nvidia(self, minor: int) -> Place:
+    def _of_nvidia(self, minor: int) -> DevicePlace:
         """The place of the GPU with that minor number, which the driver shows in /proc by PCI address."""
         for directory in _entries(f"{self._root}/proc/driver/nvidia/gpus"):
             for line in (read_optional(f"{directory}/information") or "").splitlines():
@@ -433,9 +433,9 @@ class HostDevices:
                     place = self._tree.of_bus_device("pci", device.pci_address)
                     names.append(device.pci_address)
                 if not place.nodes and device.numa_node is not None:
-                    place = Place(NodeSet([device.numa_node]))
+                    place = DevicePlace(NodeSet([device.numa_node]))
                 if not place.nodes:
-                    place = Place(self._tree.of_pci_root(device.pcie_root).nodes)
+                    place = DevicePlace(self._tree.of_pci_root(device.pcie_root).nodes)
             except HostError as error:
                 problems.append(f"{device.name}: {error}")
                 continue
@@ -462,7 +462,7 @@ class _Search:
         self._root, self._tree, self._cdi = root, tree, cdi
         self._seen: set[_Numbers] = set()
 
-    def devices_of(self, container: Container) -> Iterator[tuple[str, str, Callable[[], Place]]]:
+    def devices_of(self, container: Container) -> Iterator[tuple[str, str, Callable[[], DevicePlace]]]:
         """What is named, its kind, and the way to find its place. CDI names come first: device nodes that
         were made for one are better known by it. A mount has no kind: it was not chosen among others of
         one."""
@@ -476,7 +476,7 @@ class _Search:
         for mount in container.device_mounts:
             yield mount.source, "", partial(self._of_source, os.path.normpath(mount.source))
 
-    def _of_numbers(self, *devices: _Numbers) -> Place:
+    def _of_numbers(self, *devices: _Numbers) -> DevicePlace:
         place = UNKNOWN
         for numbers in devices:
             if numbers not in self._seen:
@@ -484,7 +484,7 @@ class _Search:
                 place = place.and_also(self._tree.of_numbers(*numbers))
         return place
 
-    def _of_cdi(self, name: str) -> Place:
+    def _of_cdi(self, name: str) -> DevicePlace:
         found = map(self._numbers_of_cdi, self._cdi.device_nodes(name))
         return self._of_numbers(*(numbers for numbers in found if numbers is not None))
 
@@ -494,7 +494,7 @@ class _Search:
             return kind, node.major, node.minor
         return self._numbers_at(node.host_path or node.path)
 
-    def _of_source(self, path: str) -> Place:
+    def _of_source(self, path: str) -> DevicePlace:
         if path.startswith("/sys/"):
             return self._tree.of_path(path)
         numbers = self._numbers_at(path)
@@ -528,7 +528,7 @@ class _Search:
         return [numbers for numbers in found if numbers is not None]
 
 
-def _hint(name: str, place: Place, kind: str) -> DeviceHint:
+def _hint(name: str, place: DevicePlace, kind: str) -> DeviceHint:
     return DeviceHint(name, place.nodes, names=(name, *sorted(place.addresses)), kind=kind)
 
 

@@ -18,7 +18,7 @@ from bayplan.host.container import ContainerCgroup
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.kernelfs import AbsentError, parse_file, parse_number, read_text
 from bayplan.host.memory_statistics import MEM_TOTAL, read_meminfo
-from bayplan.kubelet.eviction_manager import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE, Observation
+from bayplan.kubelet.eviction_manager import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE, SignalObservation
 from bayplan.model.kubelet_version import KubeletRules
 
 _PIDS: Final = "pid.available"
@@ -55,7 +55,9 @@ def has_kubelet(hierarchy: Hierarchy) -> bool:
     return any(Path(f"{hierarchy.mounts[MEMORY]}{path}").is_dir() for path in _PODS)
 
 
-def read_signals(hierarchy: Hierarchy, disks: FileSystems, kubelet: KubeletRules) -> dict[str, Observation]:
+def read_signals(
+    hierarchy: Hierarchy, disks: FileSystems, kubelet: KubeletRules
+) -> dict[str, SignalObservation]:
     """What is available by signal. Blocks. Where a kubelet runs pods its thresholds are its own to act on, so
     that the formulas are those of its version, *kubelet*.
 
@@ -111,7 +113,7 @@ def thread_count(hierarchy: Hierarchy, cgroup: str) -> int:
             return len(opened.processes())
 
 
-def _memory(hierarchy: Hierarchy, *, huge_pages_count: bool) -> Observation:
+def _memory(hierarchy: Hierarchy, *, huge_pages_count: bool) -> SignalObservation:
     """The root cgroup of v2 does not say what it uses: kubelet takes anonymous memory and page cache for it,
     so that the kernel's own memory does not count. Neither does what is set aside for huge pages, which
     nobody else can use: it is taken off what is available, unless *huge_pages_count*, as before kubelet 1.37
@@ -124,10 +126,10 @@ def _memory(hierarchy: Hierarchy, *, huge_pages_count: bool) -> Observation:
     else:
         used_bytes = working_set_bytes(hierarchy, "")
     available_bytes = max(0, total_bytes - used_bytes - huge_bytes)
-    return Observation(available_bytes, available_bytes + used_bytes)
+    return SignalObservation(available_bytes, available_bytes + used_bytes)
 
 
-def _allocatable(hierarchy: Hierarchy) -> Observation | None:
+def _allocatable(hierarchy: Hierarchy) -> SignalObservation | None:
     """Of what kubelet lets all pods use together; None where it sets no limit."""
     limit = "memory.max" if hierarchy.unified else "memory.limit_in_bytes"
     for path in _PODS:
@@ -139,20 +141,20 @@ def _allocatable(hierarchy: Hierarchy) -> Observation | None:
             return None
         used_bytes = working_set_bytes(hierarchy, path)
         available_bytes = max(0, limit_bytes - used_bytes)
-        return Observation(available_bytes, available_bytes + used_bytes)
+        return SignalObservation(available_bytes, available_bytes + used_bytes)
     return None
 
 
-def _pids(hierarchy: Hierarchy) -> Observation:
+def _pids(hierarchy: Hierarchy) -> SignalObservation:
     """kubelet: the lower one of two limits, less all threads (pkg/kubelet/stats/pidlimit)."""
     proc = hierarchy.root / "proc"
     most = min(
         parse_file(str(proc / "sys/kernel" / name), parse_number) for name in ("pid_max", "threads-max")
     )
-    return Observation(most - parse_file(str(proc / "loadavg"), _parse_threads), most)
+    return SignalObservation(most - parse_file(str(proc / "loadavg"), _parse_threads), most)
 
 
-def _disks(disks: FileSystems) -> Iterator[tuple[str, Observation]]:
+def _disks(disks: FileSystems) -> Iterator[tuple[str, SignalObservation]]:
     paths = {"nodefs": disks.node, "imagefs": disks.images}
     paths["containerfs"] = disks.images if disks.separate else disks.node
     looked: dict[str, os.statvfs_result] = {}
@@ -164,8 +166,8 @@ def _disks(disks: FileSystems) -> Iterator[tuple[str, Observation]]:
         if found is None:
             continue
         unit = found.f_frsize
-        yield f"{name}.available", Observation(found.f_bavail * unit, found.f_blocks * unit)
-        yield f"{name}.inodesFree", Observation(found.f_ffree, found.f_files)
+        yield f"{name}.available", SignalObservation(found.f_bavail * unit, found.f_blocks * unit)
+        yield f"{name}.inodesFree", SignalObservation(found.f_ffree, found.f_files)
 
 
 def _stat(directory: str, *names: str) -> dict[str, int]:

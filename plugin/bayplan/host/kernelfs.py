@@ -237,7 +237,7 @@ class WatchedFiles:
             os.close(self._files.pop()[0])
 
 
-class Identity(NamedTuple):
+class CgroupIdentity(NamedTuple):
     """Different for every cgroup, also of the same name: cgroup v2 never uses an inode number again."""
 
     device: int
@@ -253,7 +253,7 @@ class Directory(Descriptor):
         super().__init__(descriptor)
         self.path = path
         status = os.fstat(descriptor)
-        self.identity = Identity(status.st_dev, status.st_ino)
+        self.identity = CgroupIdentity(status.st_dev, status.st_ino)
 
     @classmethod
     def open(cls, path: str) -> Self:

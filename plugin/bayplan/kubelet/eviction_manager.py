@@ -346,7 +346,7 @@ _MEMORY_SIGNALS: Final = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY)
 _CONTAINER_FS: Final = "containerfs"
 
 
-class Observation(Struct, frozen=True):
+class SignalObservation(Struct, frozen=True):
     """What of a signal's resource is available, and how much there is in all (MemTotal, say)."""
 
     available: int
@@ -361,7 +361,10 @@ class EvictionNote(Struct, frozen=True):
 
 
 def met(
-    thresholds: Iterable[Threshold], observations: Mapping[str, Observation], *, until_reclaimed: bool = False
+    thresholds: Iterable[Threshold],
+    observations: Mapping[str, SignalObservation],
+    *,
+    until_reclaimed: bool = False,
 ) -> tuple[Threshold, ...]:
     """The thresholds that are met, whatever their grace period. A signal that was not observed meets none.
 
@@ -504,7 +507,7 @@ class Pressure(Struct, frozen=True):
 def after_look(
     before: Pressure,
     thresholds: Sequence[Threshold],
-    observations: Mapping[str, Observation],
+    observations: Mapping[str, SignalObservation],
     now_ns: int,
 ) -> Pressure:
     """What is known after *observations* at *now_ns*. Who was acted on stays due until its minimum was
@@ -517,13 +520,13 @@ def after_look(
     return Pressure(since_ns, due, {**before.seen_ns, **dict.fromkeys(conditions(found), now_ns)})
 
 
-def wanted(threshold: Threshold, seen: Observation) -> int:
+def wanted(threshold: Threshold, seen: SignalObservation) -> int:
     """What is to be available until *threshold*, once met, is resolved."""
     reclaim = 0 if threshold.min_reclaim is None else threshold.min_reclaim.of(seen.capacity)
     return threshold.value.of(seen.capacity) + reclaim
 
 
-def shortage(threshold: Threshold, seen: Observation | None) -> str:
+def shortage(threshold: Threshold, seen: SignalObservation | None) -> str:
     """How far a threshold is met, in words."""
     kind = "hard" if threshold.hard else "soft"
     if seen is None:

@@ -121,7 +121,7 @@ class Action(enum.Enum):
     RELEASE_IF_DEAD = "release unless it has a process"
 
 
-class Step(Struct, frozen=True):
+class LifeStep(Struct, frozen=True):
     """What is done about a report, and the phase after it."""
 
     action: Action
@@ -132,17 +132,17 @@ class Step(Struct, frozen=True):
         """Whether it depends on what the kernel shows."""
         return self.action in _DEPENDENT
 
-    def settled(self, before: Phase, *, has_process: bool) -> "Step":
+    def settled(self, before: Phase, *, has_process: bool) -> "LifeStep":
         """The step once it is known whether the container has a process; *before* is the phase so far."""
         match self.action, has_process:
             case Action.ENTER_IF_ALIVE, True:
-                return Step(Action.ENTER, self.phase)
+                return LifeStep(Action.ENTER, self.phase)
             case Action.ENTER_IF_ALIVE, False:
-                return Step(Action.IGNORE, before)
+                return LifeStep(Action.IGNORE, before)
             case Action.RELEASE_IF_DEAD, True:
-                return Step(Action.KEEP, before)
+                return LifeStep(Action.KEEP, before)
             case Action.RELEASE_IF_DEAD, False:
-                return Step(Action.RELEASE, self.phase)
+                return LifeStep(Action.RELEASE, self.phase)
         return self
 
 
@@ -153,46 +153,46 @@ def _row(
     action: Action,
     after: Mapping[Phase, Phase] = MappingProxyType({}),
     *,
-    unknown: Step,
-    undecided: Step,
-    ended: Step,
-) -> Mapping[Phase, Step]:
+    unknown: LifeStep,
+    undecided: LifeStep,
+    ended: LifeStep,
+) -> Mapping[Phase, LifeStep]:
     """A row of the table: *action* for all who hold something, with the phase *after* it where that is
     another one; and what is done about the others."""
     return {
-        **{before: Step(action, after.get(before, before)) for before in HELD},
+        **{before: LifeStep(action, after.get(before, before)) for before in HELD},
         Phase.UNKNOWN: unknown,
         Phase.UNDECIDED: undecided,
         Phase.ENDED: ended,
-        Phase.REFUSED: Step(Action.IGNORE, Phase.REFUSED),
+        Phase.REFUSED: LifeStep(Action.IGNORE, Phase.REFUSED),
     }
 
 
-def _end(action: Action) -> Mapping[Phase, Step]:
+def _end(action: Action) -> Mapping[Phase, LifeStep]:
     """The row of a report that says of everybody that it has ended, unless *action* depends on more."""
-    ends = Step(Action.IGNORE, Phase.ENDED)
-    return {**dict.fromkeys(Phase, ends), **dict.fromkeys(HELD, Step(action, Phase.ENDED))}
+    ends = LifeStep(Action.IGNORE, Phase.ENDED)
+    return {**dict.fromkeys(Phase, ends), **dict.fromkeys(HELD, LifeStep(action, Phase.ENDED))}
 
 
-def _end_of(phases: Collection[Phase], action: Action) -> Mapping[Phase, Step]:
+def _end_of(phases: Collection[Phase], action: Action) -> Mapping[Phase, LifeStep]:
     """The row of a report that says of those in *phases* that they have ended, and nothing of others."""
-    others = {phase: Step(Action.KEEP if phase in HELD else Action.IGNORE, phase) for phase in Phase}
-    return {**others, **dict.fromkeys(phases, Step(action, Phase.ENDED))}
+    others = {phase: LifeStep(Action.KEEP if phase in HELD else Action.IGNORE, phase) for phase in Phase}
+    return {**others, **dict.fromkeys(phases, LifeStep(action, Phase.ENDED))}
 
 
-def _enter(phase: Phase) -> Step:
-    return Step(Action.ENTER, phase)
+def _enter(phase: Phase) -> LifeStep:
+    return LifeStep(Action.ENTER, phase)
 
 
-def _if_alive(phase: Phase) -> Step:
-    return Step(Action.ENTER_IF_ALIVE, phase)
+def _if_alive(phase: Phase) -> LifeStep:
+    return LifeStep(Action.ENTER_IF_ALIVE, phase)
 
 
-def _stays(phase: Phase) -> Step:
-    return Step(Action.IGNORE, phase)
+def _stays(phase: Phase) -> LifeStep:
+    return LifeStep(Action.IGNORE, phase)
 
 
-TABLE: Final[Mapping[Report, Mapping[Phase, Step]]] = {
+TABLE: Final[Mapping[Report, Mapping[Phase, LifeStep]]] = {
     # It is about to start, which is bounded; one that has ended is believed by its process only.
     Report.POST_CREATED: _row(
         Action.KEEP,
@@ -253,7 +253,7 @@ TABLE: Final[Mapping[Report, Mapping[Phase, Step]]] = {
     # But one whose creation was just answered, or went on without us, may still be under way.
     Report.NOT_LISTED: {
         **_end(Action.RELEASE),
-        Phase.DECIDED: Step(Action.RELEASE, Phase.UNKNOWN),
+        Phase.DECIDED: LifeStep(Action.RELEASE, Phase.UNKNOWN),
         Phase.UNDECIDED: _stays(Phase.UNKNOWN),
         Phase.REFUSED: _stays(Phase.REFUSED),
     },
@@ -285,6 +285,6 @@ TABLE: Final[Mapping[Report, Mapping[Phase, Step]]] = {
 """What is done about each report in each phase. A creation needs no row: it begins another life."""
 
 
-def step_of(report: Report, phase: Phase) -> Step:
+def step_of(report: Report, phase: Phase) -> LifeStep:
     """What is done about *report* of a container that is in *phase*."""
     return TABLE[report][phase]

@@ -22,7 +22,7 @@ from bayplan.errors import LocalProtocolError, PlacementError
 from bayplan.nri.handler import Handler
 from bayplan.nri.translate import Operation
 from bayplan.nri.versions import Event
-from bayplan.nri.wire import Code, Response
+from bayplan.nri.wire import Code, TtrpcResponse
 from bayplan.printable import printable
 
 
@@ -100,7 +100,7 @@ class Requester(Protocol):
     synchronized: bool
     """Whether the handler knows what the runtime has, so that it can decide."""
 
-    def send(self, response: Response) -> bool:
+    def send(self, response: TtrpcResponse) -> bool:
         """Write an answer; False if the connection has ended."""
 
     def synchronization_ended(self, *, succeeded: bool) -> None:
@@ -194,13 +194,13 @@ class RequestQueue:
             payload = await one.operation.perform(self._handler)
         except PlacementError as error:
             if one.operation.refusable:
-                self._answer(one, Response(one.stream_id, REFUSED, printable(str(error))))
+                self._answer(one, TtrpcResponse(one.stream_id, REFUSED, printable(str(error))))
             else:
                 self._failed(one, error)
         except Exception as error:  # noqa: BLE001 - whatever a handler does, the runtime gets its answer
             self._failed(one, error)
         else:
-            self._answer(one, Response(one.stream_id, payload=payload))
+            self._answer(one, TtrpcResponse(one.stream_id, payload=payload))
 
     def _expire(self, one: _Pending) -> None:
         """The deadline has passed."""
@@ -257,7 +257,7 @@ class RequestQueue:
 
     # ---- Answers -------------------------------------------------------------------------------------
 
-    def _answer(self, one: _Pending, response: Response) -> None:
+    def _answer(self, one: _Pending, response: TtrpcResponse) -> None:
         """Send the one answer; where it cannot be sent, the default."""
         if one.answered:
             return
@@ -283,11 +283,11 @@ class RequestQueue:
         logger.error("handler failed", exc_info=error, extra=one.fields(str(error)))
         self._answer_by_default(one, f"failed: {type(error).__name__}: {error}")
 
-    def _default(self, one: _Pending) -> Response:
+    def _default(self, one: _Pending) -> TtrpcResponse:
         try:
-            return Response(one.stream_id, payload=one.operation.default(self._handler))
+            return TtrpcResponse(one.stream_id, payload=one.operation.default(self._handler))
         except PlacementError as error:
-            return Response(one.stream_id, REFUSED, printable(str(error)))
+            return TtrpcResponse(one.stream_id, REFUSED, printable(str(error)))
         except Exception:
             logger.exception("handler failed", extra=one.fields("fallback"))
-            return Response(one.stream_id)
+            return TtrpcResponse(one.stream_id)

@@ -24,7 +24,7 @@ from bayplan.nri.request_queue import Clock, RequestQueue, Timeouts, Timer, wait
 from bayplan.nri.translate import METHODS, Inventory, Synchronize, decode, runtime_from
 from bayplan.nri.transport import Endpoint, Identity, Link
 from bayplan.nri.versions import SPOKEN, Runtime, events_of
-from bayplan.nri.wire import Code, Request, Response, Role
+from bayplan.nri.wire import Code, Role, TtrpcRequest, TtrpcResponse
 from bayplan.printable import printable
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RuntimeConnection(Link):
         self._timer = self._clock.call_at(deadline, self._not_accepted)
         self.send(self.wire.request(RUNTIME_SERVICE, "RegisterPlugin", message.SerializeToString()))
 
-    def _accepted(self, response: Response) -> None:
+    def _accepted(self, response: TtrpcResponse) -> None:
         if response.code is not Code.OK:
             # The runtime leaves the connection open and would wait for ever.
             self.abort(f"registration refused: {response.code.name}: {response.message}")
@@ -92,8 +92,8 @@ class RuntimeConnection(Link):
 
     # ---- What the runtime says -----------------------------------------------------------------------
 
-    def _receive_message(self, message: Request | Response) -> None:
-        if isinstance(message, Response):
+    def _receive_message(self, message: TtrpcRequest | TtrpcResponse) -> None:
+        if isinstance(message, TtrpcResponse):
             self._accepted(message)  # to the registration: we make no other call
             return
         try:
@@ -102,18 +102,18 @@ class RuntimeConnection(Link):
             # An error status would stop a container; to Configure and Synchronize it is the right answer.
             logger.error("unreadable request", extra={"problem": str(error)})  # noqa: TRY400 - expected, so that a traceback says nothing
             code = Code.OK if message.method in METHODS else Code.INVALID_ARGUMENT
-            self.send(Response(message.stream_id, code, printable(str(error))))
+            self.send(TtrpcResponse(message.stream_id, code, printable(str(error))))
             if isinstance(error, EndlessListError):
                 self.close(str(error))
 
-    def _route(self, request: Request) -> None:
+    def _route(self, request: TtrpcRequest) -> None:
         method = request.method
         if request.service != PLUGIN_SERVICE:
             self._decline(request, f"service {request.service}")
         elif method in METHODS:
             operation = decode(method, request.payload)
             if operation is None:
-                self.send(Response(request.stream_id))
+                self.send(TtrpcResponse(request.stream_id))
             else:
                 self._queue.put(operation, self, request.stream_id, request.timeout_ns)
         elif method == "Synchronize":
@@ -122,18 +122,18 @@ class RuntimeConnection(Link):
             self._configure(request)
         elif method == "ValidateContainerAdjustment":
             # We never subscribe to it; should it come, any other answer stops the container.
-            self.send(Response(request.stream_id))
+            self.send(TtrpcResponse(request.stream_id))
         elif method == "Shutdown":
-            self.send(Response(request.stream_id))
+            self.send(TtrpcResponse(request.stream_id))
             self.close("the runtime shuts down")
         else:
             self._decline(request, f"method {method}")
 
-    def _decline(self, request: Request, what: str) -> None:
+    def _decline(self, request: TtrpcRequest, what: str) -> None:
         logger.warning("unknown request", extra={"what": what})
-        self.send(Response(request.stream_id, Code.UNIMPLEMENTED, printable(what)))
+        self.send(TtrpcResponse(request.stream_id, Code.UNIMPLEMENTED, printable(what)))
 
-    def _configure(self, request: Request) -> None:
+    def _configure(self, request: TtrpcRequest) -> None:
         try:
             runtime = runtime_from(pb.ConfigureRequest.FromString(request.payload))
         except DecodeError as error:
@@ -143,13 +143,13 @@ class RuntimeConnection(Link):
         if self._handler.refuses_undecided():
             # After a timeout we go on: what was missed is undone, and the next request gets its answer.
             answer.failure_policy.CopyFrom(pb.FailurePolicy(fail_request=True, keep_connected=True))
-        self.send(Response(request.stream_id, payload=answer.SerializeToString()))
+        self.send(TtrpcResponse(request.stream_id, payload=answer.SerializeToString()))
         self.runtime = runtime
         self._check_accepted()
         logger.info("connected to the container runtime", extra=_description(runtime, mask))
         self._handler.connected(runtime)
 
-    def _synchronize(self, request: Request) -> None:
+    def _synchronize(self, request: TtrpcRequest) -> None:
         if self.runtime is None:
             raise PayloadError("Synchronize", "came before Configure")
         # One that cannot be read ends what was begun: the next message begins another.
@@ -157,7 +157,9 @@ class RuntimeConnection(Link):
         if inventory.add(request.payload):
             self._inventory = inventory
             self.send(
-                Response(request.stream_id, payload=pb.SynchronizeResponse(more=True).SerializeToString())
+                TtrpcResponse(
+                    request.stream_id, payload=pb.SynchronizeResponse(more=True).SerializeToString()
+                )
             )
             return
         operation = Synchronize(inventory.pods, inventory.containers)

@@ -24,10 +24,10 @@ from bayplan.nri.wire import (
     MAX_MESSAGE_BYTES,
     NEED_DATA,
     Connection,
-    Refused,
-    Request,
-    Response,
+    RefusedMessage,
     Role,
+    TtrpcRequest,
+    TtrpcResponse,
 )
 from bayplan.quantity import whole_number
 
@@ -171,7 +171,7 @@ class Link(asyncio.Protocol):
     def __init__(
         self,
         role: Role,
-        receive: Callable[[Request | Response], None],
+        receive: Callable[[TtrpcRequest | TtrpcResponse], None],
         ended: Callable[[str], None],
     ) -> None:
         self.wire = Connection(role)
@@ -199,9 +199,9 @@ class Link(asyncio.Protocol):
         try:
             self.wire.receive_data(data)
             while (event := self.wire.next_event()) is not NEED_DATA:
-                if isinstance(event, Request | Response):
+                if isinstance(event, TtrpcRequest | TtrpcResponse):
                     self._receive(event)
-                elif isinstance(event, Refused):
+                elif isinstance(event, RefusedMessage):
                     logger.warning("request refused", extra={"code": event.code.name, "why": event.message})
                     self._write(event.reply)
                 else:
@@ -227,7 +227,7 @@ class Link(asyncio.Protocol):
 
     # ---- Called by the owner -------------------------------------------------------------------------
 
-    def send(self, message: Request | Response) -> bool:
+    def send(self, message: TtrpcRequest | TtrpcResponse) -> bool:
         """Write a message; False if there is nobody to write to any more.
 
         Raises:

@@ -49,7 +49,7 @@ class State(Struct, frozen=True):
     status: str = ""
 
 
-class Cpu(Struct, frozen=True):
+class LinuxCpu(Struct, frozen=True):
     """linux.resources.cpu."""
 
     shares: int | None = None
@@ -88,7 +88,7 @@ class LinuxResources(Struct, frozen=True, rename="camel"):
     """linux.resources."""
 
     devices: list[DeviceRule] | None = None
-    cpu: Cpu | None = None
+    cpu: LinuxCpu | None = None
     memory: Memory | None = None
     hugepage_limits: list[HugepageLimit] | None = None
     unified: dict[str, str] | None = None
@@ -143,7 +143,7 @@ class ExecAffinity(Struct, frozen=True):
     final: str | None = None
 
 
-class Process(Struct, frozen=True, rename="camel"):
+class SpecProcess(Struct, frozen=True, rename="camel"):
     """process."""
 
     oom_score_adj: int | None = None
@@ -163,7 +163,7 @@ class Spec(Struct, frozen=True):
     annotations: dict[str, str] | None = None
     root: Root | None = None
     mounts: list[MountPoint] | None = None
-    process: Process | None = None
+    process: SpecProcess | None = None
     linux: Linux | None = None
     windows: dict[str, Any] | None = None
     solaris: dict[str, Any] | None = None

@@ -27,7 +27,7 @@ from bayplan.model.workload import (
     given_variables,
     opens_everything,
 )
-from bayplan.oci.documents import Cpu, LinuxResources, Memory, OciError, Spec
+from bayplan.oci.documents import LinuxCpu, LinuxResources, Memory, OciError, Spec
 from bayplan.printable import printable
 from bayplan.quantity import whole_number
 from bayplan.sets import CpuSet, NodeSet
@@ -159,7 +159,7 @@ def resources_from(resources: LinuxResources) -> Resources:
     Raises:
         OciError: a cpuset, a limit of ``unified`` or a size of huge pages cannot be read.
     """
-    cpu, memory = resources.cpu or Cpu(), resources.memory or Memory()
+    cpu, memory = resources.cpu or LinuxCpu(), resources.memory or Memory()
     written = WrittenResources(
         memory_limit_bytes=memory.limit,
         memory_reservation_bytes=memory.reservation,

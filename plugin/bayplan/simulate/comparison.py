@@ -42,7 +42,7 @@ from bayplan.simulate.topology_sources import read_topology
 from bayplan.simulate.trace_file import Arrival, Departure, Event, Resize, read_trace
 
 
-class Step(Struct, frozen=True):
+class EventResult(Struct, frozen=True):
     """What one event led to. ``decisions`` are empty where there was nothing to decide. ``returned`` are the
     containers that went back to fewer nodes, ``promised`` the names of those that were promised more."""
 
@@ -113,16 +113,16 @@ class Simulation:
         self.quality = Quality()
         self._seen: list[tuple[Pod, str]] = []
 
-    def play(self, trace: Iterable[Event]) -> Iterator[Step]:
+    def play(self, trace: Iterable[Event]) -> Iterator[EventResult]:
         """Every event of *trace*, in order, with what it led to."""
         for event in trace:
             if isinstance(event, Arrival):
-                step = Step(event, tuple(self._arrive(event)))
+                step = EventResult(event, tuple(self._arrive(event)))
             elif isinstance(event, Departure):
                 self._depart(event.name)
-                step = Step(event)
+                step = EventResult(event)
             else:
-                step = Step(event, tuple(self._resize(event)))
+                step = EventResult(event, tuple(self._resize(event)))
             step = replace(
                 step, returned=tuple(self.rehearsal.returned), promised=tuple(self.rehearsal.promised)
             )
@@ -187,7 +187,7 @@ class Simulation:
                     yield decision
                 return
 
-    def _judge(self, step: Step) -> None:
+    def _judge(self, step: EventResult) -> None:
         before = self.quality
         widths, distance = Counter(before.widths), before.distance
         machine = self.rehearsal.machine
@@ -366,7 +366,7 @@ def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> Vie
     }
 
 
-def _step(number: int, step: Step) -> View:
+def _step(number: int, step: EventResult) -> View:
     kind = (
         "arrive"
         if isinstance(step.event, Arrival)

@@ -25,7 +25,7 @@ from bayplan.errors import ParseError
 from bayplan.model.ledger import Entry
 from bayplan.quantity import counted
 from bayplan.state.directory import COMPANIONS
-from bayplan.state.record import Row, Step, decode_entry
+from bayplan.state.record import EntryRow, Step, decode_entry
 
 APPLICATION_ID: Final = 0x62617970
 """The four bytes ``bayp`` in the file's header, which tell our database from any other."""
@@ -163,7 +163,7 @@ class Rows:
         for row in step.refused:
             yield self._inserted(row, at_us, current=False)
 
-    def _inserted(self, row: Row, at_us: int, *, listed: bool = True, current: bool = True) -> Statement:
+    def _inserted(self, row: EntryRow, at_us: int, *, listed: bool = True, current: bool = True) -> Statement:
         container_id, name, document, decision = row
         number, self._next = self._next, self._next + 1
         if current:

@@ -54,7 +54,7 @@ def decode_entry(document: object) -> Entry:
 _DECODER: Final = msgspec.json.Decoder(Entry, dec_hook=text_to_set)
 
 
-class Row(NamedTuple):
+class EntryRow(NamedTuple):
     """A container's id, its name, and the document of its entry; ``decision`` tells its decisions apart as
     long as this process runs, 0 none."""
 
@@ -70,9 +70,9 @@ class Step(Struct, frozen=True):
     written; the entries that changed otherwise and are ``unlisted`` there; and what was ``refused``."""
 
     gone: tuple[str, ...] = ()
-    decided: tuple[Row, ...] = ()
-    unlisted: tuple[Row, ...] = ()
-    refused: tuple[Row, ...] = ()
+    decided: tuple[EntryRow, ...] = ()
+    unlisted: tuple[EntryRow, ...] = ()
+    refused: tuple[EntryRow, ...] = ()
     kept: frozenset[str] | None = None
 
     @classmethod
@@ -98,9 +98,9 @@ class Step(Struct, frozen=True):
         return cls(refused=(_row(Entry(decision)),))
 
 
-def _row(entry: Entry, decision: int = 0) -> Row:
+def _row(entry: Entry, decision: int = 0) -> EntryRow:
     request = entry.decision.request
-    return Row(request.container_id, request.name, encode(entry), decision)
+    return EntryRow(request.container_id, request.name, encode(entry), decision)
 
 
 MAX_CHARACTERS: Final = 16_384

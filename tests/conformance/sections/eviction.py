@@ -6,8 +6,8 @@ from typing import Any, Final
 from bayplan.errors import ParseError
 from bayplan.kubelet.eviction_manager import (
     NodeCondition,
-    Observation,
     PodUsage,
+    SignalObservation,
     Threshold,
     ThresholdError,
     ThresholdValue,
@@ -96,7 +96,7 @@ def _met(case: Case, folder: Folder) -> None:
     del folder
     switch = next(value for key, value in case.items() if key.startswith("enforceMinRe"))
     observations = {
-        signal: Observation(seen["available"], seen["capacity"] or 0)
+        signal: SignalObservation(seen["available"], seen["capacity"] or 0)
         for signal, seen in case["observations"].items()
     }
     found = met(_thresholds(case["thresholds"]), observations, until_reclaimed=switch)

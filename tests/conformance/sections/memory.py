@@ -20,8 +20,8 @@ from bayplan.engines.kubelet.memory_state import (
     MemoryManagerError,
     MemoryState,
     MemoryTable,
-    NodeMemory,
     Nodes,
+    NumaNodeState,
 )
 from bayplan.engines.kubelet.topology_hints import Hint, ProviderHints
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
@@ -35,10 +35,10 @@ from conformance.sections.pods import container, gates, machine, pod
 Written = Mapping[str, Any]
 
 
-def nodes(written: Written | None) -> dict[int, NodeMemory]:
+def nodes(written: Written | None) -> dict[int, NumaNodeState]:
     """The machine state as the state file names it."""
     return {
-        int(node): NodeMemory(
+        int(node): NumaNodeState(
             tables={name: _table(table) for name, table in (each["memoryMap"] or {}).items()},
             assignments=each["numberOfAssignments"],
             group=NodeSet(each["cells"] or ()),

@@ -26,7 +26,7 @@ from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
 from bayplan.nri.request_queue import RequestQueue, Timeouts
 from bayplan.nri.translate import Operation
-from bayplan.nri.wire import Response
+from bayplan.nri.wire import TtrpcResponse
 from bayplan.oci.request_handler import OciRequestSettings
 from bayplan.oci.unmanaged_containers import failed_creations
 from bayplan.quantity import GIB
@@ -63,7 +63,7 @@ class DaemonRun:
         self.held_bytes: dict[int, int] = {}
         self.thread, self.executor = SteppedStoreThread(), SteppedExecutor()
         self.tasks: set[asyncio.Task[Any]] = set()
-        self._pending: dict[int, Callable[[Response | None], None]] = {}
+        self._pending: dict[int, Callable[[TtrpcResponse | None], None]] = {}
         self._asked = 0
         self.hardware = Hardware(settings, Host(machine, self._measured), self.do)
         parts = Parts.of_process()
@@ -162,13 +162,13 @@ class DaemonRun:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    def ask(self, operation: Operation, answered: Callable[[Response | None], None]) -> None:
+    def ask(self, operation: Operation, answered: Callable[[TtrpcResponse | None], None]) -> None:
         """A request of the runtime, which it waits for no longer than a deadline."""
         self._asked += 1
         self._pending[self._asked] = answered
         self._queue.put(operation, self, self._asked, 0)
 
-    def send(self, response: Response) -> bool:
+    def send(self, response: TtrpcResponse) -> bool:
         """The daemon answers a request, unless it was killed."""
         if not self.alive:
             return False

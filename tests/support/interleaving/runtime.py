@@ -27,13 +27,13 @@ from bayplan.nri.translate import (
     pod_from,
     resources_from,
 )
-from bayplan.nri.wire import Code, Response
+from bayplan.nri.wire import Code, TtrpcResponse
 from support.flavors import CONTAINERD_2_3
 from support.interleaving.kernel import Kernel
 from support.spec import adjust, merge
 
 Action = Callable[[], None]
-Ask = Callable[[Operation, Callable[[Response | None], None]], None]
+Ask = Callable[[Operation, Callable[[TtrpcResponse | None], None]], None]
 """Asks the daemon; the answer, None for a lost one, comes to the callback."""
 
 
@@ -145,11 +145,11 @@ class NriRuntime:
         actions.popleft()()
         self.busy = [one for one in self.busy if one]
 
-    def _synchronized(self, response: Response | None) -> None:
+    def _synchronized(self, response: TtrpcResponse | None) -> None:
         if response is not None:
             self._carry_out(pb.SynchronizeResponse.FromString(response.payload).update)
 
-    def _created(self, one: Running, response: Response | None) -> None:
+    def _created(self, one: Running, response: TtrpcResponse | None) -> None:
         if response is not None and response.code is not Code.OK:
             self.refused += 1
             return
@@ -212,7 +212,7 @@ class NriRuntime:
         if one.fate is not Fate.START_FAILS:
             self.ask(_state_change(Event.POST_START_CONTAINER, one), _ignore)
 
-    def _updated(self, container_id: str, change: pb.LinuxResources, response: Response | None) -> None:
+    def _updated(self, container_id: str, change: pb.LinuxResources, response: TtrpcResponse | None) -> None:
         if response is not None and response.code is not Code.OK:
             self.refused += 1
             return
@@ -226,7 +226,7 @@ class NriRuntime:
         if one is not None:
             self.ask(_state_change(Event.POST_UPDATE_CONTAINER, one), _ignore)
 
-    def _stopped(self, response: Response | None) -> None:
+    def _stopped(self, response: TtrpcResponse | None) -> None:
         if response is not None:
             self._carry_out(pb.StopContainerResponse.FromString(response.payload).update)
 
@@ -249,5 +249,5 @@ def _state_change(event: Event, one: Running) -> StateChange:
     return StateChange(event, pod_from(one.pod), container_from(one.spec))
 
 
-def _ignore(_: Response | None) -> None:
+def _ignore(_: TtrpcResponse | None) -> None:
     """Nothing follows from the answer."""

@@ -30,7 +30,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine, union
 from bayplan.model.policy import PlacementFiles
 from bayplan.nri.translate import Operation
-from bayplan.nri.wire import Response
+from bayplan.nri.wire import TtrpcResponse
 from bayplan.oci.protocol import Answer, Status, Verb
 from bayplan.placement.placement_file import document
 from bayplan.quantity import MIB
@@ -97,7 +97,7 @@ class SimulatedHost:
         """Remove what the kernel had."""
         shutil.rmtree(self.kernel.root, ignore_errors=True)
 
-    def _ask(self, operation: Operation, answered: Callable[[Response | None], None]) -> None:
+    def _ask(self, operation: Operation, answered: Callable[[TtrpcResponse | None], None]) -> None:
         self.daemon.ask(operation, answered)
 
     def _list_containers(self, runtime: str) -> dict[str, bool]:

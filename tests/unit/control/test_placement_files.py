@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.control.container_files import GRACE_S, UNLISTED_S, PlacementFiles
+from bayplan.control.container_files import GRACE_S, UNLISTED_S, PlacementFileWriter
 from bayplan.control.state import Current
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import HostError
@@ -36,7 +36,7 @@ class Node:
 
     def begin(self) -> None:
         """A daemon starts."""
-        self.files = PlacementFiles(
+        self.files = PlacementFileWriter(
             PlacementDirectory(self.root),
             here,
             lambda: self.basis,

@@ -23,7 +23,7 @@ from bayplan.host.eviction_signals import FileSystems, read_signals
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.page_moves import PagesMoved
 from bayplan.host.shadow_mode import shadow_mode
-from bayplan.kubelet.eviction_manager import NodeCondition, Observation, Threshold, ThresholdValue
+from bayplan.kubelet.eviction_manager import NodeCondition, SignalObservation, Threshold, ThresholdValue
 from bayplan.model.decision import QosClass
 from bayplan.model.kubelet_requests import (
     Amounts,
@@ -119,10 +119,10 @@ class Around:
 
     def signals(
         self, hierarchy: Hierarchy, disks: FileSystems, kubelet: KubeletRules
-    ) -> dict[str, Observation]:
+    ) -> dict[str, SignalObservation]:
         """What the files say, but of disks what the scenario says."""
         found = read_signals(hierarchy, disks, kubelet)
-        disk = {"nodefs.available": Observation(self.disk_available_bytes, GIB)}
+        disk = {"nodefs.available": SignalObservation(self.disk_available_bytes, GIB)}
         return {name: one for name, one in found.items() if "fs." not in name} | disk
 
     def end(self, _: Hierarchy, cgroups: Sequence[str], grace_s: float) -> str:

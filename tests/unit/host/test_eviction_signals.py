@@ -15,7 +15,7 @@ from bayplan.host.eviction_signals import (
 )
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.kernelfs import AbsentError
-from bayplan.kubelet.eviction_manager import Observation
+from bayplan.kubelet.eviction_manager import SignalObservation
 from bayplan.model.kubelet_version import NEWEST, rules_of
 from bayplan.quantity import GIB, KIB, MIB
 from support.oci_node import OciNode
@@ -55,9 +55,9 @@ def test_cgroup_v2(tmp_path: Path) -> None:
     hierarchy = unified(written(tmp_path, FILES))
     found = read_signals(hierarchy, find_file_systems(tmp_path), NEWEST)
     # 8 GiB less anonymous memory and page cache, but for the inactive part of that.
-    assert found["memory.available"] == Observation(6 * GIB, 8 * GIB)
-    assert found["allocatableMemory.available"] == Observation(4 * GIB + 512 * MIB, 6 * GIB)
-    assert found["pid.available"] == Observation(9200, 10000)
+    assert found["memory.available"] == SignalObservation(6 * GIB, 8 * GIB)
+    assert found["allocatableMemory.available"] == SignalObservation(4 * GIB + 512 * MIB, 6 * GIB)
+    assert found["pid.available"] == SignalObservation(9200, 10000)
     assert found["nodefs.available"] == found["imagefs.available"] == found["containerfs.available"]
     assert 0 < found["nodefs.inodesFree"].available <= found["nodefs.inodesFree"].capacity
     assert working_set_bytes(hierarchy, "/kubepods.slice") == GIB + 512 * MIB
@@ -76,13 +76,13 @@ def test_huge_pages_are_not_available_but_to_older_kubelets(
     hierarchy = unified(written(tmp_path, of_pods or files))
     found = read_signals(hierarchy, FileSystems(), rules_of(minor))["memory.available"]
     # Where they are not, they are not part of the capacity either, of which thresholds are percentages.
-    assert found == Observation(available_bytes, available_bytes + 2 * GIB)
+    assert found == SignalObservation(available_bytes, available_bytes + 2 * GIB)
 
 
 def test_huge_pages_beyond_what_is_available_leave_nothing(tmp_path: Path) -> None:
     files = FILES | {"proc/meminfo": f"{FILES['proc/meminfo']}Hugetlb: {7 * GIB // KIB} kB\n"}
     found = read_signals(unified(written(tmp_path, files)), FileSystems(), NEWEST)["memory.available"]
-    assert found == Observation(0, 2 * GIB)
+    assert found == SignalObservation(0, 2 * GIB)
 
 
 def test_threads_count_and_where_the_kernel_does_not_count_them_processes(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_cgroup_v1_without_a_limit_for_pods(tmp_path: Path) -> None:
     mounts = {name: str(tmp_path / "sys/fs/cgroup" / name) for name in (CPUSET, MEMORY)}
     hierarchy = Hierarchy(Layout.LEGACY, mounts, {}, tmp_path)
     found = read_signals(hierarchy, FileSystems(str(tmp_path)), NEWEST)
-    assert found["memory.available"] == Observation(6 * GIB, 8 * GIB)
+    assert found["memory.available"] == SignalObservation(6 * GIB, 8 * GIB)
     assert "allocatableMemory.available" not in found
     assert "imagefs.available" not in found
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.model.life import AWAITED, HELD, OF_THE_LIVING, TABLE, Action, Phase, Report, Step, step_of
+from bayplan.model.life import AWAITED, HELD, OF_THE_LIVING, TABLE, Action, LifeStep, Phase, Report, step_of
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "life.md"
 WORDS = {
@@ -44,7 +44,7 @@ def test_a_step_says_what_it_does_to_who_holds_what() -> None:
 def test_what_has_ended_is_entered_again_with_a_process_only() -> None:
     for report, phase, has_process, step in SETTLED:
         if phase is Phase.ENDED and not has_process and report is not Report.FOUND:
-            assert step == Step(Action.IGNORE, Phase.ENDED), report
+            assert step == LifeStep(Action.IGNORE, Phase.ENDED), report
 
 
 def test_whoever_is_alive_comes_in_whatever_was_heard_before() -> None:
@@ -63,10 +63,10 @@ def test_an_end_is_an_end_in_every_phase(report: Report) -> None:
 def test_nobody_waits_for_ever() -> None:
     """Who need not have a process yet is released when it gets none in time, and with its pod."""
     for phase in AWAITED:
-        assert step_of(Report.OVERDUE, phase) == Step(Action.RELEASE, Phase.ENDED)
+        assert step_of(Report.OVERDUE, phase) == LifeStep(Action.RELEASE, Phase.ENDED)
         stopped = step_of(Report.POD_STOPPED, phase)
-        assert stopped.settled(phase, has_process=False) == Step(Action.RELEASE, Phase.ENDED)
-        assert stopped.settled(phase, has_process=True) == Step(Action.KEEP, phase)
+        assert stopped.settled(phase, has_process=False) == LifeStep(Action.RELEASE, Phase.ENDED)
+        assert stopped.settled(phase, has_process=True) == LifeStep(Action.KEEP, phase)
 
 
 def test_no_report_takes_a_process_back() -> None:
@@ -85,5 +85,5 @@ def test_the_document_has_the_table() -> None:
     assert "\n".join(lines) in DOCUMENT.read_text(encoding="utf-8")
 
 
-def _cell(step: Step, before: Phase) -> str:
+def _cell(step: LifeStep, before: Phase) -> str:
     return WORDS[step.action] + ("" if step.phase is before else f", {step.phase.value}")

@@ -7,7 +7,7 @@ import pytest
 
 from bayplan.nri import Link
 from bayplan.nri.transport import MAX_UNSENT_BYTES
-from bayplan.nri.wire import Code, MessageTooLargeError, Request, Response, Role
+from bayplan.nri.wire import Code, MessageTooLargeError, Role, TtrpcRequest, TtrpcResponse
 
 
 class ListTransport(asyncio.Transport):
@@ -75,7 +75,7 @@ def test_writes_what_is_sent():
     link = owner.link()
     transport = ListTransport(link)
     link.data_received(calls("A"))
-    assert link.send(Response(1, payload=b"answer"))
+    assert link.send(TtrpcResponse(1, payload=b"answer"))
     peer = Link(Role.RUNTIME, print, print)
     assert len(transport.writes) == 1
     assert b"answer" in transport.writes[0]
@@ -106,7 +106,7 @@ def test_a_transport_that_found_its_peer_gone_is_written_to_no_more():
     link.data_received(calls("M"))
     transport.broken = True
     assert not link.open
-    assert not link.send(Response(1))
+    assert not link.send(TtrpcResponse(1))
     link.data_received(calls("M"))  # a stream id for the second time: refused
     assert transport.writes == []
 
@@ -117,9 +117,9 @@ def test_an_oversized_message_is_the_senders_problem():
     transport = ListTransport(link)
     link.data_received(calls("A"))
     with pytest.raises(MessageTooLargeError):
-        link.send(Response(1, payload=bytes(5 << 20)))
+        link.send(TtrpcResponse(1, payload=bytes(5 << 20)))
     assert transport.ending == ""
-    assert link.send(Response(1))
+    assert link.send(TtrpcResponse(1))
 
 
 def test_garbage_ends_the_connection_with_a_reason():
@@ -186,7 +186,7 @@ def test_a_refused_message_is_answered_here(caplog):
 
 
 def test_an_error_of_ours_ends_the_connection_and_is_logged(caplog):
-    def fail(message: Request | Response) -> None:
+    def fail(message: TtrpcRequest | TtrpcResponse) -> None:
         raise ZeroDivisionError(message.stream_id)
 
     owner = Owner()
@@ -211,10 +211,10 @@ def test_a_peer_that_does_not_read_is_given_up():
     link = owner.link()
     transport = ListTransport(link, unsent_bytes=MAX_UNSENT_BYTES)
     link.data_received(calls("A", "B"))
-    link.send(Response(1))
+    link.send(TtrpcResponse(1))
     assert link.open
     transport.unsent_bytes += 1
-    link.send(Response(3))
+    link.send(TtrpcResponse(3))
     assert transport.ending == "abort"
     transport.lose()
     assert "does not read" in owner.endings[0]

@@ -6,7 +6,7 @@ from functools import partial
 from bayplan.nri import Event, Timeouts
 from bayplan.nri.request_queue import RequestQueue
 from bayplan.nri.translate import Operation
-from bayplan.nri.wire import Response
+from bayplan.nri.wire import TtrpcResponse
 from support.clock import ManualClock
 from support.plugin import Gate, RecordingHandler
 
@@ -52,7 +52,7 @@ class Node(RecordingHandler):
         operation = Asked(name, self.log, work)
         self.queue.put(operation, self, len(self.names) - 1, int(budget_s * NS))
 
-    def send(self, response: Response) -> bool:
+    def send(self, response: TtrpcResponse) -> bool:
         what = "is answered" if response.payload else "is answered by default"
         self.log.append(f"{self.names[response.stream_id]} {what}")
         return self.open

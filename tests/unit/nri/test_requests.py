@@ -11,7 +11,7 @@ from bayplan.errors import PlacementError
 from bayplan.model.workload import Adjustment, Update
 from bayplan.nri import Event, Timeouts
 from bayplan.nri.transport import MAX_UNSENT_BYTES
-from bayplan.nri.wire import Code, Response
+from bayplan.nri.wire import Code, TtrpcResponse
 from bayplan.printable import MOST_CHARACTERS
 from bayplan.sets import CpuSet, NodeSet
 from support.clock import ManualClock
@@ -64,7 +64,7 @@ async def taken_in(
         yield puppet
 
 
-def created(response: Response) -> pb.CreateContainerResponse:
+def created(response: TtrpcResponse) -> pb.CreateContainerResponse:
     assert response.code is Code.OK
     return pb.CreateContainerResponse.FromString(response.payload)
 
@@ -323,7 +323,7 @@ class TestDeadline:
             answer = puppet.call("CreateContainer", CREATE)
             await gate.reached.wait()
             clock.advance(1.0)
-            assert await answer == Response(answer.result().stream_id)
+            assert await answer == TtrpcResponse(answer.result().stream_id)
             await puppet.call("StopContainer", STOP)
         assert len(handler.misses) == 1
 

@@ -10,7 +10,7 @@ from bayplan.model.workload import Adjustment, Update
 from bayplan.nri import Event, Session, Timeouts, UnixSocket
 from bayplan.nri.translate import MAX_KEPT_BYTES
 from bayplan.nri.versions import SPOKEN
-from bayplan.nri.wire import Code, Response
+from bayplan.nri.wire import Code, TtrpcResponse
 from support.clock import ManualClock
 from support.flavors import ALL, CONTAINERD_1_7_20
 from support.memory_transport import MemoryEndpoint
@@ -201,7 +201,7 @@ class TestEndsInEveryPhase:
         async with serving(handler, endpoint, clock=clock):
             puppet = await endpoint.puppets.get()
             await puppet.take_in()
-            assert await puppet.call("Shutdown") == Response(5)
+            assert await puppet.call("Shutdown") == TtrpcResponse(5)
             await puppet.ended
             await self.back_again(endpoint, clock)
         assert handler.ends[0] == "the runtime shuts down"
@@ -239,7 +239,7 @@ class TestRegistrationFails:
         async with serving(RecordingHandler(), endpoint, clock=clock):
             puppet = await endpoint.puppets.get()
             request = await puppet.calls.get()
-            puppet.link.send(Response(request.stream_id, Code.UNKNOWN, "invalid plugin name"))
+            puppet.link.send(TtrpcResponse(request.stream_id, Code.UNKNOWN, "invalid plugin name"))
             await puppet.ended
             await clock.until_armed(FIRST_DELAY_S)
         assert any("UNKNOWN: invalid plugin name" in getattr(record, "why", "") for record in caplog.records)
@@ -345,8 +345,8 @@ class TestSynchronizeFails:
             puppet = await endpoint.puppets.get()
             await puppet.registration()
             await puppet.configure()
-            assert await puppet.call("Synchronize", pb.SynchronizeRequest()) == Response(3)
-            assert await puppet.call("CreateContainer", CREATE_ANYTHING) == Response(5)
+            assert await puppet.call("Synchronize", pb.SynchronizeRequest()) == TtrpcResponse(3)
+            assert await puppet.call("CreateContainer", CREATE_ANYTHING) == TtrpcResponse(5)
             assert not session.synchronized
             assert "create main" not in handler.heard
             handler.on_synchronize = RecordingHandler().on_synchronize
@@ -374,7 +374,7 @@ class TestSynchronizeFails:
             answer = puppet.call("Synchronize", pb.SynchronizeRequest())
             await gate.reached.wait()
             clock.advance(1.0)
-            assert await answer == Response(3)
+            assert await answer == TtrpcResponse(3)
             assert not session.synchronized
 
     async def failed_at_first(self, endpoint, handler) -> Puppet:

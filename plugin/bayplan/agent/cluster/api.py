@@ -26,7 +26,7 @@ import msgspec
 import yaml
 from msgspec import Struct
 
-from bayplan.agent.http_client import Answer, SentRequest, Server, ask
+from bayplan.agent.http_client import HttpAnswer, SentRequest, Server, ask
 from bayplan.backoff import Backoff, drawn
 from bayplan.errors import BayplanError, ConfigError, Problem, UnavailableError, excerpt
 
@@ -293,7 +293,7 @@ class Api:
 
     async def _answered(
         self, request: SentRequest, lasts_s: float = 0.0, take_line: Callable[[bytes], None] | None = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         """The answer to *request*, which lasts *lasts_s* beside the time for it."""
         await self.reachability.wait(self._timeout_s)
         try:
@@ -314,13 +314,13 @@ def _with_body(method: str, target: str, body: Object, content_type: str) -> Sen
     return SentRequest(target, method, json.dumps(body).encode(), content_type)
 
 
-def _accepted(path: str, answer: Answer) -> Answer:
+def _accepted(path: str, answer: HttpAnswer) -> HttpAnswer:
     if answer.status not in _SUCCESS:
         raise _refusal(path, answer)
     return answer
 
 
-def _refusal(path: str, answer: Answer) -> ApiError:
+def _refusal(path: str, answer: HttpAnswer) -> ApiError:
     """By the Status object that comes with it; other answers are a proxy's."""
     try:
         status = msgspec.json.decode(answer.body, type=_Status)
@@ -331,7 +331,7 @@ def _refusal(path: str, answer: Answer) -> ApiError:
     return ApiError(path, answer.status, message, causes, answer.retry_after_s)
 
 
-def _phrase(answer: Answer) -> str:
+def _phrase(answer: HttpAnswer) -> str:
     try:
         return answer.reason or HTTPStatus(answer.status).phrase
     except ValueError:

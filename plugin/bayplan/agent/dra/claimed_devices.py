@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct, field
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.dra.driver import Claim, claim_path
+from bayplan.agent.dra.driver import ClaimObject, claim_path
 from bayplan.agent.dra.slices import COLLECTION
 from bayplan.agent.mirror import DaemonLink
 from bayplan.agent_protocol import CLAIMED_DEVICES
@@ -113,7 +113,7 @@ class _Slices(Struct, frozen=True):
     items: tuple[_Slice, ...] = ()
 
 
-class Wanted(Struct, frozen=True):
+class WantedClaims(Struct, frozen=True):
     """What the containers of a pod have of which claims: container, claim's name, and of it one request, or
     all where that is empty."""
 
@@ -122,7 +122,7 @@ class Wanted(Struct, frozen=True):
     rows: tuple[tuple[str, str, str], ...] = field(default=())
 
 
-def wanted_of(pod: Object) -> Wanted | None:
+def wanted_of(pod: Object) -> WantedClaims | None:
     """What *pod*, as the API server has it, says of claims; None if it has none, or they are not made yet."""
     one = msgspec.convert(pod, _Pod)
     spec, status = one.spec, one.status
@@ -140,7 +140,7 @@ def wanted_of(pod: Object) -> Wanted | None:
             (each.container_name, extended.resource_claim_name, each.request_name)
             for each in extended.request_mappings
         ]
-    return Wanted(one.metadata.namespace, one.metadata.uid, tuple(rows)) if rows else None
+    return WantedClaims(one.metadata.namespace, one.metadata.uid, tuple(rows)) if rows else None
 
 
 def place_of(name: str, driver: str, attributes: Mapping[str, Mapping[str, Any]]) -> ClaimedDevice | None:
@@ -180,7 +180,7 @@ class ClaimedDevices:
         self._api = api
         self._link = link
         self._query = urlencode({"fieldSelector": f"spec.nodeName={node_name}"})
-        self._pods: dict[str, Wanted] = {}
+        self._pods: dict[str, WantedClaims] = {}
         self._due: dict[str, None] = {}
         self._is_due = asyncio.Event()
         self._places: dict[tuple[str, str, str], ClaimedDevice | None] = {}
@@ -239,7 +239,7 @@ class ClaimedDevices:
         for uid in self._pods:
             self._make_due(uid)
 
-    async def _tell(self, pod: Wanted) -> bool:
+    async def _tell(self, pod: WantedClaims) -> bool:
         """Whether all of it is known, and the daemon was told, or cannot be."""
         try:
             containers = await self._devices_of(pod)
@@ -257,11 +257,11 @@ class ClaimedDevices:
             logger.debug("the daemon is not told of claimed devices", extra={"problem": str(error)})
         return True
 
-    async def _devices_of(self, pod: Wanted) -> dict[str, dict[str, ClaimedDevice]] | None:
+    async def _devices_of(self, pod: WantedClaims) -> dict[str, dict[str, ClaimedDevice]] | None:
         """By container and name; None while a claim is not allocated."""
         containers: dict[str, dict[str, ClaimedDevice]] = {}
         for claim_name in dict.fromkeys(claim for _, claim, _ in pod.rows):
-            claim = await self._api.get(claim_path(pod.namespace, claim_name), Claim)
+            claim = await self._api.get(claim_path(pod.namespace, claim_name), ClaimObject)
             if claim.status.allocation is None:
                 return None
             for result in claim.status.allocation.devices.results:

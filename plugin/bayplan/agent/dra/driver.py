@@ -102,7 +102,7 @@ class _Status(Struct, frozen=True, rename="camel"):
         return next((one.message for one in conditions if (one.type, one.status) == (PREPARED, "False")), "")
 
 
-class Claim(Struct, frozen=True):
+class ClaimObject(Struct, frozen=True):
     """A ResourceClaim, as far as it is used."""
 
     metadata: _Metadata
@@ -194,7 +194,7 @@ class ClaimDriver:
         fields = {"claim": f"{claim.namespace}/{claim.name}", "problem": problem}
         logger.warning("a resource claim was held, and nobody needs it", extra=fields)
 
-    async def _say(self, claim: pb.Claim, found: Claim, problem: str) -> None:
+    async def _say(self, claim: pb.Claim, found: ClaimObject, problem: str) -> None:
         """Write into the claim's status that it is prepared, or the *problem*: kubelet's event on the pod has
         it too, and goes after an hour. Nothing is written where it says so."""
         if found.status.said == problem:
@@ -224,20 +224,20 @@ class ClaimDriver:
             "status": {"devices": devices},
         }
         try:
-            await self._api.apply(f"{claim_path(claim.namespace, claim.name)}/status", applied, Claim)
+            await self._api.apply(f"{claim_path(claim.namespace, claim.name)}/status", applied, ClaimObject)
         except (ApiError, UnavailableError) as error:
             self._unsaid.holds(str(error))
         else:
             self._unsaid.over()
 
-    async def _found(self, claim: pb.Claim) -> Claim:
+    async def _found(self, claim: pb.Claim) -> ClaimObject:
         """*claim* as the API server has it, with something that was allocated here.
 
         Raises:
             ClaimError: it is another one, or is not allocated.
             BayplanError: it cannot be read.
         """
-        found = await self._api.get(claim_path(claim.namespace, claim.name), Claim)
+        found = await self._api.get(claim_path(claim.namespace, claim.name), ClaimObject)
         if found.metadata.uid != claim.uid:
             problem = f"its uid is {found.metadata.uid} now, and kubelet asks for {claim.uid}"
             raise ClaimError(claim.namespace, claim.name, problem)
@@ -258,7 +258,7 @@ class ClaimDriver:
         seen. For which pod it is held says nothing: the next one may have it already."""
         claim, adopted = held.claim, held.adopted
         try:
-            found = await self._api.get(claim_path(claim.namespace, claim.name), Claim)
+            found = await self._api.get(claim_path(claim.namespace, claim.name), ClaimObject)
         except ApiError as error:
             return error.status != HTTPStatus.NOT_FOUND
         except BayplanError:
@@ -269,7 +269,7 @@ class ClaimDriver:
         return found.metadata.uid == claim.uid and here and bool(found.status.reserved_for)
 
 
-def allocated_here(claim: pb.Claim, found: Claim, node_name: str) -> ResourceClaim:
+def allocated_here(claim: pb.Claim, found: ClaimObject, node_name: str) -> ResourceClaim:
     """What of the node *node_name* was allocated to *claim*, which the API server has as *found*; raises
     ClaimError if that cannot be held."""
     try:

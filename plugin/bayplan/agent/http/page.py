@@ -24,7 +24,7 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple, Protocol
 
 from bayplan.admin_protocol import SIZES
-from bayplan.agent.http.server import PageRequest, Response, plain_text
+from bayplan.agent.http.server import HttpResponse, PageRequest, plain_text
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Refused
 from bayplan.drawing.maps import WIDTH, machine_map
@@ -210,7 +210,7 @@ _HOURS: Final = 6
 _S_PER_HOUR: Final = 3600
 
 
-class Event(NamedTuple):
+class PageEvent(NamedTuple):
     """What happened *at* a moment (text, and seconds since the epoch), of one of `KINDS`, and in words to
     whom and why."""
 
@@ -220,7 +220,7 @@ class Event(NamedTuple):
     words: str
 
 
-def timeline(events: Sequence[Event], span_s: int, now_s: float, width: float) -> str:
+def timeline(events: Sequence[PageEvent], span_s: int, now_s: float, width: float) -> str:
     """The *events*, in order, within *span_s* before *now_s*, as SVG of that *width*; without rows that would
     be empty."""
 
@@ -261,7 +261,7 @@ MOST_EVENTS: Final = 50
 _MOST_CHARACTERS: Final = 300
 
 
-class Asking(Protocol):
+class DaemonQuestions(Protocol):
     """Asks the daemon."""
 
     def __call__(self, verb: str, /, **request: Any) -> Awaitable[dict[str, Any]]:
@@ -271,10 +271,10 @@ class Asking(Protocol):
 class Answers:
     """Answers for ``/explain?subject=``, ``/timeline?node=`` and ``/what-if?name=&memory=&cpus=...``."""
 
-    def __init__(self, ask: Asking) -> None:
+    def __init__(self, ask: DaemonQuestions) -> None:
         self._ask = ask
 
-    async def explain(self, request: PageRequest) -> Response:
+    async def explain(self, request: PageRequest) -> HttpResponse:
         """Why the containers of a pod, or one of them, are where they are."""
         try:
             view = await self._ask("explain", subject=_field(request, "subject"))
@@ -282,7 +282,7 @@ class Answers:
             return _problem(error)
         return _html("".join(map(explained, view["containers"])))
 
-    async def timeline(self, request: PageRequest) -> Response:
+    async def timeline(self, request: PageRequest) -> HttpResponse:
         """What happened in the last day on a node, or on all."""
         node = _field(request, "node")
         try:
@@ -293,7 +293,7 @@ class Answers:
         events = [event for event, nodes in events_of(view) if only is None or only in nodes]
         return _html(happened(events, only, time.time(), page_width(request)))
 
-    async def what_if(self, request: PageRequest) -> Response:
+    async def what_if(self, request: PageRequest) -> HttpResponse:
         """What would become of a pod of these sizes now."""
         sizes = {key: _field(request, key) for key in SIZES}
         try:
@@ -338,11 +338,11 @@ def explained(view: View) -> str:
     return "".join(lines)
 
 
-def events_of(report: View) -> list[tuple[Event, NodeSet]]:
+def events_of(report: View) -> list[tuple[PageEvent, NodeSet]]:
     """What the answer to ``report`` says happened, in order, each with the nodes that it concerns. A refusal
     concerns all: none of them had room; so does what is bound to none."""
     everywhere = NodeSet(range(NodeSet.max_id + 1))
-    found: list[tuple[Event, NodeSet]] = []
+    found: list[tuple[PageEvent, NodeSet]] = []
     for one in report["containers"]:
         nodes = _nodes(one["mems"]) or everywhere
         found.append((_event(one, one["outcome"], f"{one['name']}: {why(one['reasons'])}"), nodes))
@@ -361,7 +361,7 @@ def events_of(report: View) -> list[tuple[Event, NodeSet]]:
     return sorted(found, key=lambda pair: pair[0].at)
 
 
-def happened(events: Sequence[Event], node: int | None, now_s: float, width: float) -> str:
+def happened(events: Sequence[PageEvent], node: int | None, now_s: float, width: float) -> str:
     """The events as a line in time, and the latest as a list."""
     where = "on all nodes; press one in the picture for its own" if node is None else f"on node {node}"
     head = f"<h2>The last day <small>{counted(len(events), 'event')} {where}</small></h2>"
@@ -373,8 +373,8 @@ def happened(events: Sequence[Event], node: int | None, now_s: float, width: flo
     return head + timeline(events, SINCE_S, now_s, width) + table(("at", "what", "who"), rows)
 
 
-def _event(one: View, what: str, words: str) -> Event:
-    return Event(one["at"], datetime.fromisoformat(one["at"]).timestamp(), what, words)
+def _event(one: View, what: str, words: str) -> PageEvent:
+    return PageEvent(one["at"], datetime.fromisoformat(one["at"]).timestamp(), what, words)
 
 
 def _nodes(*texts: str | None) -> NodeSet:
@@ -389,11 +389,11 @@ def _field(request: PageRequest, name: str) -> str:
     return request.query.get(name, "").strip()[:_MOST_CHARACTERS]
 
 
-def _html(text: str) -> Response:
-    return Response(text.encode(), "text/html; charset=utf-8")
+def _html(text: str) -> HttpResponse:
+    return HttpResponse(text.encode(), "text/html; charset=utf-8")
 
 
-def _problem(error: BayplanError) -> Response:
+def _problem(error: BayplanError) -> HttpResponse:
     return _html(f'<p class="refused">{plain(str(error))}</p>')
 
 
@@ -430,21 +430,21 @@ class Page:
         self._made: dict[float, tuple[float, int, Parts]] = {}
         self._streams = 0
 
-    async def __call__(self, _: PageRequest) -> Response:
+    async def __call__(self, _: PageRequest) -> HttpResponse:
         """The page as it is now."""
         parts = {"map style": STYLE, **(await self._parts(WIDTH))[1]}
         page = re.sub(r"\{\{([a-z ]+)\}\}", lambda found: parts[found[1]], _TEMPLATE)
-        return Response(
+        return HttpResponse(
             page.encode(), "text/html; charset=utf-8", headers=(("Content-Security-Policy", _POLICY),)
         )
 
-    async def events(self, request: PageRequest) -> Response:
+    async def events(self, request: PageRequest) -> HttpResponse:
         """Server-sent events: each has the parts that are new, for a page of the ``width`` that is asked
         for."""
         if self._streams >= MOST_STREAMS:
             return plain_text(503, f"{MOST_STREAMS} pages are followed already")
         width = page_width(request)
-        return Response(content_type="text/event-stream", chunks=self._follow(width))
+        return HttpResponse(content_type="text/event-stream", chunks=self._follow(width))
 
     async def _follow(self, width: float) -> AsyncGenerator[bytes, None]:
         self._streams += 1

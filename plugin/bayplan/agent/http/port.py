@@ -32,8 +32,8 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from bayplan.agent.command_line import Address, AgentSettings
-from bayplan.agent.http.page import Answers, Asking, Page
-from bayplan.agent.http.server import HttpServer, PageRequest, Response, plain_text
+from bayplan.agent.http.page import Answers, DaemonQuestions, Page
+from bayplan.agent.http.server import HttpResponse, HttpServer, PageRequest, plain_text
 from bayplan.agent.mirror import Mirror
 from bayplan.errors import ConfigError, Problem
 from bayplan.printable import printable
@@ -56,9 +56,9 @@ class MetricsPage:
         self._most_containers = most_containers
         self._clock = clock
         self._lock = asyncio.Lock()
-        self._pages: dict[tuple[str, bool], tuple[float, Response]] = {}
+        self._pages: dict[tuple[str, bool], tuple[float, HttpResponse]] = {}
 
-    async def __call__(self, request: PageRequest) -> Response:
+    async def __call__(self, request: PageRequest) -> HttpResponse:
         """The page, not older than a second."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         compressed = "gzip" in request.headers.get("accept-encoding", "")
@@ -70,7 +70,9 @@ class MetricsPage:
                 body = await asyncio.to_thread(self._body, encode, snapshot, following=following)
                 body = gzip.compress(body, _GZIP_LEVEL) if compressed else body
                 headers = (("Content-Encoding", "gzip"),) if compressed else ()
-                page = Response(body, content_type, headers=(("Vary", "Accept, Accept-Encoding"), *headers))
+                page = HttpResponse(
+                    body, content_type, headers=(("Vary", "Accept, Accept-Encoding"), *headers)
+                )
                 self._pages[content_type, compressed] = self._clock(), page
         return page
 
@@ -127,7 +129,7 @@ class BearerToken:
         self._token = b""
         self._read()
 
-    def why_refused(self, request: PageRequest) -> Response | None:
+    def why_refused(self, request: PageRequest) -> HttpResponse | None:
         """The answer to somebody who has not the token; None for others."""
         try:
             self._read()
@@ -163,7 +165,7 @@ class HostNames:
     def __init__(self, names: Collection[str]) -> None:
         self._names = {_bare(name) for name in names}
 
-    def why_refused(self, request: PageRequest) -> Response | None:
+    def why_refused(self, request: PageRequest) -> HttpResponse | None:
         """The answer to somebody who asked by another name; None for others."""
         name = _bare(_without_port(request.headers.get("host", "")))
         if name in self._names or is_loopback(name):
@@ -216,7 +218,7 @@ def _wrong(path: Path, found: str, expected: str) -> ConfigError:
     return ConfigError("command line", (Problem(str(path), found, expected),))
 
 
-async def livez(_: PageRequest) -> Response:
+async def livez(_: PageRequest) -> HttpResponse:
     """That the agent's event loop turns, or there would be no answer."""
     return plain_text(200, "ok")
 
@@ -227,7 +229,7 @@ class Readiness:
     def __init__(self, why_not: Callable[[], str | None]) -> None:
         self._why_not = why_not
 
-    async def __call__(self, _: PageRequest) -> Response:
+    async def __call__(self, _: PageRequest) -> HttpResponse:
         """Whether what the agent tells is the daemon's state of now."""
         reason = self._why_not()
         return plain_text(200, "ok") if reason is None else plain_text(503, reason)
@@ -244,7 +246,9 @@ _HEALTH: Final = frozenset({"/livez", "/readyz"})
 class HttpPort:
     """Serves at *address*, as *settings* say, from `start` to `close`."""
 
-    def __init__(self, address: Address, settings: AgentSettings, mirror: Mirror, ask: Asking) -> None:
+    def __init__(
+        self, address: Address, settings: AgentSettings, mirror: Mirror, ask: DaemonQuestions
+    ) -> None:
         """*ask* asks the daemon. Raises ConfigError: the token or the certificate cannot be used."""
         self._mirror = mirror
         self._token = None if settings.token_file is None else BearerToken(settings.token_file)
@@ -296,7 +300,7 @@ class HttpPort:
             return "baypland does not answer"
         return None if self._mirror.snapshot is not None else "baypland has not said everything yet"
 
-    def _check(self, request: PageRequest) -> Response | None:
+    def _check(self, request: PageRequest) -> HttpResponse | None:
         """Health is for everybody who reaches the port: kubelet's probes have no token."""
         misnamed = None if self._names is None else self._names.why_refused(request)
         if misnamed is not None:

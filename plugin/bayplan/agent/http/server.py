@@ -36,7 +36,7 @@ class PageRequest(Struct, frozen=True):
     query: Mapping[str, str] = {}
 
 
-class Response(Struct, frozen=True):
+class HttpResponse(Struct, frozen=True):
     """An answer. ``chunks`` are sent one after the other until the client is gone, in place of ``body``."""
 
     body: bytes = b""
@@ -46,13 +46,13 @@ class Response(Struct, frozen=True):
     chunks: AsyncGenerator[bytes, None] | None = None
 
 
-Route: TypeAlias = Callable[[PageRequest], Awaitable[Response]]
+Route: TypeAlias = Callable[[PageRequest], Awaitable[HttpResponse]]
 """Answers the requests for one path."""
 
 
-def plain_text(status: int, sentence: str, *headers: tuple[str, str]) -> Response:
+def plain_text(status: int, sentence: str, *headers: tuple[str, str]) -> HttpResponse:
     """An answer that is a sentence."""
-    return Response(f"{sentence}\n".encode(), status=status, headers=headers)
+    return HttpResponse(f"{sentence}\n".encode(), status=status, headers=headers)
 
 
 MAX_REQUEST_BYTES: Final = 16 << 10
@@ -72,7 +72,7 @@ _ALWAYS: Final = (
 class _UnusableError(Exception):
     """A request that is answered with a sentence, after which the connection ends."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: HttpResponse) -> None:
         super().__init__(response.status)
         self.response = response
 
@@ -92,7 +92,7 @@ class ClientConnection:
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        answer: Callable[[PageRequest], Awaitable[Response]],
+        answer: Callable[[PageRequest], Awaitable[HttpResponse]],
         set_waiting: SetWaiting,
         timeout_s: float,
     ) -> None:
@@ -158,7 +158,7 @@ class ClientConnection:
         except h11.RemoteProtocolError as error:
             raise _UnusableError(plain_text(error.error_status_hint, f"not a request: {error}")) from error
 
-    async def _send(self, response: Response, *, head_only: bool = False, last: bool = False) -> None:
+    async def _send(self, response: HttpResponse, *, head_only: bool = False, last: bool = False) -> None:
         framing = (
             ("Content-Length", str(len(response.body)))
             if response.chunks is None
@@ -172,7 +172,7 @@ class ClientConnection:
             await self._send_body(response)
         await self._write(h11.EndOfMessage())
 
-    async def _send_body(self, response: Response) -> None:
+    async def _send_body(self, response: HttpResponse) -> None:
         if response.chunks is None:
             await self._write(h11.Data(data=response.body))
             return
@@ -199,7 +199,7 @@ logger = logging.getLogger(__name__)
 MAX_CLIENTS: Final = 128
 CLIENT_TIMEOUT_S: Final = 10.0
 
-Check = Callable[[PageRequest], Response | None]
+Check = Callable[[PageRequest], HttpResponse | None]
 """The answer to somebody who may not ask, None for others."""
 
 
@@ -301,7 +301,7 @@ class HttpServer:
             del self._waiting[oldest]
             oldest.cancel()
 
-    async def _answer(self, request: PageRequest) -> Response:
+    async def _answer(self, request: PageRequest) -> HttpResponse:
         route = self._routes.get(request.path)
         if route is None:
             return plain_text(404, f"expected one of {', '.join(self._routes)}")

@@ -2,9 +2,9 @@
 
 Nodes are included one by one. A branch ends where no choice of the rest can do, or none can be better than
 what is known. Each bound holds for every set of a branch, however it is completed: a node never adds more
-than its bound (`Demand`, `Supply`), no set is nearer (`NearestNodes`) or crosses fewer (`Crossings`). Of
-nodes that could change places the roomier one is tried first, and the other only beside it. Invariant: what
-was not found does not exist, unless `StepBudget.ended`.
+than its bound (`BoundedDemand`, `Supply`), no set is nearer (`NearestNodes`) or crosses fewer
+(`Crossings`). Of nodes that could change places the roomier one is tried first, and the other only beside
+it. Invariant: what was not found does not exist, unless `StepBudget.ended`.
 
 Example: 3 of the nodes 0 to 4. The root includes none; its first child includes node 0 and may add 1 to 4,
 the second one includes node 1 and may add 2 to 4, because all sets with node 0 were in the first. The third
@@ -32,7 +32,7 @@ _SETS_A_STEP: Final = 16
 """What a branch costs beside its flows and the nodes that are left in it, and to see what is crossed."""
 
 
-class Demand(Struct, frozen=True):
+class BoundedDemand(Struct, frozen=True):
     """So much of something that a set must have. ``most`` bounds what each node adds to any set; without a
     *trial* it is what each node adds (CPUs). ``own`` is what each has for itself once the claims within it
     are kept."""
@@ -50,12 +50,12 @@ class Supply(Struct, frozen=True):
     to a set than it has room for alone.
     """
 
-    demand: Demand
+    demand: BoundedDemand
     held: int
     trial: Trial | None
 
     @classmethod
-    def none(cls, demand: Demand) -> "Supply":
+    def none(cls, demand: BoundedDemand) -> "Supply":
         """What no nodes have."""
         return cls(demand, 0, None if demand.trial is None else demand.trial.copy())
 
@@ -331,10 +331,10 @@ def _useful(supplies: Sequence[Supply], rest: Sequence[int], missing: int) -> Se
     return rest
 
 
-def _demands_of(question: Question) -> list[Demand]:
+def _demands_of(question: Question) -> list[BoundedDemand]:
     """Everything that *question* asks of a set, apart from devices."""
     demands = [
-        Demand(
+        BoundedDemand(
             amount_bytes,
             question.rooms[resource],
             question.counted.flows.flow(resource).slack,
@@ -343,5 +343,5 @@ def _demands_of(question: Question) -> list[Demand]:
         for resource, amount_bytes in question.amounts.items()
     ]
     if question.cpus:
-        demands.append(Demand(question.cpus, question.free_cpus, question.free_cpus))
+        demands.append(BoundedDemand(question.cpus, question.free_cpus, question.free_cpus))
     return demands

@@ -73,7 +73,7 @@ PLAN_ENDED: Final = "plan-ended"
 """Code of the reason that no plan of moves was found before the search for one was given up."""
 
 
-class Asked(NamedTuple):
+class AskedRoom(NamedTuple):
     """What a set of nodes is to have: bytes by resource, and a number of CPUs."""
 
     amounts: Amounts
@@ -107,7 +107,7 @@ class Confinement:
         self.exclusive = ExclusiveCpus(topology, flows.basis, request, current)
         # How many CPUs the set must have.
         self.cpus = self.exclusive.count
-        self.own = Asked(self.amounts, self.cpus)
+        self.own = AskedRoom(self.amounts, self.cpus)
         self.by_pod = scope is TopologyScope.POD and self.aligned
         self.most_for_moves = int(max_steps * SHARE_OF_MOVES)
         self.budget = StepBudget(max_steps - self.most_for_moves)
@@ -196,7 +196,7 @@ class Confinement:
                 lacking = f"{where} {has} not {amounts_text({}, self.cpus)} free"
                 are = "CPU is" if self.cpus == 1 else "CPUs are"
                 self.notes.append(Reason("apart", f"its {are} elsewhere: {lacking}"))
-                attempt = self._attempt(candidates, Asked(self.amounts, 0))
+                attempt = self._attempt(candidates, AskedRoom(self.amounts, 0))
                 decision = self._best_set(attempt)
         return attempt, decision
 
@@ -256,7 +256,7 @@ class Confinement:
         more = len(cpus) > len(self.exclusive.own)
         return None if away != elsewhere or (elsewhere and more) else taken
 
-    def _asked_together(self, candidates: CandidateNodes) -> list[Asked]:
+    def _asked_together(self, candidates: CandidateNodes) -> list[AskedRoom]:
         """What a set of nodes must have room for: under the scope pod, and for the first container of the
         pod, all that the pod asks for.
 
@@ -271,11 +271,11 @@ class Confinement:
             for resource, amount in {**self.amounts, **totals.amounts_bytes}.items()
         }
         if totals.exclusive_cpus is not None:
-            return [Asked(amounts, max(self.cpus, totals.exclusive_cpus))]
+            return [AskedRoom(amounts, max(self.cpus, totals.exclusive_cpus))]
         rest = max(0, totals.cpu_milli - self.request.cpu_milli) // MILLI_PER_CPU
-        return [Asked(amounts, self.cpus + rest), *([Asked(amounts, self.cpus)] if rest else [])]
+        return [AskedRoom(amounts, self.cpus + rest), *([AskedRoom(amounts, self.cpus)] if rest else [])]
 
-    def _attempt(self, candidates: CandidateNodes, asked: Asked) -> Attempt:
+    def _attempt(self, candidates: CandidateNodes, asked: AskedRoom) -> Attempt:
         amounts, cpus = asked.amounts, asked.cpus
         if self.budget.spent:
             self.budget = self.budget.rest()
@@ -458,7 +458,7 @@ class Confinement:
         devices = " and its devices" if self.request.hints else ""
         note = Reason("apart", f"no set of nodes has {asked}{devices}; memory alone fits")
         ordinary = CandidateNodes(self.machine.ordinary_nodes)
-        attempt = self._attempt(ordinary, Asked(self.amounts, 0))
+        attempt = self._attempt(ordinary, AskedRoom(self.amounts, 0))
         relaxed = replace(attempt, question=replace(attempt.question, required_hints=()))
         self.notes.append(note)
         decision = self._best_set(relaxed)
@@ -536,7 +536,7 @@ class Confinement:
         found, own = None, self.exclusive.own
         if self.cpus and len(own) != self.cpus and (self.strict or not own):
             candidates = CandidateNodes(self.machine.ordinary_nodes, required=self.strict)
-            attempt = self._attempt(candidates, Asked({}, self.cpus))
+            attempt = self._attempt(candidates, AskedRoom({}, self.cpus))
             found = search(attempt.question, attempt.area)
             if found is None:
                 self._missed = self._missed or attempt

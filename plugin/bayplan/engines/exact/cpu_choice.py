@@ -85,7 +85,7 @@ class Occupation(Struct, frozen=True):
         return lost
 
 
-class Wanted(Struct, frozen=True):
+class WantedCpus(Struct, frozen=True):
     """What is to be chosen: *count* CPUs of ``available``, all of ``kept`` among them, which is a part of it.
 
     ``free`` are the CPUs that nobody else has, by which a core is whole; sets of CPUs are bitmasks.
@@ -276,7 +276,7 @@ class CpuLayout:
             found.append(_Group(mask, unit, children, cores, node, is_cell=True))
         return tuple(found)
 
-    def cores_in(self, group: _Group, wanted: Wanted) -> "_Cores":
+    def cores_in(self, group: _Group, wanted: WantedCpus) -> "_Cores":
         """The cores of *group* with CPUs of *wanted*."""
         mask = group.mask
         key = mask, wanted.available & mask, wanted.free & mask, wanted.kept & mask, wanted.rules.spread
@@ -316,7 +316,7 @@ class _Cores(Struct, frozen=True):
     partial: bool
 
     @classmethod
-    def of(cls, layout: CpuLayout, cores: Iterable[int], wanted: Wanted) -> "_Cores":
+    def of(cls, layout: CpuLayout, cores: Iterable[int], wanted: WantedCpus) -> "_Cores":
         """Those of *cores* that *wanted* may take."""
         alike: dict[tuple[int, bool, int], list[int]] = {}
         kept, room, wholes, partial = [], 0, 0, False
@@ -348,7 +348,7 @@ class _Cores(Struct, frozen=True):
         return found
 
 
-def choose(layout: CpuLayout, wanted: Wanted, max_steps: int = MAX_STEPS) -> Choice:
+def choose(layout: CpuLayout, wanted: WantedCpus, max_steps: int = MAX_STEPS) -> Choice:
     """The best choice. *wanted* must have as many CPUs available as it asks for."""
     return _Choosing(layout, wanted, max_steps).choice()
 
@@ -365,7 +365,7 @@ def fit(
     if found is None:
         if len(known) >= _MAX_REMEMBERED:
             known.clear()
-        wanted = Wanted(count, available, available, rules=rules)
+        wanted = WantedCpus(count, available, available, rules=rules)
         found = _fit(layout, wanted)
         if occupation is not None:
             cpus = choose(layout, wanted).cpus
@@ -374,7 +374,7 @@ def fit(
     return found
 
 
-def _fit(layout: CpuLayout, wanted: Wanted) -> Fit:
+def _fit(layout: CpuLayout, wanted: WantedCpus) -> Fit:
     found = [
         (layout.cache_of[leaf.mask], layout.cores_in(leaf, wanted))
         for leaf in layout.leaves
@@ -459,7 +459,7 @@ def _fewest_pieces(pieces: Mapping[int, int], count: int) -> int:
 class _Choosing:
     """One choice: what is looked for, and the steps that are left."""
 
-    def __init__(self, layout: CpuLayout, wanted: Wanted, max_steps: int) -> None:
+    def __init__(self, layout: CpuLayout, wanted: WantedCpus, max_steps: int) -> None:
         self.layout, self.wanted, self.fields = layout, wanted, layout.fields
         self.need = wanted.count - wanted.kept.bit_count()
         self.steps = max_steps
@@ -696,7 +696,7 @@ def _leaves(groups: Iterable[_Group]) -> Iterator[_Group]:
             yield group
 
 
-def _kept_core(layout: CpuLayout, core: int, wanted: Wanted, *, whole: bool) -> Table:
+def _kept_core(layout: CpuLayout, core: int, wanted: WantedCpus, *, whole: bool) -> Table:
     """The best choices of CPUs of *core* beside the kept ones."""
     fields, table = layout.fields, {}
     part, kept = core & wanted.available & ~wanted.kept, core & wanted.kept

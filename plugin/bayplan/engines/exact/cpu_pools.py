@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from bayplan.engines.exact.claiming import STRICT, is_bounded
-from bayplan.engines.exact.cpu_choice import Wanted, choose
+from bayplan.engines.exact.cpu_choice import WantedCpus, choose
 from bayplan.engines.exact.exclusive_cpus import distances_to, kept_shared, rules_of
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.basis import Basis
@@ -155,7 +155,7 @@ class _Pool:
             count = len(kept) + min(wanted - len(kept), self.room)
             near = (topology.cpus_near(nodes) & free) | kept
             available, stays = (near, kept) if count <= len(near) else (free | kept, near)
-        looked_for = Wanted(
+        looked_for = WantedCpus(
             count,
             available.mask,
             (free | kept).mask,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.device_hints import device_shares
 from bayplan.engines.exact.claiming import STRICT, fewest
-from bayplan.engines.exact.cpu_choice import Fit, Occupation, Rules, Wanted, choose, first_of, fit
+from bayplan.engines.exact.cpu_choice import Fit, Occupation, Rules, WantedCpus, choose, first_of, fit
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.basis import Basis
 from bayplan.model.claims import proportional
@@ -275,7 +275,7 @@ class ExclusiveCpus:
             text += f"; {are} isolated, for containers that ask for such"
         return Reason(NO_EXCLUSIVE_CPUS, text)
 
-    def _wanted(self, nodes: NodeSet) -> tuple[Wanted, int]:
+    def _wanted(self, nodes: NodeSet) -> tuple[WantedCpus, int]:
         """What is to be chosen on *nodes*, and which CPUs it keeps that are offline: only where others would
         have to come from elsewhere."""
         free, offline, online = self.free, 0, self._online
@@ -294,9 +294,9 @@ class ExclusiveCpus:
         on_one = nodes.mask.bit_count() == 1 and not available & ~self._topology.cpus_of(nodes.mask)
         distances = {} if on_one else distances_to(self._topology, nodes, self._hints)
         count = self.count - offline.bit_count()
-        return Wanted(count, available, free, kept, distances, self._rules), offline
+        return WantedCpus(count, available, free, kept, distances, self._rules), offline
 
-    def _parts(self, nodes: NodeSet, wanted: Wanted) -> Mapping[int, int]:
+    def _parts(self, nodes: NodeSet, wanted: WantedCpus) -> Mapping[int, int]:
         """The CPUs near each of *nodes* on which there is to be a number of them, in whole cores as far as
         they divide: where there are devices of the container near several of them, or all are to have as
         many."""
@@ -326,7 +326,7 @@ def best_cpus(
     online = available & topology.machine.online_cpus
     near, count = online & topology.cpus_near(nodes), min(count, len(online))
     enough = len(near) >= count
-    wanted = Wanted(
+    wanted = WantedCpus(
         count,
         (near if enough else online).mask,
         online.mask,

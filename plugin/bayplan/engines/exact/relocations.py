@@ -64,7 +64,7 @@ Demand = tuple[tuple[str, int, int], ...]
 """Resource, set of nodes, and how much of it is asked for within the set. CPUs of one kind are a resource."""
 
 
-class Shortage(NamedTuple):
+class OverfullSet(NamedTuple):
     """A set of nodes that is asked for ``excess`` more than it has of a resource."""
 
     resource: str
@@ -220,11 +220,11 @@ class Rooms:
                     return False
         return True
 
-    def shortages(self) -> list[Shortage]:
+    def shortages(self) -> list[OverfullSet]:
         """The sets that are short; at least one of them if any is."""
         found = []
         for resource, slack in self.slack.items():
-            found += [Shortage(resource, nodes, -left) for nodes, left in slack.items() if left < 0]
+            found += [OverfullSet(resource, nodes, -left) for nodes, left in slack.items() if left < 0]
         self.steps += len(self.slack)
         if found or not self._crossing:
             return found
@@ -232,7 +232,7 @@ class Rooms:
             cut = self._cut(resource)
             if cut:
                 self._watch(resource, cut)
-                return [Shortage(resource, cut, -self.slack[resource][cut])]
+                return [OverfullSet(resource, cut, -self.slack[resource][cut])]
         return []
 
     def _watch(self, resource: str, nodes: int) -> None:
@@ -350,7 +350,7 @@ class RelocationSearch:
                 self._rooms.change(movable.holds, 1)
 
     def _try_elsewhere(
-        self, movable: Movable, shortage: Shortage, nodes: int, left: int, moved_bytes: int
+        self, movable: Movable, shortage: OverfullSet, nodes: int, left: int, moved_bytes: int
     ) -> None:
         """Try *movable*, which is taken from where it is, on all nodes that end the *shortage*."""
         for target in self._targets(movable):
@@ -371,7 +371,7 @@ class RelocationSearch:
                 self._rooms.change(demand, -1)
                 self._chosen.pop()
 
-    def _helpers(self, short: Iterable[Shortage], left: int) -> tuple[Shortage, list[Movable]] | None:
+    def _helpers(self, short: Iterable[OverfullSet], left: int) -> tuple[OverfullSet, list[Movable]] | None:
         """The shortage that fewest can end, with these; None if one cannot be ended by so many as are
         *left*."""
         best = None
@@ -389,7 +389,7 @@ class RelocationSearch:
             return None
         return best[0], [self._movables[place] for place in sorted(best[1])]
 
-    def _within(self, shortage: Shortage) -> dict[int, int]:
+    def _within(self, shortage: OverfullSet) -> dict[int, int]:
         """How much of what is short each of those who did not move has within the set, by their places in the
         order of sizes."""
         holders, outside, have = self._holders.get(shortage.resource, ()), ~shortage.nodes, dict[int, int]()

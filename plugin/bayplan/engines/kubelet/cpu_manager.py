@@ -19,8 +19,8 @@ from bayplan.engines.kubelet.cpu_assignment import take_distributed, take_packed
 from bayplan.engines.kubelet.cpu_state import CpuState, CpuStateError, EmptySharedPoolError, SmtAlignmentError
 from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.topology_hints import (
-    Demand,
     HintSet,
+    NodeAmounts,
     OfSize,
     Preference,
     ProviderHints,
@@ -86,7 +86,7 @@ def cpu_hints(
     Preferred are the sets of the smallest size that could ever hold so many CPUs, in use or not; with
     *align_by_socket* also those which touch no more sockets than that size needs.
     """
-    demand = Demand(
+    demand = NodeAmounts(
         amounts={
             node: (available.mask & mask).bit_count() + (reusable.mask & mask).bit_count()
             for node, mask in topology.node_cpus.items()

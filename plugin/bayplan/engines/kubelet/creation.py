@@ -22,7 +22,7 @@ from bayplan.engines.kubelet.hint_merge import best_hint, narrowest_size
 from bayplan.engines.kubelet.ledger_state import placement_of
 from bayplan.engines.kubelet.managers import AttachedDevices, KubeletManagers, ManagersState, PreparedManagers
 from bayplan.engines.kubelet.memory_manager import container_wants, pod_wants, takes_part
-from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, Region
+from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, Region
 from bayplan.engines.kubelet.topology_manager import AFFINITY_ERROR, UNEXPECTED_ERROR, Admission
 from bayplan.errors import BayplanError
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
@@ -52,7 +52,7 @@ _SETS_NAMED: Final = 3
 _SETS_LOOKED_AT: Final = 100
 """All pairs of 14 nodes."""
 
-_Need = tuple[Demand, Demand]
+_Need = tuple[NodeAmounts, NodeAmounts]
 """What is asked of one resource, out of what is free now and out of all there could ever be."""
 
 
@@ -153,7 +153,7 @@ def _needs(
         for name, needed in wanted.items():
             free = {node: each.free_bytes(name) for node, each in nodes.items()}
             allocatable = {node: each.allocatable_bytes(name) for node, each in nodes.items()}
-            yield Demand(free, needed), Demand(allocatable, needed)
+            yield NodeAmounts(free, needed), NodeAmounts(allocatable, needed)
 
 
 def _cpu_need(
@@ -171,11 +171,11 @@ def _cpu_need(
     return _by_node(free, topology.node_cpus, needed), _by_node(topology.all_cpus, topology.node_cpus, needed)
 
 
-def _by_node(cpus: CpuSet, node_cpus: Mapping[int, int], needed: int) -> Demand:
-    return Demand({node: (cpus.mask & mask).bit_count() for node, mask in node_cpus.items()}, needed)
+def _by_node(cpus: CpuSet, node_cpus: Mapping[int, int], needed: int) -> NodeAmounts:
+    return NodeAmounts({node: (cpus.mask & mask).bit_count() for node, mask in node_cpus.items()}, needed)
 
 
-class Creation:
+class CreationDecision:
     """One decision about one new container."""
 
     def __init__(

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from bayplan.engines.exact.witness import settled_by_node
 from bayplan.engines.interface import KUBELET, OPTED_OUT, EngineKind, pinned_reason, pinned_text, unmet_wish
 from bayplan.engines.kubelet.booking import book, covers, memory_need
-from bayplan.engines.kubelet.creation import REFUSED, Creation
+from bayplan.engines.kubelet.creation import REFUSED, CreationDecision
 from bayplan.engines.kubelet.ledger_state import managers_state
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState, PreparedManagers
 from bayplan.engines.kubelet.pod_admission import PodAdmission
@@ -78,10 +78,10 @@ def _respect_pins(basis: Basis, request: Request, current: Placement) -> Decisio
 INFEASIBLE: Final = "Infeasible"
 """kubelet's word for a resize that it never tries."""
 
-_NO_RESIZE: Final = "Resize is infeasible for Guaranteed Pods alongside"
+_NO_RESIZE: Final = "ResizeDecision is infeasible for Guaranteed Pods alongside"
 
 
-class Resize:
+class ResizeDecision:
     """One decision about a running container; see the module."""
 
     def __init__(
@@ -184,17 +184,17 @@ class KubeletEngine:
             return answer or Decision(request, Outcome.PLACED, reasons=(_POD_LEVEL,))
         prepared = self._managers_on(basis)
         if answer is not None:
-            return Creation(prepared, ledger, ManagersState(), request).refusal() or answer
+            return CreationDecision(prepared, ledger, ManagersState(), request).refusal() or answer
         for_pod = request.pod_id if current is None else None
         state = managers_state(
             self.managers.memory, prepared.empty, prepared.kubelet.cpus, ledger, for_pod, blocks=False
         )
         if current is not None:
-            return Resize(prepared, state, request, current).decide()
+            return ResizeDecision(prepared, state, request, current).decide()
         if not memory_need(request):
             # A Guaranteed container without a visible limit: kubelet's Memory Manager knows no such thing.
             state = replace(state, memory=NO_MEMORY_MANAGER)
-        return Creation(prepared, ledger, state, request).decide()
+        return CreationDecision(prepared, ledger, state, request).decide()
 
     def admission(self, basis: Basis, pod: PodSpec) -> PodAdmission:
         """What kubelet answers about *pod*, a new one, as a whole. Its uid is the id that requests have."""

@@ -14,8 +14,8 @@ Intersections without the product. Choose one element of each list: a mask, "any
 the masks and the grounds of the chosen regions have in common is a *base*. Each region of ground G can
 leave out further nodes E, as long as G without E is in the region; the intersection is the base without
 all those E. Regions are monotone. So the intersections M of that choice are the sets whose remainder,
-base without M, the regions can share out among them (`LeftOut`; with one region it suffices that M, with
-the ground outside of the base, holds enough: `Members`). And with M every larger set inside the base is
+base without M, the regions can share out among them (`SetsLeftOut`; with one region it suffices that M, with
+the ground outside of the base, holds enough: `SetsWithin`). And with M every larger set inside the base is
 an intersection too, so that a base gives all sizes from some smallest one up to its own: step 2 needs
 only a search of size B; without a hit there, every base lies below B or begins above it. Of choices with
 equal bases only those with most regions count, since a region never has to leave anything out.
@@ -23,12 +23,12 @@ equal bases only those with most regions count, since a region never has to leav
 The search (`least`) is for the least set of nodes of a given size under a rule: depth first, it cuts
 what cannot succeed. Candidates are visited in ascending order of their masks as integers (highest node
 first, lowest choice first). So the first one found is the narrowest by kubelet's rule, and among equally
-close ones the first stays. A rule (`Members`, `LeftOut`) says of a partial choice whether it can still
+close ones the first stays. A rule (`SetsWithin`, `SetsLeftOut`) says of a partial choice whether it can still
 succeed, by bounds on what the nodes of a base hold, could hold, or can spare. They work on bare masks for
 speed, and each is exact for one demand without shared amounts.
 
 Cost: polynomial in nodes and providers when every region has one additive demand and few masks are listed
-one by one. Two demands of one region, or two regions of a `LeftOut`, make this a knapsack problem; the
+one by one. Two demands of one region, or two regions of a `SetsLeftOut`, make this a knapsack problem; the
 bounds are then no longer exact before the last node is chosen.
 """
 
@@ -42,10 +42,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.topology_hints import (
-    Demand,
     Distances,
     Hint,
     HintSet,
+    NodeAmounts,
     OfSize,
     Region,
     Touching,
@@ -63,7 +63,7 @@ class DemandBounds:
 
     __slots__ = ("_best", "needed", "shared", "slack", "weights")
 
-    def __init__(self, demand: Demand, base: int, rest: int = 0) -> None:
+    def __init__(self, demand: NodeAmounts, base: int, rest: int = 0) -> None:
         self.needed = demand.needed - sum(demand.amounts.get(node, 0) for node in bits(rest))
         self.weights = {node: demand.amounts.get(node, 0) for node in bits(base)}
         self.shared: list[tuple[int, int]] = []
@@ -134,7 +134,7 @@ class DemandBounds:
         return len(nodes)
 
 
-def together(demands: Sequence[Demand]) -> Demand:
+def together(demands: Sequence[NodeAmounts]) -> NodeAmounts:
     """One demand that follows from all of *demands*: their weighted sum, each weighed by 1/needed.
 
     Where every demand by itself could be met by some nodes, but not by the same ones, their sum often shows
@@ -149,7 +149,7 @@ def together(demands: Sequence[Demand]) -> Demand:
             amounts[node] = amounts.get(node, 0) + factor * amount
         shared.extend((where, factor * amount) for where, amount in demand.shared)
     needed = sum(demand.needed * factor for demand, factor in zip(real, factors, strict=True))
-    return Demand(amounts, needed, tuple(shared))
+    return NodeAmounts(amounts, needed, tuple(shared))
 
 
 ALWAYS_EXACT: Final = 8
@@ -192,7 +192,7 @@ class Rule(Protocol):
         the answer is exact. Every node of the base in neither is left out."""
 
 
-class Members:
+class SetsWithin:
     """The sets that lie in all of some regions, and touch the wanted number of blocks."""
 
     __slots__ = ("_bounds", "_touching", "base", "must")
@@ -211,7 +211,7 @@ class Members:
         self._touching = [([block.mask for block in rule.blocks], rule.count) for rule in touching]
 
     @classmethod
-    def within(cls, base: int, region: Region) -> "Members":
+    def within(cls, base: int, region: Region) -> "SetsWithin":
         """The sets that a base (inside the region's ground) and one set of the region have in common, for
         all sets of the region."""
         self = cls((region,))
@@ -231,7 +231,7 @@ class Members:
         return all(bound.reaches(chosen, below, picks) for bound in self._bounds)
 
 
-class LeftOut:
+class SetsLeftOut:
     """The sets M whose remainder (base without M) several regions can leave out between them.
 
     Each region may leave out its own share of the remainder, as long as its demands are met by the rest of
@@ -365,7 +365,7 @@ def fewest(region: Region, budget: Budget) -> int:
     upper = taken.bit_count()
     if lower == upper:
         return lower
-    rule = Members((region,))
+    rule = SetsWithin((region,))
     sizes = range(lower, upper)
     return next((size for size in sizes if least(rule, size, None, budget) is not None), upper)
 
@@ -536,7 +536,7 @@ def best_hint(hints: HintSet, containing: NodeSet = NodeSet()) -> Hint | None:
     for region in choice.regions:
         narrower = replace(region, must=region.must | containing)
         size = fewest(narrower, budget)
-        best = _better(best, least(Members([narrower]), size, None, budget))
+        best = _better(best, least(SetsWithin([narrower]), size, None, budget))
     return None if best is None else Hint(NodeSet.of_mask(best[1]), preferred=False)
 
 
@@ -632,7 +632,7 @@ def _preferred_members(
     if len(sizes) > 1:
         return None
     touching = [region.preferred for region in regions if isinstance(region.preferred, Touching)]
-    rule = Members(regions, touching, must)
+    rule = SetsWithin(regions, touching, must)
     for size in sizes or range(1, rule.base.bit_count() + 1):
         found = least(rule, size, distances, budget)
         if found is not None:
@@ -727,9 +727,9 @@ class _Intersections:
     def _rules(self, base: int, choices: Iterable[tuple[Region, ...]]) -> Iterator[Rule]:
         for regions in choices:
             if len(regions) == 1:
-                yield Members.within(base, regions[0])
+                yield SetsWithin.within(base, regions[0])
             elif regions:
-                yield LeftOut(base, regions, self._budget)
+                yield SetsLeftOut(base, regions, self._budget)
 
 
 def _wanted(lists: Sequence[_List], budget: Budget) -> int:

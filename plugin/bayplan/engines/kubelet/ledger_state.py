@@ -12,7 +12,14 @@ from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState
 from bayplan.engines.kubelet.memory_manager import MemoryManager
-from bayplan.engines.kubelet.memory_state import Block, Blocks, MemoryState, NodeMemory, Nodes, narrowest_set
+from bayplan.engines.kubelet.memory_state import (
+    Block,
+    Blocks,
+    MemoryState,
+    Nodes,
+    NumaNodeState,
+    narrowest_set,
+)
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.model.basis import kept_by_pin
 from bayplan.model.claims import sum_of
@@ -93,7 +100,7 @@ def _memory(
     nodes = {}
     for node, memory in empty.items():
         group = narrowest_set(sets[node]) if sets[node] else memory.group
-        nodes[node] = NodeMemory(memory.tables, counts[node], group)
+        nodes[node] = NumaNodeState(memory.tables, counts[node], group)
         for resource, amount_bytes in ledger.booked_bytes.get(node, {}).items():
             nodes[node] = _taken(nodes[node], resource, amount_bytes)
     for claim in ledger.resource_claims.values():
@@ -152,7 +159,7 @@ def _assignments(
     return found
 
 
-def _take_together(nodes: dict[int, NodeMemory], where: NodeSet, resource: str, amount_bytes: int) -> None:
+def _take_together(nodes: dict[int, NumaNodeState], where: NodeSet, resource: str, amount_bytes: int) -> None:
     """Take so much from the nodes *where* together, the lowest first, as kubelet does."""
     for node in where:
         taken_bytes = min(amount_bytes, max(0, nodes[node].free_bytes(resource)))
@@ -189,11 +196,11 @@ def _bound_to(policy: MemoryManagerPolicy, decision: Decision) -> NodeSet:
     return NodeSet()
 
 
-def _taken(memory: NodeMemory, resource: str, amount_bytes: int) -> NodeMemory:
+def _taken(memory: NumaNodeState, resource: str, amount_bytes: int) -> NumaNodeState:
     """The node after so much was given away; never more than it has, as reservations may have grown."""
     return memory.moved(resource, min(amount_bytes, max(0, memory.free_bytes(resource))))
 
 
-def _reserved(memory: NodeMemory, resource: str) -> int:
+def _reserved(memory: NumaNodeState, resource: str) -> int:
     table = memory.tables.get(resource)
     return 0 if table is None else table.reserved

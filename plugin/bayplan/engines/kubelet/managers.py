@@ -22,7 +22,7 @@ from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.hint_merge import narrowest_size
 from bayplan.engines.kubelet.memory_manager import MemoryManager
 from bayplan.engines.kubelet.memory_state import MemoryState, Nodes, empty_nodes
-from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
+from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, ProviderHints, Region
 from bayplan.engines.kubelet.topology_manager import Admission, Provider, TopologyManager
 from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
@@ -43,7 +43,7 @@ class AttachedDevices(Struct, frozen=True):
     devices: tuple[DeviceHint, ...]
     everything: NodeSet
 
-    def resources(self) -> dict[str, Demand]:
+    def resources(self) -> dict[str, NodeAmounts]:
         """What each resource demands of nodes, by the names of its devices. Devices without a kind that are
         on the same nodes give the same hints, and count as one resource too."""
         groups: dict[str | NodeSet, list[DeviceHint]] = {}
@@ -78,16 +78,16 @@ class AttachedDevices(Struct, frozen=True):
         """Nothing to be done: it has them."""
         return state
 
-    def needs(self, container: ContainerSpec | None) -> Iterable[Demand]:
+    def needs(self, container: ContainerSpec | None) -> Iterable[NodeAmounts]:
         """The devices as demands on nodes, for the container or (None) its pod."""
         return self.resources().values() if container is None or container.name == self.container else ()
 
 
-def _all_of(places: frozenset[NodeSet]) -> Demand:
+def _all_of(places: frozenset[NodeSet]) -> NodeAmounts:
     """The demand that a set of nodes touches each of *places*."""
     single = {node: 1 for nodes in places if len(nodes) == 1 for node in nodes}
     several = sorted((nodes for nodes in places if len(nodes) > 1), key=tuple)
-    return Demand(single, len(places), tuple((nodes, 1) for nodes in several))
+    return NodeAmounts(single, len(places), tuple((nodes, 1) for nodes in several))
 
 
 NO_MEMORY_MANAGER = MemoryManager(MemoryManagerPolicy.NONE, MemoryState())

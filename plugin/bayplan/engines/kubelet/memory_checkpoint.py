@@ -30,7 +30,7 @@ from bayplan.engines.kubelet.memory_state import (
     MemoryManagerError,
     MemoryState,
     MemoryTable,
-    NodeMemory,
+    NumaNodeState,
 )
 from bayplan.errors import ParseError
 from bayplan.kubelet.pod import FeatureGates
@@ -297,7 +297,7 @@ def state_of(checkpoint: Checkpoint) -> MemoryState:
     """
     return MemoryState(
         nodes={
-            node: NodeMemory(saved.tables or {}, saved.assignments, _node_set(saved.cells))
+            node: NumaNodeState(saved.tables or {}, saved.assignments, _node_set(saved.cells))
             for node, saved in (checkpoint.nodes or {}).items()
         },
         assignments={

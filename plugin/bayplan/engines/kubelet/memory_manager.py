@@ -36,12 +36,12 @@ from bayplan.engines.kubelet.memory_state import (
     MemoryAllocationError,
     MemoryManagerError,
     MemoryState,
-    NodeMemory,
     Nodes,
+    NumaNodeState,
     Refusal,
     book,
 )
-from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, ProviderHints, Region
+from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, ProviderHints, Region
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import (
     Amounts,
@@ -161,7 +161,7 @@ def _smallest(nodes: Nodes, wanted: Wanted) -> int | None:
         if all(memory.allocatable_bytes(name) >= size for name, size in wanted.items()):
             return 1
     capacity = tuple(
-        Demand({node: memory.allocatable_bytes(name) for node, memory in nodes.items()}, size)
+        NodeAmounts({node: memory.allocatable_bytes(name) for node, memory in nodes.items()}, size)
         for name, size in wanted.items()
     )
     return narrowest_size(Region(NodeSet(nodes), capacity, OfSize(0)))
@@ -194,20 +194,20 @@ def _regions(nodes: Nodes, wanted: Wanted, preferred: OfSize) -> Iterator[Region
     if free:
         yield Region(free, demands, preferred)
     for node in bound:
-        at_least_two = Demand(dict.fromkeys(unused, 1), 2)
+        at_least_two = NodeAmounts(dict.fromkeys(unused, 1), 2)
         yield Region(NodeSet(unused), (*demands, at_least_two), preferred, must=NodeSet((node,)))
 
 
-def _demands(unused: Nodes, wanted: Wanted) -> Iterator[Demand]:
+def _demands(unused: Nodes, wanted: Wanted) -> Iterator[NodeAmounts]:
     """What the nodes must hold together: enough free, and enough allocatable where that can be less."""
     for name, size in wanted.items():
-        yield Demand({node: memory.free_bytes(name) for node, memory in unused.items()}, size)
+        yield NodeAmounts({node: memory.free_bytes(name) for node, memory in unused.items()}, size)
         if any(memory.allocatable_bytes(name) < memory.free_bytes(name) for memory in unused.values()):
-            yield Demand({node: memory.allocatable_bytes(name) for node, memory in unused.items()}, size)
+            yield NodeAmounts({node: memory.allocatable_bytes(name) for node, memory in unused.items()}, size)
 
 
 def _holds(nodes: Nodes, where: NodeSet, wanted: Wanted, reusable: Mapping[str, int]) -> bool:
-    members: list[NodeMemory] = [nodes[node] for node in where]
+    members: list[NumaNodeState] = [nodes[node] for node in where]
     return all(
         sum(memory.allocatable_bytes(name) for memory in members) >= size
         and sum(memory.free_bytes(name) for memory in members) + reusable.get(name, 0) >= size

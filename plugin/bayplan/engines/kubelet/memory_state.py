@@ -42,7 +42,7 @@ class MemoryTable(Struct, frozen=True):
         return replace(self, reserved=self.reserved + amount_bytes, free=self.free - amount_bytes)
 
 
-class NodeMemory(Struct, frozen=True):
+class NumaNodeState(Struct, frozen=True):
     """One node. ``assignments`` counts blocks whose set of nodes holds it, also blocks without a byte there.
     ``group`` is the node alone, or the set of nodes that its allocations are bound to."""
 
@@ -60,7 +60,7 @@ class NodeMemory(Struct, frozen=True):
         table = self.tables.get(resource)
         return 0 if table is None else table.allocatable
 
-    def moved(self, resource: str, amount_bytes: int) -> "NodeMemory":
+    def moved(self, resource: str, amount_bytes: int) -> "NumaNodeState":
         """The node after *amount_bytes* of a resource were reserved (negative: released)."""
         if not amount_bytes:
             return self
@@ -76,7 +76,7 @@ class Block(Struct, frozen=True):
 
 
 Blocks = tuple[Block, ...]
-Nodes = Mapping[int, NodeMemory]
+Nodes = Mapping[int, NumaNodeState]
 
 
 class MemoryState(Struct, frozen=True):
@@ -138,7 +138,9 @@ def narrowest_set(sets: set[NodeSet]) -> NodeSet:
     return min(sets, key=lambda nodes: (len(nodes), nodes.mask))
 
 
-def empty_nodes(machine: Machine, reserved_bytes: Mapping[int, Mapping[str, int]]) -> dict[int, NodeMemory]:
+def empty_nodes(
+    machine: Machine, reserved_bytes: Mapping[int, Mapping[str, int]]
+) -> dict[int, NumaNodeState]:
     """The nodes of a machine before anything is allocated, with what is reserved for the system by node and
     resource. kubelet's arithmetic wraps around when more is reserved than there is; here nothing is left."""
     nodes = {}
@@ -148,11 +150,11 @@ def empty_nodes(machine: Machine, reserved_bytes: Mapping[int, Mapping[str, int]
         tables = {name: _unused(amount, kept.get(name, 0), amount) for name, amount in pools.items()}
         memory_bytes = node.memory_bytes
         tables[MEMORY] = _unused(memory_bytes, kept.get(MEMORY, 0), memory_bytes - sum(pools.values()))
-        nodes[node.id] = NodeMemory(tables, 0, NodeSet((node.id,)))
+        nodes[node.id] = NumaNodeState(tables, 0, NodeSet((node.id,)))
     return nodes
 
 
-def book(nodes: Nodes, where: NodeSet, resource: str, amount_bytes: int) -> dict[int, NodeMemory]:
+def book(nodes: Nodes, where: NodeSet, resource: str, amount_bytes: int) -> dict[int, NumaNodeState]:
     """The nodes after *amount_bytes* were taken from *where*, lowest node first, as much as each has. A node
     that gives nothing is counted and bound to the set all the same."""
     booked = dict(nodes)
@@ -203,7 +205,7 @@ def _bound_bytes(state: MemoryState, node: int, block: Block) -> int:
     )
 
 
-def _group_after(state: MemoryState, node: int, memory: NodeMemory, released: NodeSet) -> NodeSet:
+def _group_after(state: MemoryState, node: int, memory: NumaNodeState, released: NodeSet) -> NodeSet:
     """The group of a node that loses one assignment to *released*."""
     if memory.assignments == 1:
         return NodeSet((node,))

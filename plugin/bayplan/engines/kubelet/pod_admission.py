@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.booking import book, memory_need
-from bayplan.engines.kubelet.creation import Creation
+from bayplan.engines.kubelet.creation import CreationDecision
 from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers
 from bayplan.engines.kubelet.topology_manager import Admission
 from bayplan.kubelet.pod import PodSpec
@@ -53,7 +53,9 @@ class PodAdmission(Struct, frozen=True):
 
     def refusal(self, ledger: Ledger, request: Request) -> Decision:
         """The refusal, as that of *request*."""
-        decision = Creation(self.prepared, ledger, self.before, request).refused(self.pod, self.admission)
+        decision = CreationDecision(self.prepared, ledger, self.before, request).refused(
+            self.pod, self.admission
+        )
         left = self.admission.state.cpus.reusable.get(self.pod.uid, CpuSet())
         if not left:
             return decision
@@ -69,7 +71,7 @@ class PodAdmission(Struct, frozen=True):
         blocks = memory.state.blocks(self.pod.uid, name) or ()
         nodes = NodeSet(node for block in blocks for node in block.nodes)
         free = Basis(self.prepared.machine, self.prepared.policy, ledger).free_bytes
-        creation = Creation(self.prepared, ledger, self.before, request)
+        creation = CreationDecision(self.prepared, ledger, self.before, request)
         placed = Placement(
             memory.mems(self.pod.uid, name),
             self.cpus(name),

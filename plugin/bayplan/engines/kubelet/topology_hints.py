@@ -30,7 +30,7 @@ class Hint(Struct, frozen=True):
     preferred: bool
 
 
-class Demand(Struct, frozen=True):
+class NodeAmounts(Struct, frozen=True):
     """At least ``needed`` of something, of which each node holds its amount.
 
     ``amounts`` maps node ids to what is there (CPUs, bytes, devices); nodes that are left out hold none.
@@ -83,7 +83,7 @@ class Region(Struct, frozen=True):
     """
 
     ground: NodeSet
-    demands: tuple[Demand, ...]
+    demands: tuple[NodeAmounts, ...]
     preferred: Preference
     must: NodeSet = NodeSet()
 

@@ -82,7 +82,7 @@ class Admission(Struct, Generic[State], frozen=True):
         return self.hints.get(container, NOT_ALIGNED)
 
 
-class Verdict(Struct, frozen=True):
+class PolicyVerdict(Struct, frozen=True):
     """What a policy makes of hints: the hint to allocate by, and whether the pod is admitted."""
 
     hint: Hint
@@ -122,10 +122,10 @@ class TopologyManager(Struct, frozen=True):
             distances = Distances.of(machine)
         return cls(policy, machine.node_ids, scope, distances, gates or FeatureGates())
 
-    def decide(self, providers: Iterable[ProviderHints]) -> Verdict:
+    def decide(self, providers: Iterable[ProviderHints]) -> PolicyVerdict:
         """Merge the providers' hints under the policy."""
         if self.policy is TopologyPolicy.NONE:
-            return Verdict(NOT_ALIGNED, admitted=True)
+            return PolicyVerdict(NOT_ALIGNED, admitted=True)
         sets = flatten(providers)
         if self.policy is TopologyPolicy.SINGLE_NUMA_NODE:
             merged = merge([single_node(hints) for hints in sets], self.everything)
@@ -134,7 +134,7 @@ class TopologyManager(Struct, frozen=True):
         else:
             merged = merge(sets, self.everything, self.distances)
         admitted = merged.hint.preferred or self.policy is TopologyPolicy.BEST_EFFORT
-        return Verdict(merged.hint, admitted, merged.exact)
+        return PolicyVerdict(merged.hint, admitted, merged.exact)
 
     def admit(self, state: State, pod: PodSpec, providers: Sequence[Provider[State]]) -> Admission[State]:
         """Admit a pod: one merge for each container or for all, then everything is allocated."""

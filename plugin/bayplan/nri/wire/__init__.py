@@ -32,13 +32,13 @@ from bayplan.nri.wire.connection_events import (
     MessageTooLargeError,
     NeedData,
     RefusalFloodError,
-    Refused,
-    Request,
-    Response,
+    RefusedMessage,
     Role,
     StreamError,
     TooManyCallsError,
     TruncatedError,
+    TtrpcRequest,
+    TtrpcResponse,
 )
 
 __all__ = [
@@ -55,11 +55,11 @@ __all__ = [
     "MessageTooLargeError",
     "NeedData",
     "RefusalFloodError",
-    "Refused",
-    "Request",
-    "Response",
+    "RefusedMessage",
     "Role",
     "StreamError",
     "TooManyCallsError",
     "TruncatedError",
+    "TtrpcRequest",
+    "TtrpcResponse",
 ]

@@ -45,13 +45,13 @@ from bayplan.nri.wire.connection_events import (
     Incoming,
     MessageTooLargeError,
     RefusalFloodError,
-    Refused,
-    Request,
-    Response,
+    RefusedMessage,
     Role,
     StreamError,
     TooManyCallsError,
     TruncatedError,
+    TtrpcRequest,
+    TtrpcResponse,
 )
 from bayplan.nri.wire.envelope import (
     UndecodableError,
@@ -70,7 +70,7 @@ class MessageType(enum.IntEnum):
     DATA = 3
 
 
-class Header(NamedTuple):
+class MessageHeader(NamedTuple):
     """The header of a ttRPC message. Flags only matter to streaming calls, which NRI does not use."""
 
     length: int
@@ -130,7 +130,7 @@ class ServedStreams:
         self._unanswered: dict[int, int] = {}
         self._unanswered_bytes = 0
 
-    def judge(self, header: Header) -> Ruling:
+    def judge(self, header: MessageHeader) -> Ruling:
         """Rule on a header. A request that is to be read counts as unanswered from here on."""
         if header.type == MessageType.DATA:
             # A client's end of stream may follow the request of a unary call; anything else has no stream.
@@ -203,7 +203,7 @@ class CalledStreams:
         self._last_sent = stream_id
         self._outstanding.add(stream_id)
 
-    def judge(self, header: Header) -> Ruling:
+    def judge(self, header: MessageHeader) -> Ruling:
         """Rule on a header. The call is not closed by it: the body has yet to come."""
         if header.stream_id not in self._outstanding:
             return IGNORE  # the late answer to a call that was given up
@@ -257,9 +257,9 @@ class _Incoming(Struct):
     """What is there of the next message of a logical connection: a part of its header, or (with ``header``)
     the ruling on it, and what of the body has come and is ``missing_bytes``."""
 
-    judge: Callable[[Header], Ruling]
+    judge: Callable[[MessageHeader], Ruling]
     head: bytearray = field(default_factory=bytearray)
-    header: Header | None = None
+    header: MessageHeader | None = None
     ruling: Ruling = IGNORE
     body: bytearray = field(default_factory=bytearray)
     missing_bytes: int = 0
@@ -273,7 +273,7 @@ class MessageReader:
     front of a bytearray only moves its start, so that the work is linear in the bytes, however they are cut.
     """
 
-    def __init__(self, judged: Mapping[int, Callable[[Header], Ruling]]) -> None:
+    def __init__(self, judged: Mapping[int, Callable[[MessageHeader], Ruling]]) -> None:
         self._incoming = {connection_id: _Incoming(judge) for connection_id, judge in judged.items()}
         self._backlog = bytearray()
         self._start = 0
@@ -304,7 +304,7 @@ class MessageReader:
             self._start = 0
         self._backlog += data
 
-    def next_message(self) -> tuple[int, Header, Ruling, bytearray] | None:
+    def next_message(self) -> tuple[int, MessageHeader, Ruling, bytearray] | None:
         """The next complete message, with its connection; None: there is none. Its body is empty when the
         ruling was not to read it.
 
@@ -335,7 +335,7 @@ class MessageReader:
             self._start = 0
         return None
 
-    def _read(self, one: _Incoming, available_bytes: int) -> Header | None:
+    def _read(self, one: _Incoming, available_bytes: int) -> MessageHeader | None:
         """Take of the current frame what belongs to the next message, at most so many bytes; its header, once
         it is complete."""
         backlog, start = self._backlog, self._start
@@ -344,7 +344,7 @@ class MessageReader:
             begun, start = start, min(end, start + MESSAGE_HEADER_BYTES - len(one.head))
             one.head += backlog[begun:start]
             if len(one.head) == MESSAGE_HEADER_BYTES:
-                one.header = header = Header._make(_MESSAGE_HEADER.unpack(one.head))
+                one.header = header = MessageHeader._make(_MESSAGE_HEADER.unpack(one.head))
                 one.head.clear()
                 one.missing_bytes, one.ruling = header.length, one.judge(header)
         if header is not None:
@@ -398,11 +398,11 @@ class Connection:
     def next_event(self) -> Incoming:
         """The next thing that the peer did.
 
-        ``Request`` and ``Response`` as they come; ``Refused`` for a message that the connection turned down,
-        with the reply to write; ``NEED_DATA`` when more bytes are needed; ``ConnectionClosed``, again and
+        ``TtrpcRequest`` and ``TtrpcResponse`` as they come; ``RefusedMessage`` for a message that the
+        connection turned down, with the reply to write; ``NEED_DATA`` when more bytes are needed; ``ConnectionClosed``, again and
         again, after the end. What came before the end or before an error is always delivered first.
 
-        A call of ours whose answer is unusable (too large, not decodable, streaming) gets a ``Response``
+        A call of ours whose answer is unusable (too large, not decodable, streaming) gets a ``TtrpcResponse``
         made here, with code ``RESOURCE_EXHAUSTED`` or ``INTERNAL``. Messages of unknown type, on unknown
         logical connections and answers to calls that were given up are skipped.
 
@@ -440,7 +440,9 @@ class Connection:
             raise TruncatedError("a frame")
         return ConnectionClosed()
 
-    def _serve(self, header: Header, ruling: Ruling, body: bytearray) -> Request | Refused | None:
+    def _serve(
+        self, header: MessageHeader, ruling: Ruling, body: bytearray
+    ) -> TtrpcRequest | RefusedMessage | None:
         """What a message on our serving side means."""
         if ruling.verdict is Verdict.IGNORE:
             return None
@@ -454,24 +456,26 @@ class Connection:
         self._refusals = 0
         return request
 
-    def _refuse(self, stream_id: int, code: Code, reason: str) -> Refused:
+    def _refuse(self, stream_id: int, code: Code, reason: str) -> RefusedMessage:
         self._refusals += 1
         if self._refusals > MAX_CONSECUTIVE_REFUSALS:
             raise RefusalFloodError(self._refusals, reason)
-        parts = response_parts(Response(stream_id, code, reason))
+        parts = response_parts(TtrpcResponse(stream_id, code, reason))
         reply = message(self._serving_id, stream_id, MessageType.RESPONSE, parts)
-        return Refused(stream_id, code, reason, reply)
+        return RefusedMessage(stream_id, code, reason, reply)
 
-    def _conclude(self, header: Header, ruling: Ruling, body: bytearray) -> Response | None:
+    def _conclude(self, header: MessageHeader, ruling: Ruling, body: bytearray) -> TtrpcResponse | None:
         """What a message on our calling side means."""
         if ruling.verdict is Verdict.IGNORE or not self._called.close(header.stream_id):
             return None
         if ruling.verdict is Verdict.FAIL:
-            return Response(header.stream_id, ruling.code, ruling.message)
+            return TtrpcResponse(header.stream_id, ruling.code, ruling.message)
         try:
             return response_from(header.stream_id, body)
         except UndecodableError as error:
-            return Response(header.stream_id, Code.INTERNAL, f"the answer is not a ttRPC response: {error}")
+            return TtrpcResponse(
+                header.stream_id, Code.INTERNAL, f"the answer is not a ttRPC response: {error}"
+            )
 
     # ---- Sending -------------------------------------------------------------------------------------
 
@@ -482,7 +486,7 @@ class Connection:
         payload: bytes,
         timeout_ns: int = 0,
         metadata: tuple[tuple[str, str], ...] = (),
-    ) -> Request:
+    ) -> TtrpcRequest:
         """A call of ours, with a fresh stream id. Calls must be sent in the order in which they were made.
 
         Raises:
@@ -490,9 +494,9 @@ class Connection:
 
         Any other exception is a bug.
         """
-        return Request(self._called.allocate(), service, method, payload, timeout_ns, metadata)
+        return TtrpcRequest(self._called.allocate(), service, method, payload, timeout_ns, metadata)
 
-    def send(self, event: Request | Response) -> bytes:
+    def send(self, event: TtrpcRequest | TtrpcResponse) -> bytes:
         """The bytes of a call of ours or of an answer, to be written to the peer in the order of these calls.
 
         Answers can be sent as long as the caller likes, also when the peer's side has ended: they go nowhere,
@@ -507,7 +511,7 @@ class Connection:
 
         After each of these nothing has been sent and nothing has changed. Any other exception is a bug.
         """
-        if isinstance(event, Response):
+        if isinstance(event, TtrpcResponse):
             sent = message(self._serving_id, event.stream_id, MessageType.RESPONSE, response_parts(event))
             self._served.close(event.stream_id)
             return sent

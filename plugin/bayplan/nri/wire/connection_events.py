@@ -101,7 +101,7 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
-class Request(Struct, frozen=True):
+class TtrpcRequest(Struct, frozen=True):
     """A call: one that the peer makes, or one of ours, made by ``Connection.request``.
 
     ``timeout_ns`` is the time left when it was sent; 0 means no limit, less than 0 that it is over.
@@ -115,7 +115,7 @@ class Request(Struct, frozen=True):
     metadata: tuple[tuple[str, str], ...] = ()
 
 
-class Response(Struct, frozen=True):
+class TtrpcResponse(Struct, frozen=True):
     """The answer to a call: a payload, or a code with a message for a human.
 
     When one arrives, a code that gRPC does not define has become ``UNKNOWN``. A message is only sent with a
@@ -128,7 +128,7 @@ class Response(Struct, frozen=True):
     payload: bytes = b""
 
 
-class Refused(Struct, frozen=True):
+class RefusedMessage(Struct, frozen=True):
     """A message of the peer that the connection itself turned down; the connection is still good.
 
     Write ``reply`` to the peer as it is; it tells it the code and the message. The caller has nothing else
@@ -154,7 +154,7 @@ class NeedData(enum.Enum):
 NEED_DATA: Final = NeedData.NEED_DATA
 """There is no complete event: hand in more bytes."""
 
-Incoming: TypeAlias = Request | Response | Refused | ConnectionClosed | NeedData
+Incoming: TypeAlias = TtrpcRequest | TtrpcResponse | RefusedMessage | ConnectionClosed | NeedData
 
 
 class MessageTooLargeError(LocalProtocolError):

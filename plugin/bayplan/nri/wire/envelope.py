@@ -17,8 +17,8 @@ from bayplan.nri.wire.connection_events import (
     MAX_NESTED_FIELDS,
     Code,
     FieldError,
-    Request,
-    Response,
+    TtrpcRequest,
+    TtrpcResponse,
 )
 
 # Wire types, and the sizes of the two fixed ones. 3 and 4 are groups.
@@ -53,7 +53,7 @@ class UndecodableError(Exception):
 # ---- Reading -----------------------------------------------------------------------------------------
 
 
-def request_from(stream_id: int, body: bytearray) -> Request:
+def request_from(stream_id: int, body: bytearray) -> TtrpcRequest:
     """Read a Request.
 
     Raises:
@@ -77,10 +77,10 @@ def request_from(stream_id: int, body: bytearray) -> Request:
                 metadata.append(_pair(content))
     except UnicodeDecodeError as error:
         raise UndecodableError(_NO_UTF8) from error
-    return Request(stream_id, service, method, payload, timeout_ns, tuple(metadata))
+    return TtrpcRequest(stream_id, service, method, payload, timeout_ns, tuple(metadata))
 
 
-def response_from(stream_id: int, body: bytearray) -> Response:
+def response_from(stream_id: int, body: bytearray) -> TtrpcResponse:
     """Read a Response. The details of a status are skipped.
 
     Raises:
@@ -101,7 +101,7 @@ def response_from(stream_id: int, body: bytearray) -> Response:
                 payload = bytes(content)
     except UnicodeDecodeError as error:
         raise UndecodableError(_NO_UTF8) from error
-    return Response(stream_id, _CODES.get(code, Code.UNKNOWN), message, payload)
+    return TtrpcResponse(stream_id, _CODES.get(code, Code.UNKNOWN), message, payload)
 
 
 def _fields(view: memoryview, limit: int) -> Iterator[tuple[int, int, memoryview]]:
@@ -161,7 +161,7 @@ def _pair(content: memoryview) -> tuple[str, str]:
 # ---- Writing: fields in the order of their numbers, zero and empty ones left out, as the Go side does ----
 
 
-def request_parts(request: Request) -> tuple[bytes, ...]:
+def request_parts(request: TtrpcRequest) -> tuple[bytes, ...]:
     """A Request, in parts that make up the envelope when joined. The payload is not copied.
 
     Raises:
@@ -179,7 +179,7 @@ def request_parts(request: Request) -> tuple[bytes, ...]:
     )
 
 
-def response_parts(response: Response) -> tuple[bytes, ...]:
+def response_parts(response: TtrpcResponse) -> tuple[bytes, ...]:
     """A Response, in parts that make up the envelope when joined. The payload is not copied.
 
     Never fails: what UTF-8 cannot express in the message is replaced, because an answer must go out.

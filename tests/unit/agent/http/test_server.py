@@ -9,27 +9,34 @@ from pathlib import Path
 import pytest
 
 from bayplan.agent.http.port import Certificate
-from bayplan.agent.http.server import MAX_REQUEST_BYTES, HttpServer, PageRequest, Response, Route, plain_text
+from bayplan.agent.http.server import (
+    MAX_REQUEST_BYTES,
+    HttpResponse,
+    HttpServer,
+    PageRequest,
+    Route,
+    plain_text,
+)
 from bayplan.errors import HostError
 from support.http import Answer, exchange, get, parse
 
 TLS = Path(__file__).parents[3] / "data" / "tls"
 
 
-async def hello(request: PageRequest) -> Response:
+async def hello(request: PageRequest) -> HttpResponse:
     return plain_text(200, f"hello {request.headers.get('x-name', 'you')}")
 
 
-async def fails(_: PageRequest) -> Response:
+async def fails(_: PageRequest) -> HttpResponse:
     raise ZeroDivisionError
 
 
-async def counts(_: PageRequest) -> Response:
+async def counts(_: PageRequest) -> HttpResponse:
     async def chunks() -> AsyncGenerator[bytes, None]:
         for number in range(3):
             yield f"{number}\n".encode()
 
-    return Response(chunks=chunks())
+    return HttpResponse(chunks=chunks())
 
 
 ROUTES = {"/hello": hello, "/fails": fails, "/counts": counts}
@@ -119,7 +126,7 @@ async def test_a_client_that_does_not_finish_its_request_is_disconnected(said: b
 async def test_a_client_that_does_not_take_its_stream_is_disconnected() -> None:
     ended = asyncio.Event()
 
-    async def endless(_: PageRequest) -> Response:
+    async def endless(_: PageRequest) -> HttpResponse:
         async def chunks() -> AsyncGenerator[bytes, None]:
             try:
                 while True:
@@ -127,7 +134,7 @@ async def test_a_client_that_does_not_take_its_stream_is_disconnected() -> None:
             finally:
                 ended.set()
 
-        return Response(chunks=chunks())
+        return HttpResponse(chunks=chunks())
 
     async with serving({"/": endless}, client_timeout_s=0.05) as address:
         reader, writer = await asyncio.open_connection(*address, limit=1)
@@ -173,7 +180,7 @@ async def test_a_tls_handshake_that_is_not_finished_ends() -> None:
 async def test_clients_that_are_being_answered_are_not_disconnected_for_others() -> None:
     go, begun = asyncio.Event(), asyncio.Semaphore(0)
 
-    async def waits(_: PageRequest) -> Response:
+    async def waits(_: PageRequest) -> HttpResponse:
         begun.release()
         await go.wait()
         return plain_text(200, "done")

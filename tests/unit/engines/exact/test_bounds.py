@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.exact.branching import Demand, Supply
+from bayplan.engines.exact.branching import BoundedDemand, Supply
 from bayplan.engines.exact.flow import Flow
 from bayplan.engines.exact.topology import NearestNodes, NodeTopology
 from support.machines import machine
@@ -88,7 +88,7 @@ def test_a_node_is_useful_if_a_set_that_reaches_the_target_has_it(
     """Held against all sets of so many nodes."""
     most = {1 << position: add for position, add in enumerate(adds)}
     missing = data.draw(st.integers(1, len(adds)))
-    supply = Supply(Demand(target, most, most), held, None)
+    supply = Supply(BoundedDemand(target, most, most), held, None)
     reaching = [
         members for members in combinations(most, missing) if held + sum(map(most.get, members)) >= target
     ]
@@ -98,7 +98,7 @@ def test_a_node_is_useful_if_a_set_that_reaches_the_target_has_it(
 def test_a_supply_is_never_more_than_the_target_and_leaves_those_before_it_as_they_are() -> None:
     flow = Flow({1: 5, 2: 5})
     for trial in (None, flow.trial()):
-        demand = Demand(7, {1: 5, 2: 5}, {1: 5, 2: 5}, trial)
+        demand = BoundedDemand(7, {1: 5, 2: 5}, {1: 5, 2: 5}, trial)
         none = Supply.none(demand)
         first = none.with_node(1)
         both = first.with_node(2)

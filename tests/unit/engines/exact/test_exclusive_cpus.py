@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from bayplan.engines.exact.cpu_choice import CpuLayout, Occupation, Wanted, choose
+from bayplan.engines.exact.cpu_choice import CpuLayout, Occupation, WantedCpus, choose
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.exclusive_cpus import (
     CORE_KINDS_MIXED,
@@ -379,14 +379,14 @@ def test_what_fits_at_a_cache_that_others_have_begun_lies_there() -> None:
     """As Kubernetes' issue 137315 has it: of 3, 5, 7 and 11-15 kubelet takes five at two caches."""
     layout = CpuLayout(Layout(caches=2, cores=4, neighbours=True).machine())
     free = CpuSet.parse("3,5,7,11-15").mask
-    assert CpuSet.of_mask(choose(layout, Wanted(5, free, free)).cpus) == CpuSet.parse("11-15")
+    assert CpuSet.of_mask(choose(layout, WantedCpus(5, free, free)).cpus) == CpuSet.parse("11-15")
 
 
 def test_a_cache_of_two_nodes_is_left_where_more_cores_would_be_split_in_it() -> None:
     rows = [(cpu, cpu // 4 * 4, cpu // 8, cpu // 4, cpu // 8 * 8) for cpu in range(14)]
     layout = CpuLayout(machine_of(Cpu(*row) for row in rows))
     free = CpuSet.parse("0,3,6-13").mask
-    assert CpuSet.of_mask(choose(layout, Wanted(3, free, free)).cpus) == CpuSet.parse("0,12-13")
+    assert CpuSet.of_mask(choose(layout, WantedCpus(3, free, free)).cpus) == CpuSet.parse("0,12-13")
 
 
 def test_a_reserved_thread_of_a_hybrid_machine_leaves_its_sibling_for_an_odd_one() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, Wanted, choose
+from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, WantedCpus, choose
 from bayplan.model.machine import Cpu, Machine
 from bayplan.sets import CpuSet
 from support import cpu_order
@@ -48,7 +48,7 @@ def test_no_answer_of_kubelet_is_better(answer: str, rules: Rules) -> None:
             if not isinstance(theirs, str):
                 continue
             available = CpuSet.parse(case["available"]).mask
-            wanted = Wanted(case["num_cpus"], available, available, rules=rules)
+            wanted = WantedCpus(case["num_cpus"], available, available, rules=rules)
             ours = choose(layouts[case["topology"]], wanted)
             assert ours.proven
             their_key = cpu_order.key(machine, wanted, frozenset(CpuSet.parse(theirs)))

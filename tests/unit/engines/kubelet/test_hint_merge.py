@@ -9,10 +9,10 @@ from bayplan.engines.kubelet.hint_merge import best_hint, merge, narrowest_size
 from bayplan.engines.kubelet.topology_hints import (
     ANYWHERE,
     NOWHERE,
-    Demand,
     Distances,
     Hint,
     HintSet,
+    NodeAmounts,
     OfSize,
     Region,
     Touching,
@@ -78,7 +78,7 @@ def regions(draw, ids):
         shared = tuple(
             (draw(node_sets(ids)), draw(st.integers(0, 3))) for _ in range(draw(st.integers(0, 2)))
         )
-        demands.append(Demand(amounts, draw(st.integers(0, 8)), shared))
+        demands.append(NodeAmounts(amounts, draw(st.integers(0, 8)), shared))
     if draw(st.integers(0, 3)):
         preferred = OfSize(draw(st.integers(1, len(ids))))
     else:
@@ -148,7 +148,7 @@ def test_narrowest_size(region):
 def additive(amounts, needed, preferred=1):
     """A region of all nodes, which hold these amounts."""
     nodes = dict(enumerate(amounts))
-    return Region(NodeSet(nodes), (Demand(nodes, needed),), OfSize(preferred))
+    return Region(NodeSet(nodes), (NodeAmounts(nodes, needed),), OfSize(preferred))
 
 
 def test_many_nodes_give_the_lowest_pair_that_all_prefer():

@@ -22,7 +22,7 @@ from bayplan.engines.kubelet.memory_state import (
     MemoryState,
     MemoryStateError,
     MemoryTable,
-    NodeMemory,
+    NumaNodeState,
     empty_nodes,
 )
 from bayplan.errors import ParseError
@@ -43,7 +43,7 @@ states = st.builds(
     MemoryState,
     nodes=st.dictionaries(
         st.integers(0, 100),
-        st.builds(NodeMemory, st.dictionaries(names, tables, max_size=3), st.integers(0, 9), node_sets),
+        st.builds(NumaNodeState, st.dictionaries(names, tables, max_size=3), st.integers(0, 9), node_sets),
         max_size=4,
     ),
     assignments=st.dictionaries(names, st.dictionaries(names, blocks, max_size=3), max_size=3),

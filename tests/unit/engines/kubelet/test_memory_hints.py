@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bayplan.engines.kubelet.hint_merge import best_hint
 from bayplan.engines.kubelet.memory_manager import fitting, regenerated, violates_groups
-from bayplan.engines.kubelet.memory_state import Block, MemoryTable, NodeMemory
+from bayplan.engines.kubelet.memory_state import Block, MemoryTable, NumaNodeState
 from bayplan.engines.kubelet.topology_hints import Hint, HintSet
 from bayplan.sets import NodeSet
 
@@ -21,7 +21,7 @@ def node(free: dict[str, int], assignments: int = 0, group=(), allocatable: dict
         name: MemoryTable(sizes[name], 0, sizes[name], sizes[name] - size, size)
         for name, size in free.items()
     }
-    return NodeMemory(tables, assignments, NodeSet(group))
+    return NumaNodeState(tables, assignments, NodeSet(group))
 
 
 def enumerated(nodes, wanted, reusable):

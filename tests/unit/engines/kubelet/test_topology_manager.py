@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.topology_hints import Demand, Hint, HintSet, OfSize, Region
+from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, Region
 from bayplan.engines.kubelet.topology_manager import NOT_ALIGNED, TopologyManager, single_node
 from bayplan.errors import BayplanError
 from bayplan.kubelet.manager_options import (
@@ -181,7 +181,7 @@ def test_best_effort_admits_what_cannot_be_aligned():
     st.sets(st.integers(0, 3)),
 )
 def test_single_node_keeps_the_preferred_single_nodes_of_a_region(amounts, needed, size, must):
-    region = Region(NodeSet(amounts), (Demand(amounts, needed),), OfSize(size), NodeSet(must))
+    region = Region(NodeSet(amounts), (NodeAmounts(amounts, needed),), OfSize(size), NodeSet(must))
     hints = HintSet((Hint(None, preferred=True), Hint(NodeSet([7]), preferred=False)), (region,))
     kept = {
         hint for hint in hints.listed() if hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)

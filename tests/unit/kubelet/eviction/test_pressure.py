@@ -2,8 +2,8 @@
 
 from bayplan.kubelet.eviction_manager import (
     NodeCondition,
-    Observation,
     Pressure,
+    SignalObservation,
     Threshold,
     ThresholdValue,
     after_look,
@@ -21,8 +21,8 @@ NODE = Threshold("node1.memory.available", ThresholdValue(500 * MIB))
 PIDS = Threshold("pid.available", ThresholdValue(share=0.5))
 
 
-def memory(available: int) -> dict[str, Observation]:
-    return {"memory.available": Observation(available * MIB, 8 * GIB)}
+def memory(available: int) -> dict[str, SignalObservation]:
+    return {"memory.available": SignalObservation(available * MIB, 8 * GIB)}
 
 
 def test_a_soft_threshold_is_due_after_its_grace_period_and_begins_anew_once_it_was_not_met() -> None:
@@ -54,7 +54,9 @@ def test_a_signal_that_is_not_observed_meets_nothing() -> None:
 
 
 def test_conditions_last_for_the_transition_period() -> None:
-    found = after_look(Pressure(), (HARD, PIDS), {**memory(400), "pid.available": Observation(40, 100)}, 0)
+    found = after_look(
+        Pressure(), (HARD, PIDS), {**memory(400), "pid.available": SignalObservation(40, 100)}, 0
+    )
     assert set(found.conditions(0, 300 * S)) == {NodeCondition.MEMORY_PRESSURE, NodeCondition.PID_PRESSURE}
     calm = after_look(found, (HARD, PIDS), memory(4000), 10 * S)
     assert NodeCondition.MEMORY_PRESSURE in calm.conditions(299 * S, 300 * S)
@@ -62,7 +64,7 @@ def test_conditions_last_for_the_transition_period() -> None:
 
 
 def test_memory_of_a_node_is_memory_and_comes_after_the_machines() -> None:
-    seen = {**memory(400), "node1.memory.available": Observation(100 * MIB, 2 * GIB)}
+    seen = {**memory(400), "node1.memory.available": SignalObservation(100 * MIB, 2 * GIB)}
     found = after_look(Pressure(), (PIDS, NODE, HARD), seen, 0)
     assert found.conditions(0, S) == (NodeCondition.MEMORY_PRESSURE,)
     assert reclaimed_first((PIDS, NODE, HARD)) == (HARD, "memory")
@@ -82,7 +84,7 @@ def test_every_node_stands_for_those_without_a_threshold_of_their_own() -> None:
 
 
 def test_a_shortage_is_said_in_the_signals_unit() -> None:
-    assert shortage(HARD, Observation(80 * MIB, GIB)) == (
+    assert shortage(HARD, SignalObservation(80 * MIB, GIB)) == (
         "memory.available is 80Mi, the hard threshold 500Mi"
     )
-    assert shortage(PIDS, Observation(40, 100)) == "pid.available is 40, the hard threshold 50"
+    assert shortage(PIDS, SignalObservation(40, 100)) == "pid.available is 40, the hard threshold 50"

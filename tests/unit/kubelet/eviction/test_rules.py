@@ -9,7 +9,7 @@ from bayplan.kubelet.eviction_manager import (
     DEFAULT_MEMORY,
     STARVED,
     NodeCondition,
-    Observation,
+    SignalObservation,
     Threshold,
     ThresholdError,
     ThresholdValue,
@@ -169,17 +169,17 @@ def test_only_hard_thresholds_on_memory_count_as_reserved():
 
 def test_a_signal_that_was_not_observed_meets_nothing():
     thresholds = (Threshold(MEMORY, ThresholdValue(GIB)), Threshold("pid.available", ThresholdValue(100)))
-    seen = {"pid.available": Observation(99)}
+    seen = {"pid.available": SignalObservation(99)}
     assert met(thresholds, seen) == thresholds[1:]
-    assert met(thresholds, {"pid.available": Observation(100)}) == ()
+    assert met(thresholds, {"pid.available": SignalObservation(100)}) == ()
 
 
 def test_a_threshold_stays_met_until_its_minimum_was_reclaimed():
     threshold = Threshold(MEMORY, ThresholdValue(share=0.25), min_reclaim=ThresholdValue(share=0.25))
-    seen = {MEMORY: Observation(400, 1000)}
+    seen = {MEMORY: SignalObservation(400, 1000)}
     assert met([threshold], seen) == ()
     assert met([threshold], seen, until_reclaimed=True) == (threshold,)
-    assert met([threshold], {MEMORY: Observation(500, 1000)}, until_reclaimed=True) == ()
+    assert met([threshold], {MEMORY: SignalObservation(500, 1000)}, until_reclaimed=True) == ()
 
 
 def test_every_signal_has_its_condition():

@@ -8,7 +8,15 @@ from collections.abc import Callable
 
 import pytest
 
-from bayplan.nri.wire import NEED_DATA, Connection, ConnectionClosed, Incoming, Request, Response, Role
+from bayplan.nri.wire import (
+    NEED_DATA,
+    Connection,
+    ConnectionClosed,
+    Incoming,
+    Role,
+    TtrpcRequest,
+    TtrpcResponse,
+)
 
 SERVE, CALL = 1, 2  # the logical connections of a plugin
 
@@ -53,7 +61,7 @@ class ConnectionPair:
     def __getitem__(self, role: Role) -> Connection:
         return self.ends[role]
 
-    def send(self, role: Role, event: Request | Response) -> list[Incoming]:
+    def send(self, role: Role, event: TtrpcRequest | TtrpcResponse) -> list[Incoming]:
         """What the other end sees."""
         return self.deliver(self.ends[role.peer], self.ends[role].send(event))
 

@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf.message import DecodeError
 
-from bayplan.nri.wire import Code, FieldError, Request, Response
+from bayplan.nri.wire import Code, FieldError, TtrpcRequest, TtrpcResponse
 from bayplan.nri.wire.connection_events import MAX_ENVELOPE_FIELDS, MAX_NESTED_FIELDS
 from bayplan.nri.wire.envelope import (
     UndecodableError,
@@ -15,23 +15,23 @@ from bayplan.nri.wire.envelope import (
 from support import ttrpc_messages
 
 REQUESTS = [
-    Request(1, "", ""),
-    Request(1, "s", "m"),
-    Request(1, "s", "m", b"payload", 1),
-    Request(1, "s" * 200, "ü" * 70, b"\x00" * 300, (1 << 63) - 1),
-    Request(1, "s", "m", b"", -1),
-    Request(
+    TtrpcRequest(1, "", ""),
+    TtrpcRequest(1, "s", "m"),
+    TtrpcRequest(1, "s", "m", b"payload", 1),
+    TtrpcRequest(1, "s" * 200, "ü" * 70, b"\x00" * 300, (1 << 63) - 1),
+    TtrpcRequest(1, "s", "m", b"", -1),
+    TtrpcRequest(
         1, "s", "m", b"", -(1 << 63), (("traceparent", "00-1"), ("traceparent", ""), ("", "x"), ("", ""))
     ),
-    Request(1, "s", "m", bytes(70_000)),
+    TtrpcRequest(1, "s", "m", bytes(70_000)),
 ]
 RESPONSES = [
-    Response(1),
-    Response(1, payload=b"p" * 127),
-    Response(1, payload=b"p" * 128),
-    Response(1, Code.UNIMPLEMENTED, "nope"),
-    Response(1, Code.UNAUTHENTICATED),
-    Response(1, Code.INTERNAL, "ü" * 5000, b"and a payload"),
+    TtrpcResponse(1),
+    TtrpcResponse(1, payload=b"p" * 127),
+    TtrpcResponse(1, payload=b"p" * 128),
+    TtrpcResponse(1, Code.UNIMPLEMENTED, "nope"),
+    TtrpcResponse(1, Code.UNAUTHENTICATED),
+    TtrpcResponse(1, Code.INTERNAL, "ü" * 5000, b"and a payload"),
 ]
 
 
@@ -68,39 +68,39 @@ def test_a_response_is_written_as_the_library_writes_it_and_read_back(response):
 
 
 def test_the_message_of_success_is_not_sent():
-    assert response_parts(Response(1, Code.OK, "fine")) == ()
+    assert response_parts(TtrpcResponse(1, Code.OK, "fine")) == ()
 
 
 def test_a_message_for_humans_is_made_expressible():
     assert response_from(
-        1, bytearray(b"".join(response_parts(Response(1, Code.UNKNOWN, "a\udcffb"))))
-    ) == Response(1, Code.UNKNOWN, "a?b")
+        1, bytearray(b"".join(response_parts(TtrpcResponse(1, Code.UNKNOWN, "a\udcffb"))))
+    ) == TtrpcResponse(1, Code.UNKNOWN, "a?b")
 
 
 @pytest.mark.parametrize("code", [17, 99, -1, -(1 << 31), (1 << 31) - 1])
 def test_a_code_that_nobody_defined_is_unknown(code):
     body = ttrpc_messages.Response(status=ttrpc_messages.Status(code=code, message="m")).SerializeToString()
-    assert response_from(1, bytearray(body)) == Response(1, Code.UNKNOWN, "m")
+    assert response_from(1, bytearray(body)) == TtrpcResponse(1, Code.UNKNOWN, "m")
 
 
 def test_a_code_is_cut_to_32_bits():
     body = bytes.fromhex("0a06 08 8280808010")
     assert ttrpc_messages.Response.FromString(body).status.code == 2
-    assert response_from(1, bytearray(body)) == Response(1, Code.UNKNOWN)
+    assert response_from(1, bytearray(body)) == TtrpcResponse(1, Code.UNKNOWN)
     body = bytes.fromhex("0a06 08 8880808010")
-    assert response_from(1, bytearray(body)) == Response(1, Code.RESOURCE_EXHAUSTED)
+    assert response_from(1, bytearray(body)) == TtrpcResponse(1, Code.RESOURCE_EXHAUSTED)
 
 
 def test_a_status_with_code_zero_is_success():
     body = ttrpc_messages.Response(status=ttrpc_messages.Status(), payload=b"p").SerializeToString()
-    assert response_from(1, bytearray(body)) == Response(1, payload=b"p")
+    assert response_from(1, bytearray(body)) == TtrpcResponse(1, payload=b"p")
 
 
 def test_details_are_skipped():
     status = ttrpc_messages.Status(code=2, message="m")
     status.details.add(type_url="t", value=b"v")
     body = ttrpc_messages.Response(status=status).SerializeToString()
-    assert response_from(1, bytearray(body)) == Response(1, Code.UNKNOWN, "m")
+    assert response_from(1, bytearray(body)) == TtrpcResponse(1, Code.UNKNOWN, "m")
 
 
 UNKNOWN_FIELDS = {
@@ -119,16 +119,16 @@ UNKNOWN_FIELDS = {
 
 @pytest.mark.parametrize("name", UNKNOWN_FIELDS)
 def test_unknown_fields_are_skipped(name):
-    known = b"".join(request_parts(Request(1, "s", "m", b"p", 7, (("k", "v"),))))
+    known = b"".join(request_parts(TtrpcRequest(1, "s", "m", b"p", 7, (("k", "v"),))))
     for body in (UNKNOWN_FIELDS[name] + known, known + UNKNOWN_FIELDS[name]):
         assert ttrpc_messages.Request.FromString(body).method == "m"
-        assert request_from(1, bytearray(body)) == Request(1, "s", "m", b"p", 7, (("k", "v"),))
+        assert request_from(1, bytearray(body)) == TtrpcRequest(1, "s", "m", b"p", 7, (("k", "v"),))
 
 
 @pytest.mark.parametrize("body", ["1a0161 0a020802", "0a020802 1001", "0a07 220161 2801 0802"])
 def test_unknown_fields_of_a_response_are_skipped(body):
     assert ttrpc_messages.Response.FromString(bytes.fromhex(body)).status.code == 2
-    assert response_from(1, bytearray(bytes.fromhex(body))) == Response(1, Code.UNKNOWN)
+    assert response_from(1, bytearray(bytes.fromhex(body))) == TtrpcResponse(1, Code.UNKNOWN)
 
 
 def test_unknown_fields_in_metadata_are_skipped():
@@ -138,7 +138,9 @@ def test_unknown_fields_in_metadata_are_skipped():
 
 
 def test_the_last_of_equal_fields_wins():
-    assert request_from(1, bytearray(bytes.fromhex("0a0161 0a0162 2001 2002"))) == Request(1, "b", "", b"", 2)
+    assert request_from(1, bytearray(bytes.fromhex("0a0161 0a0162 2001 2002"))) == TtrpcRequest(
+        1, "b", "", b"", 2
+    )
 
 
 UNDECODABLE = {
@@ -206,12 +208,12 @@ def test_fields_are_counted():
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (Request(1, "\ud800", "m"), "service"),
-        (Request(1, "s", "\ud800"), "method"),
-        (Request(1, "s", "m", metadata=(("\ud800", ""),)), "metadata"),
-        (Request(1, "s", "m", metadata=(("", "\udcff"),)), "metadata"),
-        (Request(1, "s", "m", timeout_ns=1 << 63), "timeout_ns"),
-        (Request(1, "s", "m", timeout_ns=-(1 << 63) - 1), "timeout_ns"),
+        (TtrpcRequest(1, "\ud800", "m"), "service"),
+        (TtrpcRequest(1, "s", "\ud800"), "method"),
+        (TtrpcRequest(1, "s", "m", metadata=(("\ud800", ""),)), "metadata"),
+        (TtrpcRequest(1, "s", "m", metadata=(("", "\udcff"),)), "metadata"),
+        (TtrpcRequest(1, "s", "m", timeout_ns=1 << 63), "timeout_ns"),
+        (TtrpcRequest(1, "s", "m", timeout_ns=-(1 << 63) - 1), "timeout_ns"),
     ],
 )
 def test_what_the_wire_cannot_carry(request_, field):

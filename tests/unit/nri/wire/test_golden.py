@@ -3,7 +3,7 @@
 import pytest
 
 from bayplan._proto.nri import api_pb2
-from bayplan.nri.wire import Code, Connection, Request, Response, Role
+from bayplan.nri.wire import Code, Connection, Role, TtrpcRequest, TtrpcResponse
 
 PLUGIN_SERVICE = "nri.pkg.api.v1alpha1.Plugin"
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
@@ -48,14 +48,14 @@ def test_register_is_one_frame_on_connection_2(plugin, runtime, deliver):
     payload = api_pb2.RegisterPluginRequest(plugin_name="probe", plugin_idx="10").SerializeToString()
     call = plugin.request(RUNTIME_SERVICE, "RegisterPlugin", payload)
     assert plugin.send(call) == REGISTER
-    assert deliver(runtime, REGISTER) == [Request(1, RUNTIME_SERVICE, "RegisterPlugin", payload)]
+    assert deliver(runtime, REGISTER) == [TtrpcRequest(1, RUNTIME_SERVICE, "RegisterPlugin", payload)]
 
 
 def test_success_without_payload_is_a_message_of_zero_bytes(plugin, runtime, deliver):
     plugin.send(plugin.request(RUNTIME_SERVICE, "RegisterPlugin", b""))
     deliver(runtime, REGISTER)
-    assert runtime.send(Response(1)) == REGISTER_OK
-    assert deliver(plugin, REGISTER_OK) == [Response(1)]
+    assert runtime.send(TtrpcResponse(1)) == REGISTER_OK
+    assert deliver(plugin, REGISTER_OK) == [TtrpcResponse(1)]
 
 
 def test_configure_carries_the_time_left(plugin, runtime, deliver):
@@ -63,18 +63,18 @@ def test_configure_carries_the_time_left(plugin, runtime, deliver):
     call = runtime.request(PLUGIN_SERVICE, "Configure", CONFIGURE_PAYLOAD, timeout_ns=2_000_000_000)
     assert runtime.send(call) == CONFIGURE
     assert deliver(plugin, CONFIGURE) == [
-        Request(1, PLUGIN_SERVICE, "Configure", CONFIGURE_PAYLOAD, timeout_ns=2_000_000_000)
+        TtrpcRequest(1, PLUGIN_SERVICE, "Configure", CONFIGURE_PAYLOAD, timeout_ns=2_000_000_000)
     ]
 
 
 def test_configure_reply_with_every_event_of_old_runtimes(plugin, deliver):
     deliver(plugin, CONFIGURE)
     payload = api_pb2.ConfigureResponse(events=0x7FF).SerializeToString()
-    assert plugin.send(Response(1, payload=payload)) == CONFIGURE_OK
+    assert plugin.send(TtrpcResponse(1, payload=payload)) == CONFIGURE_OK
 
 
 def test_an_error_reply_is_a_status_without_payload(plugin, runtime, deliver):
     for _ in range(3):
         deliver(plugin, runtime.send(runtime.request(PLUGIN_SERVICE, "Nope", b"")))
-    assert plugin.send(Response(5, Code.UNIMPLEMENTED, "nope")) == UNIMPLEMENTED
-    assert deliver(runtime, UNIMPLEMENTED) == [Response(5, Code.UNIMPLEMENTED, "nope")]
+    assert plugin.send(TtrpcResponse(5, Code.UNIMPLEMENTED, "nope")) == UNIMPLEMENTED
+    assert deliver(runtime, UNIMPLEMENTED) == [TtrpcResponse(5, Code.UNIMPLEMENTED, "nope")]
