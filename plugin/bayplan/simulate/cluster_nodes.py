@@ -85,7 +85,7 @@ class NumaRoom(Struct, frozen=True):
     memory_bytes: int
 
 
-class NodeAnswer(StrEnum):
+class PodOutcome(StrEnum):
     """What a node made of a pod."""
 
     PLACED = "placed"
@@ -217,22 +217,22 @@ class ClusterNode:
         self.pods[pod.name] = pod
         self._count(pod, 1)
 
-    def admit(self, pod: TimedPod) -> tuple[NodeAnswer, tuple[Decision, ...]]:
+    def admit(self, pod: TimedPod) -> tuple[PodOutcome, tuple[Decision, ...]]:
         """What the node decides about a pod that is bound to it; unless refused, it is booked. Beside the
         same others it is asked once for all pods that are alike."""
         refused = self._refused.get(pod.shape)
         if refused is not None:
-            return NodeAnswer.REFUSED, refused
+            return PodOutcome.REFUSED, refused
         decisions = tuple(self.rehearsal.admit(planned(pod, self.software.machine)))
         answer = answer_of(decisions)
-        if answer is NodeAnswer.REFUSED:
+        if answer is PodOutcome.REFUSED:
             self._refused[pod.shape] = decisions
         else:
             self._changed()
             self._decisions[pod.name] = decisions
         return answer, decisions
 
-    def would(self, pod: TimedPod) -> tuple[NodeAnswer, tuple[Decision, ...]]:
+    def would(self, pod: TimedPod) -> tuple[PodOutcome, tuple[Decision, ...]]:
         """What it would decide; nothing is booked."""
         rehearsal = self.rehearsal
         trial = rehearsal_of_pods(rehearsal.machine, rehearsal.policy, rehearsal.engine)
@@ -299,12 +299,12 @@ def planned(pod: TimedPod, machine: Machine) -> PlannedPod:
     return found
 
 
-def answer_of(decisions: Sequence[Decision]) -> NodeAnswer:
+def answer_of(decisions: Sequence[Decision]) -> PodOutcome:
     """What decisions about a pod's containers come to."""
     outcomes = {one.outcome for one in decisions}
     if Outcome.REFUSED in outcomes:
-        return NodeAnswer.REFUSED
-    return NodeAnswer.DEGRADED if Outcome.DEGRADED in outcomes else NodeAnswer.PLACED
+        return PodOutcome.REFUSED
+    return PodOutcome.DEGRADED if Outcome.DEGRADED in outcomes else PodOutcome.PLACED
 
 
 def memory_nodes(node: ClusterNode, decisions: Sequence[Decision]) -> NodeSet:

@@ -29,7 +29,7 @@ from bayplan.model.decision import Decision, QosClass
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.placement.adjustment import cpus_for
 from bayplan.sets import NodeSet
-from bayplan.simulate.cluster_nodes import ClusterNode, NodeAnswer, NodeKind, NodeSoftware, memory_nodes
+from bayplan.simulate.cluster_nodes import ClusterNode, NodeKind, NodeSoftware, PodOutcome, memory_nodes
 from bayplan.simulate.cluster_schedulers import NRT_DELAY_S, ClaimScheduler, scheduler_named
 from bayplan.simulate.pod_trace import TimedPod
 
@@ -174,8 +174,8 @@ class ClusterRun:
         answer, decisions = node.admit(pod)
         self.deciding_s += time.perf_counter() - began
         self.quality.decisions += 1
-        if answer is not NodeAnswer.REFUSED:
-            self.quality.degraded += answer is NodeAnswer.DEGRADED
+        if answer is not PodOutcome.REFUSED:
+            self.quality.degraded += answer is PodOutcome.DEGRADED
             self.quality.moves += sum(len(one.moves) for one in decisions)
             self._start(place, node, now_s, memory_nodes(node, decisions), decisions)
             self._changed(node, now_s)

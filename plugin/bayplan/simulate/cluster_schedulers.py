@@ -33,8 +33,8 @@ from bayplan.simulate.cluster_nodes import (
     MISSING_BYTES,
     MISSING_MILLI,
     ClusterNode,
-    NodeAnswer,
     NumaRoom,
+    PodOutcome,
     memory_nodes,
 )
 from bayplan.simulate.pod_trace import TimedPod
@@ -350,7 +350,7 @@ class AskingScheduler(Scheduler):
 
     def __init__(self, nodes: Sequence[ClusterNode], seed: int) -> None:
         super().__init__(nodes, seed)
-        self._answers: dict[tuple[int, tuple[object, ...]], tuple[int, NodeAnswer, int, int]] = {}
+        self._answers: dict[tuple[int, tuple[object, ...]], tuple[int, PodOutcome, int, int]] = {}
 
     def select(self, feasible: Sequence[ClusterNode], pod: TimedPod) -> ClusterNode | None:
         """See `Scheduler.select`. None if all refuse."""
@@ -360,16 +360,16 @@ class AskingScheduler(Scheduler):
         found: list[tuple[bool, int, int, int, ClusterNode]] = []
         for position, node in enumerate(order):
             answer, width, distance = self._ask(node, pod)
-            if answer is NodeAnswer.REFUSED:
+            if answer is PodOutcome.REFUSED:
                 continue
-            if answer is NodeAnswer.PLACED and width == _least_width(node, pod):
+            if answer is PodOutcome.PLACED and width == _least_width(node, pod):
                 return node
-            found.append((answer is NodeAnswer.DEGRADED, width, distance, position, node))
+            found.append((answer is PodOutcome.DEGRADED, width, distance, position, node))
             if len(found) == _ASKED:
                 break
         return min(found)[-1] if found else None
 
-    def _ask(self, node: ClusterNode, pod: TimedPod) -> tuple[NodeAnswer, int, int]:
+    def _ask(self, node: ClusterNode, pod: TimedPod) -> tuple[PodOutcome, int, int]:
         key = (node.index, pod.shape)
         known = self._answers.get(key)
         if known is None or known[0] != node.generation:

@@ -399,8 +399,9 @@ class Connection:
         """The next thing that the peer did.
 
         ``TtrpcRequest`` and ``TtrpcResponse`` as they come; ``RefusedMessage`` for a message that the
-        connection turned down, with the reply to write; ``NEED_DATA`` when more bytes are needed; ``ConnectionClosed``, again and
-        again, after the end. What came before the end or before an error is always delivered first.
+        connection turned down, with the reply to write; ``NEED_DATA`` when more bytes are needed;
+        ``ConnectionClosed``, again and again, after the end. What came before the end or before an error is
+        always delivered first.
 
         A call of ours whose answer is unusable (too large, not decodable, streaming) gets a ``TtrpcResponse``
         made here, with code ``RESOURCE_EXHAUSTED`` or ``INTERNAL``. Messages of unknown type, on unknown
