@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from bayplan.admin.questions import what_if_view
 from bayplan.cli import nodes, status, what_if
-from bayplan.cli.decision_text import IN_BYTES
+from bayplan.cli.decisions import IN_BYTES
 from bayplan.cli.layout import Block, Table
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.kubelet.engine import KubeletEngine

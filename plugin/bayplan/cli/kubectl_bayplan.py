@@ -24,8 +24,10 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION, printable_answer
-from bayplan.cli import claims, explain, machine_map, nodes, status
-from bayplan.cli.layout import Block, Column, Table, show
+from bayplan.cli import claims, nodes, status
+from bayplan.cli.daemon import Map
+from bayplan.cli.decisions import Explain
+from bayplan.cli.layout import Block, Column, CommandVerb, Table, show
 from bayplan.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, BayplanError, HostError, UnavailableError, excerpt
 from bayplan.model.machine import MEMORY
 from bayplan.printable import printable_lines
@@ -398,9 +400,10 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{_PROGRAM} {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in (status, explain, nodes, claims, machine_map):
+    shown: tuple[CommandVerb, ...] = (status, Explain(), nodes, claims, Map())
+    for verb in shown:
         below = verbs.add_parser(verb.VERB, help=verb.HELP, description=f"On every node: {verb.HELP}.")
-        if verb is machine_map:
+        if verb.VERB == Map.VERB:
             below.add_argument(
                 "--svg",
                 type=Path,
@@ -457,16 +460,16 @@ def _run(arguments: argparse.Namespace) -> int:
     options = tuple(f"--{option}={value}" for option, value in given.items() if value)
     kubectl = Kubectl(arguments.installed_in, options, arguments.timeout)
     pods = _chosen(kubectl.daemons(), arguments.node)
-    asked = nodes.VERB if arguments.verb == machine_map.VERB else arguments.verb
+    asked = nodes.VERB if arguments.verb == Map.VERB else arguments.verb
     summarized = _summarized(arguments, len(pods))
     kept = partial(_digested, _SUMMARIES[arguments.verb][0]) if summarized else _whole
     answers = _counted(kubectl.ask(pods, asked, _words(arguments), kept), len(pods))
-    if arguments.verb == explain.VERB:
+    if arguments.verb == Explain.VERB:
         answers = _from_who_knows(answers)
     pools: dict[str, str] = {}
-    if arguments.verb == machine_map.VERB or summarized:
+    if arguments.verb == Map.VERB or summarized:
         pools = kubectl.pools((arguments.pool_label,) if arguments.pool_label else POOL_LABELS)
-    if arguments.verb == machine_map.VERB:
+    if arguments.verb == Map.VERB:
         answers = _all_drawn(answers, pools, arguments.svg)
     views = printable_answer({"nodes": list(map(_view, answers))})["nodes"]
     blocks = [] if arguments.output in ("json", "yaml") else _blocks(arguments, views, pools)
@@ -518,7 +521,7 @@ def _chosen(pods: tuple[DaemonPod, ...], wanted: list[str] | None) -> tuple[Daem
 
 def _words(arguments: argparse.Namespace) -> list[str]:
     """The verb's own arguments, as the daemons' command line is given them."""
-    if arguments.verb == explain.VERB:
+    if arguments.verb == Explain.VERB:
         return ["--", arguments.subject]
     chosen = {option: getattr(arguments, option, None) for option in ("namespace", "outcome")}
     return [f"--{option}={value}" for option, value in chosen.items() if value is not None]
@@ -609,9 +612,9 @@ def _blocks(arguments: argparse.Namespace, views: list[View], pools: Mapping[str
     makers = {
         status.VERB: status.wide_blocks if arguments.output == "wide" else status.blocks,
         nodes.VERB: nodes.wide_blocks if arguments.output == "wide" else nodes.blocks,
-        explain.VERB: explain.blocks,
+        Explain.VERB: Explain.blocks,
         claims.VERB: claims.wide_blocks if arguments.output == "wide" else claims.blocks,
-        machine_map.VERB: machine_map.blocks,
+        Map.VERB: Map.blocks,
     }
     if _summarized(arguments, len(views)):
         _, summary = _SUMMARIES[arguments.verb]

@@ -6,9 +6,10 @@ highest rank are left out before names become unreadable. In a pipe lines are as
 COLUMNS is set.
 """
 
+import argparse
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, TextIO
+from typing import Any, Final, NamedTuple, Protocol, TextIO
 
 from bayplan.printable import printable, printable_lines
 from bayplan.quantity import GIB, MIB, whole_number
@@ -52,6 +53,22 @@ class Table(NamedTuple):
 
 Block = str | Table
 """A paragraph, or a table."""
+
+
+class CommandVerb(Protocol):
+    """One thing to ask for: a module, or a class of a module that has several."""
+
+    VERB: str
+    HELP: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The verb's own arguments."""
+
+    def answer(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        """The answer as plain values; raises BayplanError."""
+
+    def blocks(self, view: dict[str, Any], /) -> list[Block]:
+        """The answer for people."""
 
 
 def table_lines(table: Table, width: int | None, style: Style) -> list[str]:

@@ -11,33 +11,26 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, TextIO
+from typing import Any, Final, TextIO
 
 from bayplan import __version__
 from bayplan.admin_protocol import DEFAULT_SOCKET, printable_answer
 from bayplan.cli import (
     claims,
     doctor,
-    explain,
     export_state,
-    history,
     import_state,
-    log_level,
-    machine_map,
-    metrics,
     nodes,
-    ping,
-    record_topology,
-    refused,
-    release,
-    replay,
     report,
     simulate,
     status,
     top,
     what_if,
 )
-from bayplan.cli.layout import Block, show
+from bayplan.cli.daemon import LogLevel, Map, Metrics, Ping, Release
+from bayplan.cli.decisions import Explain, History, Refused
+from bayplan.cli.layout import Block, CommandVerb, show
+from bayplan.cli.recordings import RecordTopology, Replay
 from bayplan.errors import (
     EXIT_CONFIG,
     EXIT_DEGRADED,
@@ -56,48 +49,31 @@ from bayplan.standard_streams import (
     write_error,
 )
 
-
-class VerbModule(Protocol):
-    """A module for one thing to ask for."""
-
-    VERB: str
-    HELP: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The verb's own arguments."""
-
-    def answer(self, arguments: argparse.Namespace) -> dict[str, Any]:
-        """The answer as plain values; raises BayplanError."""
-
-    def blocks(self, view: dict[str, Any], /) -> list[Block]:
-        """The answer for people."""
-
-
 OUTPUTS: Final = ("table", "wide", "json", "yaml", "name")
 
-_MODULES: Final[tuple[VerbModule, ...]] = (
+_VERBS: Final[tuple[CommandVerb, ...]] = (
     status,
-    refused,
-    explain,
-    history,
+    Refused(),
+    Explain(),
+    History(),
     report,
     nodes,
     claims,
-    machine_map,
+    Map(),
     top,
     what_if,
     simulate,
-    record_topology,
-    replay,
+    RecordTopology(),
+    Replay(),
     doctor,
-    ping,
-    metrics,
-    log_level,
+    Ping(),
+    Metrics(),
+    LogLevel(),
     import_state,
     export_state,
-    release,
+    Release(),
 )
-VERBS: Final[Mapping[str, VerbModule]] = {module.VERB: module for module in _MODULES}
+VERBS: Final[Mapping[str, CommandVerb]] = {verb.VERB: verb for verb in _VERBS}
 
 _WIDE: Final[Mapping[str, Callable[[dict[str, Any]], list[Block]]]] = {
     status.VERB: status.wide_blocks,
@@ -107,18 +83,18 @@ _WIDE: Final[Mapping[str, Callable[[dict[str, Any]], list[Block]]]] = {
 """Verbs that have more to show where there is room."""
 _NAMES: Final[Mapping[str, Callable[[dict[str, Any]], list[str]]]] = {
     status.VERB: status.names,
-    refused.VERB: refused.names,
+    Refused.VERB: Refused.names,
     nodes.VERB: nodes.names,
     claims.VERB: claims.names,
 }
 """Verbs that list something, and its names."""
-_OF_DECISIONS: Final = (status.VERB, refused.VERB, explain.VERB, history.VERB, report.VERB, nodes.VERB)
+_OF_DECISIONS: Final = (status.VERB, Refused.VERB, Explain.VERB, History.VERB, report.VERB, nodes.VERB)
 """Verbs that show what the daemon decided."""
 _SHADOW_MODE: Final = (
     "SHADOW MODE: nothing of this is applied. Containers run as if bayplan were not here; this is what it "
     "would do."
 )
-_WATCHABLE: Final = (status.VERB, refused.VERB, nodes.VERB)
+_WATCHABLE: Final = (status.VERB, Refused.VERB, nodes.VERB)
 
 _PROGRAM: Final = "bayplan"
 

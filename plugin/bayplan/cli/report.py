@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from bayplan.admin_protocol import REPORTED_SINCE_S
 from bayplan.cli.client import ask
+from bayplan.cli.decisions import add_since
 from bayplan.cli.layout import Block, Column, Table
-from bayplan.cli.refused import add_since
 from bayplan.quantity import counted, format_column
 from bayplan.views.attention import why
 

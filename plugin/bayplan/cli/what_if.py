@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bayplan.admin_protocol import MAX_PODS
 from bayplan.cli.client import ask
-from bayplan.cli.decision_text import decision_blocks
+from bayplan.cli.decisions import decision_blocks
 from bayplan.cli.layout import Block, Column, Table, amounts_to_type
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
 from bayplan.quantity import counted, parse_bytes, parse_milli_cpus, whole_number
@@ -182,7 +182,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a file or a size is wrong, or there is neither.
     """
-    from bayplan.cli.manifest_files import read_manifests  # noqa: PLC0415 - PyYAML costs other verbs 20 ms
+    from bayplan.config.yaml_text import read_manifests  # noqa: PLC0415 - PyYAML costs other verbs 20 ms
 
     pods = [one for path in arguments.manifests for one in read_manifests(path)]
     sizes = manifest_of_sizes(arguments)

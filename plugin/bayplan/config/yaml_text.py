@@ -1,6 +1,7 @@
 """YAML and JSON as plain values, strictly: a key that occurs twice is an error, not a silent last-wins.
 
-A module of its own because importing PyYAML takes time that nodes with a TOML file need not spend.
+A module of its own because importing PyYAML takes time that nodes with a TOML file need not spend. Files of
+pod manifests are read here, too: there keys may be twice, as Kubernetes' own tools take them.
 """
 
 import json
@@ -11,7 +12,8 @@ from typing import Any, Final
 import yaml
 
 from bayplan.config.values import invalid
-from bayplan.errors import excerpt
+from bayplan.errors import ConfigError, Problem, excerpt
+from bayplan.files import read_named, unreadable
 from bayplan.quantity import counted
 
 _EXPECTED_BUT_FOUND: Final = re.compile(r"(?:did not find |expected )(.*), but found (.*)")
@@ -19,6 +21,10 @@ _EXPECTED_BUT_FOUND: Final = re.compile(r"(?:did not find |expected )(.*), but f
 
 YAML_ERRORS: Final = (yaml.YAMLError, ValueError, RecursionError)
 """What loading with a `LocatingLoader` raises; RecursionError where tables have no end."""
+
+_KEPT_OF_MANIFEST = ("kind", "metadata", "spec", "status", "items", "template")
+_KEPT_OF_METADATA = ("name", "generateName", "namespace", "uid", "annotations")
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 def parse_yaml(content: str) -> object:
@@ -121,3 +127,47 @@ def yaml_problem(error: Exception) -> str:
     problem = excerpt(problem.replace("could not find expected", "no"))
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
     return f"{problem}{where}"
+
+
+class _ManifestLoader(LocatingLoader):
+    """Leaves dates the texts that they are to Kubernetes."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own way to say it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+def read_manifests(path: str) -> list[Any]:
+    """The documents in the file at *path* (``-`` is the standard input), without what no decision needs.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or holds what JSON cannot express.
+    """
+    try:
+        content = read_named(path)
+        documents = [
+            _slim(document) for document in yaml.load_all(content, _ManifestLoader) if document is not None
+        ]
+        json.dumps(documents, allow_nan=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _no_manifests(path, unreadable(error)) from error
+    except (*YAML_ERRORS, TypeError) as error:
+        raise _no_manifests(path, yaml_problem(error)) from error
+    return documents
+
+
+def _no_manifests(path: str, found: str) -> ConfigError:
+    return ConfigError(path, (Problem("the file", found, "pod manifests in YAML or JSON"),))
+
+
+def _slim(document: Any) -> Any:
+    """The document as plain values; managedFields and the like are left out."""
+    if not isinstance(document, dict):
+        return document
+    kept = {key: value for key, value in document.items() if key in _KEPT_OF_MANIFEST}
+    if isinstance(kept.get("metadata"), dict):
+        kept["metadata"] = {key: value for key, value in kept["metadata"].items() if key in _KEPT_OF_METADATA}
+    if isinstance(kept.get("items"), list):
+        kept["items"] = [_slim(item) for item in kept["items"]]
+    return kept

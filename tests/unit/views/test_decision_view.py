@@ -7,7 +7,7 @@ import json
 
 from msgspec.structs import replace
 
-from bayplan.cli.decision_text import decision_blocks
+from bayplan.cli.decisions import decision_blocks
 from bayplan.cli.layout import show
 from bayplan.model import sentences
 from bayplan.model.decision import (

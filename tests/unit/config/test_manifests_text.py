@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.cli.main import main
-from bayplan.cli.manifest_files import read_manifests
+from bayplan.config.yaml_text import read_manifests
 from bayplan.errors import ConfigError
 
 Capture = pytest.CaptureFixture[str]
