@@ -7,13 +7,15 @@ What kubelet's documents leave out has kubelet's default, unless another file or
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Final
 
 from bayplan.config.keys import FEATURE_GATES, KEYS
 from bayplan.config.kubelet_documents import KUBELETS_API, KUBELETS_KIND
 from bayplan.config.sources import Document, Source, Values
 from bayplan.config.values import items, join, show
-from bayplan.errors import Problem
+from bayplan.errors import Problem, excerpt
+from bayplan.model.kubelet_gates import GateFault, faults, gates_of, resolved
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.policy import MemoryReservationPolicy
 from bayplan.placement.foreign_cpusets import PinningManager
@@ -55,6 +57,39 @@ _PARTNERS: Final[Mapping[str, Sequence[str]]] = {
 }
 """The keys that do not go together, by the one that a problem names."""
 
+_META: Final = ("apiVersion", "kind")
+_KEY_NAMES: Final = """
+    address allowedUnsafeSysctls authentication authorization cgroupDriver cgroupRoot cgroupsPerQOS
+    clusterDNS clusterDomain configMapAndSecretChangeDetectionStrategy containerLogMaxFiles
+    containerLogMaxSize containerLogMaxWorkers containerLogMonitorInterval containerRuntimeEndpoint
+    contentType cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicy cpuManagerPolicyOptions
+    cpuManagerReconcilePeriod crashLoopBackOff enableContentionProfiling enableControllerAttachDetach
+    enableDebugFlagsHandler enableDebuggingHandlers enableProfilingHandler enableServer
+    enableSystemLogHandler enableSystemLogQuery enforceNodeAllocatable eventBurst eventRecordQPS
+    evictionHard evictionMaxPodGracePeriod evictionMinimumReclaim evictionPressureTransitionPeriod
+    evictionSoft evictionSoftGracePeriod failCgroupV1 failSwapOn featureGates fileCheckFrequency
+    hairpinMode healthzBindAddress healthzPort httpCheckFrequency imageGCHighThresholdPercent
+    imageGCLowThresholdPercent imageMaximumGCAge imageMinimumGCAge
+    imagePullCredentialsVerificationPolicy imageServiceEndpoint iptablesDropBit iptablesMasqueradeBit
+    kernelMemcgNotification kubeAPIBurst kubeAPIQPS kubeReserved kubeReservedCgroup kubeletCgroups
+    localStorageCapacityIsolation logging makeIPTablesUtilChains maxOpenFiles maxParallelImagePulls
+    maxPods memoryManagerPolicy memorySwap memoryThrottlingFactor mergeDefaultEvictionSettings
+    nodeLeaseDurationSeconds nodeStatusMaxImages nodeStatusReportFrequency nodeStatusUpdateFrequency
+    oomScoreAdj podCIDR podLogsDir podPidsLimit podsPerCore port preloadedImagesVerificationAllowlist
+    protectKernelDefaults providerID qosReserved readOnlyPort registerNode registerWithTaints
+    registryBurst registryPullQPS reservedMemory reservedSystemCPUs resolvConf rotateCertificates
+    runOnce runtimeRequestTimeout seccompDefault serializeImagePulls serverTLSBootstrap
+    showHiddenMetricsForVersion shutdownGracePeriod shutdownGracePeriodByPodPriority
+    shutdownGracePeriodCriticalPods singleProcessOOMKill staticPodPath staticPodURL staticPodURLHeader
+    streamingConnectionIdleTimeout syncFrequency systemCgroups systemReserved systemReservedCgroup
+    tlsCertFile tlsCipherSuites tlsMinVersion tlsPrivateKeyFile topologyManagerPolicy
+    topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces volumePluginDir
+    volumeStatsAggPeriod
+"""
+_KEYS_OF_1_34: Final = frozenset(_KEY_NAMES.split())
+"""The keys of a KubeletConfiguration: ``config/v1beta1/types.go`` of the module kubelet. None of them was
+taken away up to v1.37; later ones are in `bayplan.model.kubelet_version`."""
+
 _TEXTS: Final = (
     "kubeReserved",
     "systemReserved",
@@ -72,14 +107,15 @@ def kubelet_sources(documents: Sequence[Document], kubelet: KubeletRules) -> lis
     """*documents*, all of kubelet's, in order: each with the keys that it is the last one to set, and the
     values that these have in the end for that *kubelet*."""
     values, setters = _merged(documents)
-    gates = _gates(values, kubelet)
+    blamed = _wrong_gates(documents, _said_gates(values), kubelet)
+    gates = resolved(kubelet.minor, _said_gates(values))
     if gates:
         values[_GATES] = gates
-    if not kubelet.reserves_memory:
-        values.pop(_RESERVATION, None)
+    known = _KEYS_OF_1_34 | kubelet.later_keys
+    values = {key: value for key, value in values.items() if key in known}
     wrong = (*_reserved_twice(values), *_without_memory_qos(values, gates, kubelet))
     # The last who sets one of two that do not go together is who is wrong.
-    blamed = {
+    blamed |= {
         problem: max((setters[key] for key in _PARTNERS[problem.path] if values.get(key)), default=0)
         for problem in wrong
     }
@@ -88,7 +124,7 @@ def kubelet_sources(documents: Sequence[Document], kubelet: KubeletRules) -> lis
             document,
             {key: value for key, value in values.items() if setters[key] == number},
             [problem for problem, by in blamed.items() if by == number],
-            unknown=() if kubelet.reserves_memory or setters.get(_RESERVATION) != number else (_RESERVATION,),
+            remarks=tuple(_unknown_keys(document, known, kubelet)),
         )
         for number, document in enumerate(documents)
     ]
@@ -157,16 +193,64 @@ def _with_default_eviction(values: Mapping[str, object]) -> object:
     return hard
 
 
-def _gates(values: Mapping[str, object], kubelet: KubeletRules) -> dict[str, object]:
-    """The feature gates, with those that AllAlpha and AllBeta stand for. To kubelet null is false."""
+def _said_gates(values: Mapping[str, object]) -> dict[str, object]:
+    """The feature gates that *values* have. To kubelet null is false."""
     said = values.get(_GATES)
     if not isinstance(said, Mapping):
         return {}
-    gates = {gate: False if value is None else value for gate, value in said.items()}
-    for name, meant in (("AllAlpha", kubelet.alpha_gates), ("AllBeta", kubelet.beta_gates)):
-        if isinstance(gates.get(name), bool):
-            gates = dict.fromkeys(meant, gates[name]) | gates
-    return gates
+    return {gate: False if value is None else value for gate, value in said.items()}
+
+
+def _wrong_gates(
+    documents: Sequence[Document], merged: Mapping[str, object], kubelet: KubeletRules
+) -> dict[Problem, int]:
+    """The feature gates with which kubelet would not start, and which document is to blame for each.
+
+    Its own file alone must be right, since it gets its defaults before drop-ins are read; and the end."""
+    if not documents or not kubelet.refuses_gates:
+        return {}
+    said = [_said_gates(document.values) for document in documents]
+    first = {} if documents[0].file.drop_in else said[0]
+    wrong = {_in_words(fault, kubelet): 0 for fault in _faults(first, kubelet)}
+    for fault in _faults(merged, kubelet):
+        naming = {fault.gate, *fault.missing}
+        by = [number for number, gates in enumerate(said) if not naming.isdisjoint(gates)]
+        # What nobody names AllAlpha or AllBeta stands for.
+        by = by or [number for number, gates in enumerate(said) if gates]
+        wrong.setdefault(_in_words(fault, kubelet), by[-1])
+    return wrong
+
+
+def _faults(gates: Mapping[str, object], kubelet: KubeletRules) -> Iterator[GateFault]:
+    return faults(kubelet.minor, {gate: value for gate, value in gates.items() if isinstance(value, bool)})
+
+
+def _in_words(fault: GateFault, kubelet: KubeletRules) -> Problem:
+    found, expected = show(fault.on), f"a gate that kubelet {kubelet} has"
+    if fault.missing:
+        found = f"{found}, but {' and '.join(fault.missing)} off"
+        expected = "all of them on, or this one off"
+    elif fault.locked:
+        expected = f"{show(not fault.on)}, to which it is locked, or nothing"
+    elif fault.known_to:
+        versions = " to ".join(f"1.{minor}" for minor in sorted({fault.known_to[0], fault.known_to[-1]}))
+        expected += f", unlike {versions}; kubeletVersion says which one reads the file"
+    elif near := get_close_matches(fault.gate, gates_of(kubelet.minor), n=1):
+        expected += f", {near[0]} perhaps"
+    path = join(_GATES, fault.gate)
+    return Problem(path, found, f"{expected}; kubelet: {fault.sentence}")
+
+
+def _unknown_keys(document: Document, known: Collection[str], kubelet: KubeletRules) -> Iterator[str]:
+    """Remarks on keys that kubelet of this version does not know: it warns, or with drop-ins is silent, and
+    starts without them (``kubeletconfig/util/codec``)."""
+    spelled = {key.lower(): key for key in known}
+    for key in document.values:
+        if key in known or key in _META:
+            continue
+        near = spelled.get(key.lower()) or next(iter(get_close_matches(key, known, n=1)), "")
+        advice = f"; perhaps {near}" if near else ""
+        yield f"{excerpt(key)}: without effect; kubelet {kubelet} does not know it{advice}"
 
 
 def _without_memory_qos(
@@ -194,7 +278,7 @@ def _source(
     document: Document,
     values: Mapping[str, object],
     problems: Collection[Problem],
-    unknown: tuple[str, ...],
+    remarks: tuple[str, ...],
 ) -> Source:
     """What of the keys that *document* sets means the same here; how kubelet's managers work only for their
     engine."""
@@ -209,7 +293,7 @@ def _source(
         document.name,
         taken,
         problems=(*_wrong_kind(document), *_wrong_types(document.values), *problems),
-        unknown=unknown,
+        remarks=remarks,
         of_managers=managers,
         of_kubelet=True,
         other_gates=others,
@@ -227,14 +311,20 @@ def _taken(values: Mapping[str, object]) -> tuple[dict[str, tuple[str, object]],
 
 
 def _wrong_kind(document: Document) -> tuple[Problem, ...]:
-    """What kubelet would not take as a drop-in at all."""
-    if not document.file.drop_in:
+    """What kubelet would not take at all: without its kind a file is none of its own, but a drop-in is."""
+    version, kind = (document.values.get(key) for key in ("apiVersion", "kind"))
+    if document.file.drop_in:
+        return tuple(
+            Problem(key, show(found), f"{expected!r}; kubelet takes no other drop-in")
+            for key, found, expected in (("apiVersion", version, KUBELETS_API), ("kind", kind, KUBELETS_KIND))
+            if found != expected
+        )
+    if version == KUBELETS_API:
         return ()
-    return tuple(
-        Problem(key, show(document.values.get(key)), f"{expected!r}; kubelet takes no other drop-in")
-        for key, expected in (("apiVersion", KUBELETS_API), ("kind", KUBELETS_KIND))
-        if document.values.get(key) != expected
-    )
+    sentence = f'no kind "{KUBELETS_KIND}" is registered for version "{version}"'
+    if version in (None, ""):
+        sentence = "Object 'apiVersion' is missing"
+    return (Problem("apiVersion", show(version), f"{KUBELETS_API!r}; kubelet: {sentence}"),)
 
 
 def _wrong_types(values: Mapping[str, object]) -> Iterator[Problem]:

@@ -114,8 +114,7 @@ def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[st
     said_by = {key: source.name for source in sources for key in source.values}
     yield from _switched_off(settings, sources)
     for source in sources:
-        for key in source.unknown:
-            yield f"{source.name}: {key}: without effect; kubelet {settings.kubelet_rules} does not know it"
+        yield from (f"{source.name}: {remark}" for remark in source.remarks)
     if not settings.engine_kind.is_kubelets:
         yield from _left_to_kubelet(sources)
         if not settings.reserved_cpus:

@@ -6,6 +6,7 @@ defaults below all that is said; what has no effect is remarked on.
 """
 
 import enum
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +48,8 @@ from bayplan.model.policy import MemoryReservationPolicy
 DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
 _FLAGS: Final = "command line"
 _HERE: Final = "on this machine"
+_OPENSHIFT: Final = re.compile(r"\+[0-9a-f]{7,40}$")
+"""How the versions of its kubelet end: with the start of a commit (v1.33.5+1a2b3c4)."""
 _KUBELETS_HAS_A_KIND: Final = f"kubelet's own file has kind: {KUBELETS_KIND}"
 
 MoreProblems: TypeAlias = Callable[[Settings, Collection[str]], Iterable[Problem]]
@@ -165,7 +168,11 @@ def _kubelet_rules(sources: Sequence[Source]) -> KubeletRules:
     rules = NEWEST
     for source in sources:
         with suppress(KeyError, InvalidValueError):
-            rules = rules_of(kubelet_minor(*source.values["kubeletVersion"]))
+            path, version = source.values["kubeletVersion"]
+            minor = kubelet_minor(path, version)
+            rules = rules_of(minor)
+            knows_gates = rules.minor == minor and not _OPENSHIFT.search(str(version))
+            rules = replace(rules, refuses_gates=knows_gates)
     return rules
 
 

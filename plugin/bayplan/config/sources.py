@@ -73,8 +73,7 @@ class Source(Struct, frozen=True):
 
     ``unread`` are keys that it sets to what can't be read. ``of_managers`` are further values that count for
     the engine `kubelet` only, ``other_gates`` kubelet's feature gates that are not read. ``pinning``
-    are the managers of kubelet that the file switches on, ``unknown`` the keys that kubelet of this version
-    does not have."""
+    are the managers of kubelet that the file switches on, ``remarks`` are for the operator."""
 
     name: str
     values: Values
@@ -84,7 +83,7 @@ class Source(Struct, frozen=True):
     other_gates: Mapping[str, object] = field(default_factory=dict)
     of_kubelet: bool = False
     pinning: tuple[PinningManager, ...] = ()
-    unknown: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 def files_of(path: Path) -> list[File]:

@@ -16,20 +16,20 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.model.kubelet_gates import gates_of
+
 
 class KubeletRules(Struct, frozen=True):
     """The rules of one minor version, 1.``minor``.
 
     ``stable_options`` and ``beta_options``: options of CPU Manager and Topology Manager that need no feature
     gate, and those behind the gates for beta-level options (``policy_options.go``); the rest are alpha.
-    ``alpha_gates`` and ``beta_gates``: for which feature gates AllAlpha and AllBeta stand, where a gate is
-    not set itself; of those that something here goes by.
-    ``memory_qos``: the default of the feature gate MemoryQoS.
+    ``refuses_gates``: it does not start with feature gates that it does not take (`kubelet_gates`).
+    OpenShift's only warns of those that it does not know; which ones a version beyond the table has is open.
     ``throttling_factor``: the default of memoryThrottlingFactor; None: no memory.high.
     ``factor_without_memory_qos``: the only memoryThrottlingFactor that may be set where MemoryQoS is off;
     None: any (``pkg/kubelet/apis/config/validation``).
-    ``reserves_memory``: there is a memoryReservationPolicy; before, kubelet warns of a field that it does not
-    know, and starts without it (``kubeletconfig/util/codec``).
+    ``later_keys``: the keys of its file that 1.34 did not know (``config/v1beta1/types.go``).
     ``resets_memory_qos``: every container gets memory.min and memory.low 0 where nothing else is due, or with
     the gate off memory.high max, so that a value of an earlier kubelet does not last
     (``kuberuntime_container_linux.go``); and so does kubepods at each start
@@ -55,12 +55,10 @@ class KubeletRules(Struct, frozen=True):
     minor: int
     stable_options: frozenset[str]
     beta_options: frozenset[str]
-    alpha_gates: frozenset[str]
-    beta_gates: frozenset[str]
-    memory_qos: bool = False
+    refuses_gates: bool = True
     throttling_factor: float | None = 0.9
     factor_without_memory_qos: float | None = None
-    reserves_memory: bool = False
+    later_keys: frozenset[str] = frozenset()
     resets_memory_qos: bool = False
     throttles_pods: bool = False
     throttles_without_amounts: bool = False
@@ -77,6 +75,11 @@ class KubeletRules(Struct, frozen=True):
             return -(-sum(nano_cpus) // 1_000_000)
         return sum((-(-amount // 1000) + 500) // 1000 for amount in nano_cpus)
 
+    @property
+    def memory_qos(self) -> bool:
+        """The default of the feature gate MemoryQoS."""
+        return gates_of(self.minor)["MemoryQoS"].default
+
     def __str__(self) -> str:
         return f"1.{self.minor}"
 
@@ -92,18 +95,6 @@ _IN_1_34: Final = KubeletRules(
             "max-allowable-numa-nodes",
         }
     ),
-    alpha_gates=frozenset(
-        {
-            "MemoryQoS",
-            "CPUManagerPolicyAlphaOptions",
-            "TopologyManagerPolicyAlphaOptions",
-            "InPlacePodVerticalScalingExclusiveCPUs",
-            "InPlacePodVerticalScalingExclusiveMemory",
-        }
-    ),
-    beta_gates=frozenset(
-        {"CPUManagerPolicyBetaOptions", "TopologyManagerPolicyBetaOptions", "PodLevelResources"}
-    ),
 )
 _IN_1_35: Final = replace(
     _IN_1_34,
@@ -116,15 +107,12 @@ _IN_1_36: Final = replace(
     minor=36,
     stable_options=_IN_1_35.stable_options | {"prefer-align-cpus-by-uncorecache"},
     beta_options=frozenset({"distribute-cpus-across-numa"}),
-    alpha_gates=_IN_1_35.alpha_gates | {"PodLevelResourceManagers"},
-    reserves_memory=True,
+    later_keys=frozenset({"memoryReservationPolicy", "tlsCurvePreferences"}),
 )
 _IN_1_37: Final = replace(
     _IN_1_36,
     minor=37,
-    alpha_gates=_IN_1_36.alpha_gates - {"MemoryQoS", "PodLevelResourceManagers"},
-    beta_gates=_IN_1_36.beta_gates | {"MemoryQoS", "PodLevelResourceManagers"},
-    memory_qos=True,
+    later_keys=_IN_1_36.later_keys | {"defaultPodSysctls"},
     throttling_factor=None,
     factor_without_memory_qos=0.9,
     resets_memory_qos=True,

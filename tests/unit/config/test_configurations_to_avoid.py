@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.config.kubelet_documents import KUBELETS_API
 from bayplan.config.kubelet_rules import remarks_on_machine
 from bayplan.config.load import load_settings
 from bayplan.config.reservations import resolve_policy
@@ -19,6 +20,7 @@ from bayplan.quantity import GIB, MIB
 from support.machines import machine
 
 GOOD = {
+    "apiVersion": KUBELETS_API,
     "kind": "KubeletConfiguration",
     "memoryManagerPolicy": "Static",
     "cpuManagerPolicy": "static",
@@ -312,7 +314,7 @@ def test_more_nodes_than_kubelet_takes_are_worth_a_remark(tmp_path: Path) -> Non
 
     def remarks(policy: str, options: str = "{}", engine: str = "kubelet") -> tuple[str, ...]:
         path.write_text(
-            "kind: KubeletConfiguration\n"
+            f"apiVersion: {KUBELETS_API}\nkind: KubeletConfiguration\n"
             f"topologyManagerPolicy: {policy}\ntopologyManagerPolicyOptions: {options}\n"
         )
         return remarks_on_machine(load_settings([path], {"engine": [engine]}), many)

@@ -101,7 +101,8 @@ def test_kubelets_file_may_have_any_name(write: Write) -> None:
 def test_a_key_twice_is_the_last_one_to_kubelet_and_remarked(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text(
-        f'{{"kind": "{KIND}", "cpuManagerPolicy": "none", "cpuManagerPolicy": "static", '
+        f'{{"apiVersion": "{API}", "kind": "{KIND}", '
+        '"cpuManagerPolicy": "none", "cpuManagerPolicy": "static", '
         '"kubeReserved": {"cpu": "1", "cpu": "2"}}'
     )
     settings = of_kubelet(path)
@@ -242,7 +243,9 @@ def test_kubelets_defaults_are_below_all_that_is_said(write: Write, tmp_path: Pa
 
 def test_default_evictions_are_merged_with_those_of_the_file(write: Write) -> None:
     hard = {"memory.available": "1Gi", "pid.available": "5%"}
-    path = write({"kind": KIND, "mergeDefaultEvictionSettings": True, "evictionHard": hard})
+    path = write(
+        {"apiVersion": API, "kind": KIND, "mergeDefaultEvictionSettings": True, "evictionHard": hard}
+    )
     assert sorted(of_kubelet(path).eviction_hard) == sorted({**DEFAULTS["evictionHard"], **hard})
 
 
@@ -292,7 +295,7 @@ def test_what_kubelet_does_not_decode_is_refused(write: Write, values: dict[str,
         ("kubelet", {"featureGates": {"AllBeta": False}}, ["PodLevelResources"]),
         ("exact", {"memoryThrottlingFactor": 0.8}, []),
         ("exact", {"memoryThrottlingFactor": 0.8, "featureGates": {"MemoryQoS": True}}, []),
-        ("kubelet", {"featureGates": {"PodLevelResourceManagers": True, "Other": True}},
+        ("kubelet", {"featureGates": {"PodLevelResourceManagers": True, "NodeSwap": True}},
          ["PodLevelResourceManagers"]),
         ("exact", {"featureGates": {"PodLevelResourceManagers": True}}, []),
         ("exact", {"clusterDNS": ["10.96.0.10"], "maxPods": 250}, []),

@@ -37,6 +37,7 @@ from bayplan.placement.foreign_cpusets import PinningManager
 from bayplan.sets import CpuSet
 
 GIB, MIB = 1 << 30, 1 << 20
+THEIRS = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 
 FULL_TOML = """
 engine = "kubelet"
@@ -620,7 +621,7 @@ reservedMemory:
   limits: {memory: 1100Mi}
 kubeReserved: {memory: 1Gi, cpu: 500m}
 evictionHard: {memory.available: 100Mi, nodefs.available: 10%, pid.available: 5%}
-featureGates: {MemoryQoS: true, OtherGate: false}
+featureGates: {MemoryQoS: true, NodeSwap: true}
 memoryThrottlingFactor: 0.9
 reservedSystemCPUs: 0-1
 singleProcessOOMKill: false
@@ -661,7 +662,9 @@ def test_kubelets_own_file_can_be_one_of_the_files(write: Write) -> None:
 
 
 def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
-    path = write(KUBELET.replace("cpuManagerPolicy: static", "cpuManagerPolicy: static\nseed: 1"), "c.yaml")
+    path = write(
+        KUBELET.replace("cpuManagerPolicy: static", "cpuManagerPolicy: static\nport: 10250"), "c.yaml"
+    )
     settings = load_settings([path], {"engine": ["kubelet"]})
     assert settings.engine == "kubelet"
     assert settings.topology_scope is TopologyScope.POD
@@ -669,7 +672,7 @@ def test_with_kubelets_engine_its_managers_are_ours(write: Write) -> None:
     assert settings.cpu_options == {"full-pcpus-only": "true"}
     assert settings.notices == ()
     assert list(settings.kubelet_managers) == [PinningManager.CPU, PinningManager.MEMORY]
-    without = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none", "d.yaml")
+    without = write(THEIRS + "memoryManagerPolicy: None\ncpuManagerPolicy: none", "d.yaml")
     bare = load_settings([without, write('engine = "kubelet"')])
     assert (bare.memory_manager, bare.cpu_manager) == (MemoryManagerPolicy.NONE, "none")
 
@@ -678,9 +681,7 @@ def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:
     empty = "".join(f"{key.name}:\n" for key in KEYS.values() if key.of_kubelet or key.of_managers)
     texts = "topologyManagerPolicy: ''\nreservedSystemCPUs: ''\ncpuManagerPolicy: ''"
     for content in (empty, texts):
-        settings = load_settings(
-            [write(f"kind: KubeletConfiguration\n{content}", "k.yaml")], {"engine": ["kubelet"]}
-        )
+        settings = load_settings([write(f"{THEIRS}{content}", "k.yaml")], {"engine": ["kubelet"]})
         assert replace(settings, sources=(), notices=()) == KUBELETS_DEFAULTS
 
 
@@ -690,7 +691,7 @@ def test_what_kubelets_file_leaves_empty_is_not_set(write: Write) -> None:
 def test_what_kubelets_file_leaves_out_depends_on_its_version(
     write: Write, version: str, gate: bool, factor: float | None
 ) -> None:
-    file = write("kind: KubeletConfiguration\n", "k.yaml")
+    file = write(THEIRS, "k.yaml")
     settings = load_settings([file], {"kubeletVersion": [version]})
     assert (settings.memory_qos, settings.memory_throttling_factor) == (gate, factor)
     # Bayplan's own file means the same whichever kubelet there is.
@@ -704,11 +705,12 @@ TIERED, FACTOR = "memoryReservationPolicy", "memoryThrottlingFactor"
 @pytest.mark.parametrize(
     ("text", "refused_by"),
     [
-        # What kubelet 1.36.3 and 1.37.2 said of each (with AllAlpha 1.37.2 lacks other gates); before 1.36
+        # What kubelet 1.36.3 and 1.37.2 said of each (AllAlpha alone lacks beta gates in 1.37.2); before 1.36
         # there is no memoryReservationPolicy, before 1.37 nothing holds the factor against the gate.
         ("memoryReservationPolicy: TieredReservation", {"1.36": TIERED}),
-        ("memoryReservationPolicy: TieredReservation\nfeatureGates: {AllAlpha: true}", {}),
-        ("memoryReservationPolicy: TieredReservation\nfeatureGates: {AllAlpha: true, MemoryQoS: false}",
+        ("memoryReservationPolicy: TieredReservation\nfeatureGates: {AllAlpha: true, AllBeta: true}", {}),
+        ("memoryReservationPolicy: TieredReservation\n"
+         "featureGates: {AllAlpha: true, AllBeta: true, MemoryQoS: false}",
          {"1.36": TIERED, "1.37": TIERED}),
         ("memoryReservationPolicy: Nonsense", {"1.36": TIERED, "1.37": TIERED}),
         ("memoryThrottlingFactor: 0.8", {}),
@@ -723,7 +725,7 @@ TIERED, FACTOR = "memoryReservationPolicy", "memoryThrottlingFactor"
 def test_what_takes_memory_qos_in_kubelets_file_is_refused_as_that_kubelet_does(
     write: Write, text: str, refused_by: dict[str, str]
 ) -> None:
-    file = write(f"kind: KubeletConfiguration\n{text}\n", "k.yaml")
+    file = write(f"{THEIRS}{text}\n", "k.yaml")
     for version in ("1.34", "1.35", "1.36", "1.37"):
         flags = {"kubeletVersion": [version]}
         if version in refused_by:
@@ -733,32 +735,40 @@ def test_what_takes_memory_qos_in_kubelets_file_is_refused_as_that_kubelet_does(
 
 
 def test_a_key_that_kubelet_of_that_version_does_not_know_has_no_effect(write: Write) -> None:
-    file = write("kind: KubeletConfiguration\nmemoryReservationPolicy: TieredReservation\n", "k.yaml")
+    file = write(THEIRS + "memoryReservationPolicy: TieredReservation\n", "k.yaml")
     settings = load_settings([file], {"kubeletVersion": ["1.35"]})
     assert settings.memory_reservation is MemoryReservationPolicy.NONE
     assert [one for one in settings.notices if "memoryReservationPolicy" in one] != []
 
 
 def test_our_own_file_may_switch_off_what_kubelet_does_itself(write: Write) -> None:
-    theirs = write("kind: KubeletConfiguration\nmemoryReservationPolicy: TieredReservation\n", "k.yaml")
+    theirs = write(THEIRS + "memoryReservationPolicy: TieredReservation\n", "k.yaml")
     ours = write("featureGates = { MemoryQoS = false }\n")
     assert not load_settings([theirs, ours], {"kubeletVersion": ["1.37"]}).memory_qos
     tiered = write("featureGates = { MemoryQoS = false }\nmemoryReservationPolicy = 'TieredReservation'\n")
     assert paths_of(tiered) == ["memoryReservationPolicy"]
 
 
-def test_gates_of_a_stage_stand_for_those_that_are_not_set(write: Write) -> None:
-    text = "kind: KubeletConfiguration\nfeatureGates: {AllAlpha: true, AllBeta: false, MemoryQoS: %s}\n"
-    for version, own in (("1.36", "true"), ("1.37", "false")):
-        file = write(text % own, "k.yaml")
-        gates = load_settings([file], {"kubeletVersion": [version]}).feature_gates
-        assert gates == {
-            "MemoryQoS": own == "true",
-            "CPUManagerPolicyAlphaOptions": True,
-            "TopologyManagerPolicyAlphaOptions": True,
-            "CPUManagerPolicyBetaOptions": False,
-            "TopologyManagerPolicyBetaOptions": False,
-        }
+@pytest.mark.parametrize(
+    ("version", "said", "memory_qos", "alpha"),
+    [
+        ("1.34", "AllAlpha: true, AllBeta: false", True, True),
+        ("1.36", "AllAlpha: false, AllBeta: false, MemoryQoS: true", True, False),
+        ("1.37", "AllAlpha: false, AllBeta: false", False, False),
+    ],
+)
+def test_gates_of_a_stage_stand_for_those_that_are_not_set(
+    write: Write, version: str, said: str, memory_qos: bool, alpha: bool
+) -> None:
+    file = write(f"{THEIRS}featureGates: {{{said}}}\n", "k.yaml")
+    gates = load_settings([file], {"kubeletVersion": [version]}).feature_gates
+    assert gates == {
+        "MemoryQoS": memory_qos,
+        "CPUManagerPolicyAlphaOptions": alpha,
+        "TopologyManagerPolicyAlphaOptions": alpha,
+        "CPUManagerPolicyBetaOptions": False,
+        "TopologyManagerPolicyBetaOptions": False,
+    }
 
 
 def test_a_version_that_was_found_counts_as_if_it_were_configured(write: Write) -> None:
@@ -768,7 +778,7 @@ def test_a_version_that_was_found_counts_as_if_it_were_configured(write: Write) 
         asked.append("kubelet")
         return KubeletVersion("v1.36.3", "/usr/bin/kubelet --version")
 
-    contents = read_contents([write("kind: KubeletConfiguration\n", "k.yaml")])
+    contents = read_contents([write(THEIRS, "k.yaml")])
     found = settings_of(contents, find_kubelet=find)
     said = settings_of(contents, {"kubeletVersion": ["1.36"]})
     assert found.kubelet_known_by == "/usr/bin/kubelet --version"
@@ -779,7 +789,7 @@ def test_a_version_that_was_found_counts_as_if_it_were_configured(write: Write) 
     assert asked == ["kubelet"]
 
 
-@pytest.mark.parametrize("text", ["kind: KubeletConfiguration", "engine: kubelet"])
+@pytest.mark.parametrize("text", [THEIRS, "engine: kubelet"])
 def test_that_a_version_is_assumed_is_said_where_something_depends_on_it(write: Write, text: str) -> None:
     settings = load_settings([write(f"{text}\n", "k.yaml")])
     assert settings.kubelet_rules is NEWEST
@@ -800,7 +810,8 @@ def test_a_kubelet_version_may_be_a_number_with_both_digits(write: Write) -> Non
 
 
 def test_kubelets_file_may_be_json_or_a_drop_in(write: Write) -> None:
-    text = '{\n\t"kind": "KubeletConfiguration",\n\t"kubeReserved": {"memory": "1Gi"}\n}'
+    head = '\t"apiVersion": "kubelet.config.k8s.io/v1beta1",\n\t"kind": "KubeletConfiguration",\n'
+    text = f'{{\n{head}\t"kubeReserved": {{"memory": "1Gi"}}\n}}'
     assert load_settings([write(text, "config.json")]).kube_reserved == {"memory": GIB}
     assert load_settings([write(text.replace("\t", " "), "10-kubelet.conf")]).kube_reserved == {"memory": GIB}
     for wrong, found in (('{"engine": 1, "engine": 2}', "the key engine a second time"), ("{", "Expecting")):
@@ -905,7 +916,7 @@ def test_wrong_values_in_kubelets_own_file_are_named(write: Write) -> None:
 
 
 def test_kubelets_own_managers_are_not_ours(write: Write) -> None:
-    path = write("kind: KubeletConfiguration\nmemoryManagerPolicy: None\ncpuManagerPolicy: none\n", "c.yaml")
+    path = write(THEIRS + "memoryManagerPolicy: None\ncpuManagerPolicy: none\n", "c.yaml")
     settings = load_settings([path])
     assert not settings.kubelet_managers
     assert (settings.cpu_manager, settings.memory_manager) == ("static", MemoryManagerPolicy.STATIC)

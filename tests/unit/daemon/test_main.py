@@ -65,6 +65,7 @@ def test_what_files_and_machine_say_is_reported_together(machine_root: Path, tmp
     path = tmp_path / "kubelet.yaml"
     path.write_text(
         """
+apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cpuManagerPolicy: static
 memoryManagerPolicy: Static

@@ -285,7 +285,10 @@ def pods(tmp_path: Path, *sizes: tuple[str, str]) -> Path:
 def test_kubelets_file_is_the_kubelet_that_is_simulated(tmp_path: Path) -> None:
     """Managers that it does not name are off, and nothing is added to what it says."""
     trace = pods(tmp_path, ("a", "11Gi"), ("b", "11Gi"), ("c", "8Gi"))
-    head = "kind: KubeletConfiguration\nkubeReserved: {cpu: 70m, memory: 442Mi}\n"
+    head = (
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+        "kubeReserved: {cpu: 70m, memory: 442Mi}\n"
+    )
     config = written(tmp_path / "kubelet.yaml", head)
     (run,) = simulate(two_nodes(tmp_path), trace, ["kubelet"], [config])["runs"]
     assert (run["policy"], run["accepted"], run["refused"]) == ("none", 3, 0)
