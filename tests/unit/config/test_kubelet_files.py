@@ -1,6 +1,7 @@
 """kubelet's file and its directory of drop-ins: read and merged as kubelet does it."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -234,3 +235,90 @@ def test_a_directory_of_no_end_is_not_walked_to_its_end(files: Files) -> None:
         (directory / "many" / str(number)).touch()
     (problem,) = problems_of([directory])
     assert "10000" in problem
+
+
+# --- what kubelet would not start with, and what it does not know ---
+
+
+@pytest.mark.parametrize(
+    ("base", "drop_ins", "wrong"),
+    [
+        ("featureGates: {Nonsense: true, Nix: false}", {},
+         ["config.yaml: featureGates.Nonsense", "config.yaml: featureGates.Nix"]),
+        ("", {"a": "featureGates: {Nonsense: true}", "b": "featureGates: {NodeSwap: true}"},
+         ["a.conf: featureGates.Nonsense"]),
+        ("", {"a": "featureGates: {Nonsense: true}", "b": "featureGates: {Nonsense: null}"}, []),
+        # The file itself is decoded, and gets its defaults, before drop-ins are read.
+        ("featureGates: {Nonsense: true}", {"a": "featureGates: {Nonsense: null}"},
+         ["config.yaml: featureGates.Nonsense"]),
+        ("featureGates: {ProcMountType: false}", {}, ["config.yaml: featureGates.ProcMountType"]),
+        ("featureGates: {DRAPartitionableDevices: false}",
+         {"a": "featureGates: {DRADeviceCompatibilityGroups: true}"},
+         ["a.conf: featureGates.DRADeviceCompatibilityGroups"]),
+        ("featureGates: {GenericWorkload: true, AllAlpha: true}", {}, []),
+        ("", {"a": "featureGates: {AllAlpha: true}"},
+         [f"a.conf: featureGates.{gate}" for gate in (
+             "CompositePodGroup", "PodGroupPreemptionPolicy", "TopologyAwareWorkloadScheduling",
+             "WorkloadWithJob")]),
+    ],
+)  # fmt: skip
+def test_feature_gates_that_kubelet_does_not_take(
+    files: Files, base: str, drop_ins: dict[str, str], wrong: list[str]
+) -> None:
+    """Each with kubelet 1.37.2 itself: it started, or named the gate."""
+    paths = files(base, **drop_ins)[: None if drop_ins else 1]
+    found = []
+    try:
+        load_settings(paths)
+    except ConfigError as error:
+        # A single file that is wrong is named once.
+        found = [f"{error.source}: {problem.path}" for problem in error.problems]
+    assert [re.sub(r"\S*/|configuration: ", "", one) for one in found] == wrong
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"),
+    [
+        ("1.36", False),
+        ("1.37", True),
+        ("v1.37.2+k3s1", True),
+        # OpenShift's kubelet warns, and starts; of other versions the gates are not known here.
+        ("v1.37.1+a1b2c3d", False),
+        ("1.33", False),
+        ("1.38", False),
+    ],
+)
+def test_which_gates_there_are_depends_on_the_kubelet(files: Files, version: str, refused: bool) -> None:
+    (path, _) = files("featureGates: {SidecarContainers: true}")
+    if refused:
+        with pytest.raises(ConfigError):
+            load_settings([path], {"kubeletVersion": [version]})
+    else:
+        load_settings([path], {"kubeletVersion": [version]})
+
+
+@pytest.mark.parametrize("version", ["", "kubelet.config.k8s.io/v1alpha1", "kubelet.config.k8s.io/v1", "v1"])
+def test_a_file_of_another_api_version_is_refused(files: Files, version: str) -> None:
+    (path, _) = files("")
+    path.write_text(f"apiVersion: {version}\nkind: KubeletConfiguration\n")
+    (problem,) = problems_of([path])
+    assert problem.startswith("apiVersion: ")
+
+
+def test_keys_that_kubelet_does_not_know_are_named_once(files: Files) -> None:
+    """It warns, and starts without them; their case counts."""
+    paths = files(
+        "cpumanagerpolicy: static\nseed: 1\nauthentication: {}\n",
+        a="defaultPodSysctls: []\nseed: 2\nmemoryManagerPolicy: Static",
+    )
+    settings = load_settings(paths, {"kubeletVersion": ["1.36"], "engine": ["kubelet"]})
+    assert settings.cpu_manager == "none"
+    said = [re.fullmatch(r"\S+/([\w.]+): (\w+): .*", notice) for notice in settings.notices]
+    assert [found.groups() for found in said if found] == [
+        ("config.yaml", "cpumanagerpolicy"),
+        ("config.yaml", "seed"),
+        ("a.conf", "defaultPodSysctls"),
+        ("a.conf", "seed"),
+    ]
+    newer = load_settings(paths, {"kubeletVersion": ["1.37"]})
+    assert [notice for notice in newer.notices if "defaultPodSysctls" in notice] == []

@@ -709,8 +709,7 @@ TIERED, FACTOR = "memoryReservationPolicy", "memoryThrottlingFactor"
         # there is no memoryReservationPolicy, before 1.37 nothing holds the factor against the gate.
         ("memoryReservationPolicy: TieredReservation", {"1.36": TIERED}),
         ("memoryReservationPolicy: TieredReservation\nfeatureGates: {AllAlpha: true, AllBeta: true}", {}),
-        ("memoryReservationPolicy: TieredReservation\n"
-         "featureGates: {AllAlpha: true, AllBeta: true, MemoryQoS: false}",
+        (f"{TIERED}: TieredReservation\nfeatureGates: {{AllAlpha: true, AllBeta: true, MemoryQoS: false}}",
          {"1.36": TIERED, "1.37": TIERED}),
         ("memoryReservationPolicy: Nonsense", {"1.36": TIERED, "1.37": TIERED}),
         ("memoryThrottlingFactor: 0.8", {}),
