@@ -2,7 +2,8 @@
 daemon, or, where none runs, by what the state directory says.
 
 The record comes first, so that no verification undoes what is written, then the cgroups. If the program is
-killed in between, the next release writes all of them again.
+killed in between, the next release writes all of them again. From then on a container is left as it is, as
+if it had opted out; what it uses stays accounted, so that it is not promised again.
 """
 
 import logging
@@ -11,6 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan.admin.questions import Question
 from bayplan.admin_protocol import API_VERSION
@@ -28,7 +32,8 @@ from bayplan.host.lock import DirectoryLock
 from bayplan.host.memory_high import KernelAttributes, release_all
 from bayplan.host.reclaim import SYSCTL, CpuListLimit
 from bayplan.model.ledger import Entry
-from bayplan.placement.release import GivenBack, given_back, to_give_back
+from bayplan.placement.decide import RELEASED
+from bayplan.sets import CpuSet
 from bayplan.state import Step, Store
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import View
@@ -38,6 +43,15 @@ logger = logging.getLogger(__name__)
 _NOTHING_CHANGED: Final[View] = {"sysctls": {}, "partitions": [], "irqs": {}}
 GONE: Final = "gone"
 GIVEN_BACK: Final = "given back"
+
+
+class GivenBack(Struct, frozen=True):
+    """A container, and which of its cpusets are ours to give back."""
+
+    container_id: str
+    name: str
+    cpus: bool
+    mems: bool
 
 
 class KernelSettings(NamedTuple):
@@ -195,3 +209,31 @@ def _view(
             for one in wanted
         ],
     }
+
+
+def to_give_back(entry: Entry) -> GivenBack | None:
+    """What of a container is to be given back; None for nothing. A container that was given back before is
+    given back again: whoever did that may have died in between."""
+    request = entry.decision.request
+    if entry.ended or (request.opted_out and RELEASED not in entry.decision.reasons):
+        return None
+    cpus, mems = request.pinned_cpus is None, request.pinned_mems is None
+    return GivenBack(entry.container_id, request.name, cpus, mems) if cpus or mems else None
+
+
+def given_back(entry: Entry) -> Entry:
+    """*entry* once its container was given back."""
+    decision = entry.decision
+    placement = replace(
+        decision.placement.staying(),
+        mems=None,
+        exclusive_cpus=CpuSet(),
+        claimed_cpus=None,
+        pool_cpus=CpuSet(),
+        original_nodes=None,
+        previous_mems=None,
+    )
+    reasons = decision.reasons if RELEASED in decision.reasons else (*decision.reasons, RELEASED)
+    request = replace(decision.request, opted_out=True)
+    released = replace(decision, request=request, placement=placement, reasons=reasons)
+    return replace(entry, decision=released, notified_cpus=None)

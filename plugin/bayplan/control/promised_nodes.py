@@ -29,7 +29,7 @@ from bayplan.model.decision import Move
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import move as move_text
-from bayplan.placement.after_removal import (
+from bayplan.placement.freed_room import (
     moved_back,
     not_moved_back,
     with_completed_claims,

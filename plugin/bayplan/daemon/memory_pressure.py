@@ -42,8 +42,14 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.records import PageMoveRecord
 from bayplan.placement.brakes import allowed_growth
-from bayplan.placement.losing_nodes import LEAD_S, soon_lost_bytes, widened
-from bayplan.placement.node_losses import enough_free_bytes, have_lost_much, have_to_reclaim
+from bayplan.placement.losing_nodes import (
+    LEAD_S,
+    enough_free_bytes,
+    have_lost_much,
+    have_to_reclaim,
+    soon_lost_bytes,
+    widened,
+)
 from bayplan.placement.page_owners import (
     container_pages,
     goal_bytes,

@@ -41,7 +41,6 @@ from bayplan.placement.memory_policy import (
     with_policies,
 )
 from bayplan.placement.placement_file import wished_file
-from bayplan.placement.release import RELEASED
 from bayplan.placement.resource_claims import on_claimed_cpus, with_resource_claims
 from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
@@ -56,6 +55,7 @@ WRONG_ANNOTATION: Final = "wrong-annotation"
 RULE_NOT_USED: Final = "cpu-rule-not-used"
 """Code of the reason that a rule about CPUs gives a container what it cannot have."""
 
+RELEASED: Final = Reason("released", "given back by bayplan release; it has its parent's CPUs and nodes")
 
 FORBIDDEN_ANNOTATION: Final = "forbidden-annotation"
 """Code of the reason that names annotations which the operator forbids; others count beside them."""

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from bayplan.admin.release import given_back
 from bayplan.config.settings import MemoryPressure
 from bayplan.daemon.brakes import LET_GO_S, STALLED_S, Brakes
 from bayplan.host.hierarchy import Layout
 from bayplan.model.decision import QosClass
-from bayplan.placement.release import given_back
 from bayplan.quantity import GIB, MIB
 from support.racing_nodes import MarksInMemory, Racing, racing
 
