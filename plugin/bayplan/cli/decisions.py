@@ -92,7 +92,7 @@ class History:
         return shown if view["complete"] else [*shown, "There is more; these are the latest."]
 
 
-class Refused:
+class Refusals:
     """`bayplan refused`: which containers were refused lately, why, and how often."""
 
     VERB = "refused"

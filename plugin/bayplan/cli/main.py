@@ -28,7 +28,7 @@ from bayplan.cli import (
     what_if,
 )
 from bayplan.cli.daemon import LogLevel, Map, Metrics, Ping, Release
-from bayplan.cli.decisions import Explain, History, Refused
+from bayplan.cli.decisions import Explain, History, Refusals
 from bayplan.cli.layout import Block, CommandVerb, show
 from bayplan.cli.recordings import RecordTopology, Replay
 from bayplan.errors import (
@@ -53,7 +53,7 @@ OUTPUTS: Final = ("table", "wide", "json", "yaml", "name")
 
 _VERBS: Final[tuple[CommandVerb, ...]] = (
     status,
-    Refused(),
+    Refusals(),
     Explain(),
     History(),
     report,
@@ -83,18 +83,18 @@ _WIDE: Final[Mapping[str, Callable[[dict[str, Any]], list[Block]]]] = {
 """Verbs that have more to show where there is room."""
 _NAMES: Final[Mapping[str, Callable[[dict[str, Any]], list[str]]]] = {
     status.VERB: status.names,
-    Refused.VERB: Refused.names,
+    Refusals.VERB: Refusals.names,
     nodes.VERB: nodes.names,
     claims.VERB: claims.names,
 }
 """Verbs that list something, and its names."""
-_OF_DECISIONS: Final = (status.VERB, Refused.VERB, Explain.VERB, History.VERB, report.VERB, nodes.VERB)
+_OF_DECISIONS: Final = (status.VERB, Refusals.VERB, Explain.VERB, History.VERB, report.VERB, nodes.VERB)
 """Verbs that show what the daemon decided."""
 _SHADOW_MODE: Final = (
     "SHADOW MODE: nothing of this is applied. Containers run as if bayplan were not here; this is what it "
     "would do."
 )
-_WATCHABLE: Final = (status.VERB, Refused.VERB, nodes.VERB)
+_WATCHABLE: Final = (status.VERB, Refusals.VERB, nodes.VERB)
 
 _PROGRAM: Final = "bayplan"
 
