@@ -67,6 +67,7 @@ class DraNode:
             self.claims = ResourceClaims(
                 one.controller.state, one.controller.placements, ClaimSpecs(self.specs), here
             )
+            await self.claims.restore()
             await self.claims.sweep()
             async with serving(one, self.directory / "agent.sock", claims=self.claims):
                 yield one

@@ -4,7 +4,8 @@ specs.
 Order of a preparation: decide, record, write the spec, answer. Whoever is killed in between leaves a booking
 that the next preparation of the same claim finds, and a start writes the specs that the ledger says: they
 are on a tmpfs, which a reboot empties, while the record stays. So ledger and specs agree whenever nobody is
-at work.
+at work. Where the record is lost and not the specs, these say what claims hold: kubelet, which has them
+prepared, does not ask again.
 """
 
 import asyncio
@@ -99,6 +100,28 @@ class ResourceClaims:
         if decision.outcome is not Outcome.REFUSED:
             entry = decide_claim(transaction.basis, basis.engine, claim)
         return replace(entry, decision=decision)
+
+    async def restore(self) -> None:
+        """Hold what the specs say, if nothing at all is recorded. One that was released just before is so
+        again: by kubelet, which had no answer, or by the agent."""
+        ledger = self._state.ledger
+        if ledger.entries or ledger.retained:
+            return
+        try:
+            found = await self._do(self._specs.held)
+        except HostError:
+            return  # The sweep says so.
+        for one in found:
+            async with self._state.transaction() as transaction:
+                entry = decide_claim(transaction.basis, transaction.basis.engine, one.claim, one.cpus)
+                if entry.decision.outcome is not Outcome.REFUSED:
+                    await self._placements.hold(transaction, entry)
+            claim = f"{one.claim.namespace}/{one.claim.name}"
+            fields = {"claim": claim, "problem": entry.decision.explanation()}
+            if entry.resource_claim is None:
+                logger.warning("a resource claim that was not recorded is held no longer", extra=fields)
+            else:
+                logger.warning("a resource claim that was not recorded is held again", extra={"claim": claim})
 
     async def release(self, uid: str) -> bool:
         """Hold that claim no longer; whether it was held.

@@ -331,6 +331,7 @@ class Daemon:
             partial(raise_hugepage_limits, self.hierarchy),
         )
         # Before anybody creates a container: a reboot has emptied the directory of the specs.
+        await self.resource_claims.restore()
         await self.resource_claims.sweep()
         self.controller = Controller(
             self.state,

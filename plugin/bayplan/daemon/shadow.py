@@ -257,6 +257,9 @@ class ShadowPlacementFiles(PlacementFileWriter):
 class ShadowResourceClaims(ResourceClaims):
     """None is held."""
 
+    async def restore(self) -> None:
+        """As of `ResourceClaims`."""
+
     async def sweep(self) -> None:
         """As of `ResourceClaims`."""
 

@@ -20,6 +20,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -33,6 +34,7 @@ from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import parse_file, parse_number, read_optional, refusal
 from bayplan.model.claims import (
     CDI_KIND,
+    DRIVER,
     AdoptedClaim,
     ClaimedDevice,
     HeldClaim,
@@ -42,7 +44,7 @@ from bayplan.model.claims import (
 )
 from bayplan.model.decision import DeviceHint
 from bayplan.model.workload import Container, DeviceType
-from bayplan.sets import NodeSet
+from bayplan.sets import NodeSet, text_to_set
 
 MAX_DEPTH: Final = 8
 """Of virtual devices upon virtual devices: ends a circle; real ones are two or three deep."""
@@ -171,8 +173,10 @@ def _entries(directory: str) -> list[str]:
 DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
 
 _CLAIM_FILE: Final = "bayplan.dev-claim-*.json"
-_CDI_VERSION: Final = "0.3.0"
-"""The oldest one that every runtime with CDI reads; newer ones have nothing that is needed here."""
+_CDI_VERSION: Final = "0.6.0"
+"""The oldest one with annotations."""
+_HELD: Final = f"{DRIVER}/held"
+"""Annotation of a spec: what the claim holds."""
 
 
 class CdiNode(msgspec.Struct, frozen=True, rename="camel"):
@@ -300,8 +304,7 @@ class ClaimSpecs:
         if held.adopted is not None:
             files = {self._directory / name: text.encode() for name, text in held.adopted.specs.items()}
         else:
-            claim = held.claim
-            files = {self._path(claim.uid): _claim_spec(claim.uid, claim.requests)}
+            files = {self._path(held.claim.uid): _claim_spec(held)}
         for path, content in files.items():
             self._write(path, content)
 
@@ -338,6 +341,21 @@ class ClaimSpecs:
         found = [name.removeprefix(begin).removesuffix(end) for name in names if name.startswith(begin)]
         return sorted(uid for uid in found if is_uid(uid))
 
+    def held(self) -> list[HeldClaim]:
+        """What the specs that are ours say of their claims; of one that cannot be read nothing.
+
+        Raises:
+            HostError: they cannot be listed.
+        """
+        found = []
+        for uid in self.uids():
+            with suppress(OSError, msgspec.MsgspecError, ValueError, RecursionError):
+                spec = msgspec.json.decode(read_file(self._path(uid), follow=False).content, type=_ClaimSpec)
+                held = msgspec.json.decode(spec.annotations[_HELD], type=HeldClaim, dec_hook=text_to_set)
+                if held.claim.uid == uid and len(held.cpus) == len(held.claim.devices):
+                    found.append(held)
+        return found
+
     def _path(self, uid: str) -> Path:
         if not is_uid(uid):
             raise HostError(str(self._directory), f"no uid of a claim: {uid[:80]!r}")
@@ -369,15 +387,22 @@ class ClaimSpecs:
             raise HostError(str(path), f"cannot be removed: {error.strerror}") from error
 
 
-def _claim_spec(uid: str, requests: Iterable[str]) -> bytes:
+class _ClaimSpec(Struct, frozen=True):
+    annotations: dict[str, str]
+
+
+def _claim_spec(held: HeldClaim) -> bytes:
+    claim = held.claim
     devices = [
         {
-            "name": cdi_name(uid, request).rpartition("=")[2],
-            "containerEdits": {"env": ["=".join(variable_of(uid, request))]},
+            "name": cdi_name(claim.uid, request).rpartition("=")[2],
+            "containerEdits": {"env": ["=".join(variable_of(claim.uid, request))]},
         }
-        for request in requests
+        for request in claim.requests
     ]
-    return json.dumps({"cdiVersion": _CDI_VERSION, "kind": CDI_KIND, "devices": devices}).encode() + b"\n"
+    said = {_HELD: msgspec.json.encode(held, enc_hook=attrgetter("text")).decode()}
+    spec = {"cdiVersion": _CDI_VERSION, "kind": CDI_KIND, "annotations": said, "devices": devices}
+    return json.dumps(spec).encode() + b"\n"
 
 
 MAX_DIRECTORY_ENTRIES: Final = 256

@@ -6,7 +6,7 @@ claims hold; what they ask for themselves is promised beside it as far as it is 
 higher, they cannot use more.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -39,7 +39,7 @@ from bayplan.model.decision import (
     Request,
 )
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import MEMORY
+from bayplan.model.machine import MEMORY, union
 from bayplan.model.workload import Container, Pod, container_name
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
@@ -54,9 +54,10 @@ MOST_CLAIMS: Final = 4096
 """Of a node. A node has some hundreds of pods."""
 
 
-def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim) -> Entry:
+def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim, had: Sequence[CpuSet] = ()) -> Entry:
     """The entry of *claim*: what it holds from now on, or a decision that refuses it. What it holds by the
-    same allocation already it keeps."""
+    same allocation already it keeps; the CPUs that it *had* by devices, of which nothing is recorded, it gets
+    again if it can."""
     before = basis.ledger.retained.get(claim.key)
     if before is not None and (held := before.resource_claim) is not None:
         if held.claim.devices == claim.devices:
@@ -82,7 +83,7 @@ def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim) -> Entry:
         lacking = shortage(flows, cut)
         decision = _refused(request, lacking.sentence()).decision
         return Entry(replace(decision, shortage=lacking), ended=True)
-    cpus, few = _cpus_of(basis, claim)
+    cpus, few = _cpus_of(basis, claim, had)
     if few is not None:
         return _refused(request, few)
     held = HeldClaim(claim, cpus)
@@ -230,9 +231,11 @@ def _refused(request: Request, why: str) -> Entry:
     return Entry(Decision(request, Outcome.REFUSED, reasons=(Reason(NOT_CLAIMABLE, why),)), ended=True)
 
 
-def _cpus_of(basis: Basis, claim: ResourceClaim) -> tuple[tuple[CpuSet, ...], str | None]:
-    """The CPUs for each device of *claim*, or why there are too few. Those that its containers run on come
-    first: the record of the claim may have been lost."""
+def _cpus_of(
+    basis: Basis, claim: ResourceClaim, had: Sequence[CpuSet]
+) -> tuple[tuple[CpuSet, ...], str | None]:
+    """The CPUs for each device of *claim*, or why there are too few. Those that it *had* come first, and then
+    those that its containers run on: the record of the claim may have been lost."""
     wanted = sum(device.cpus for device in claim.devices)
     none = (CpuSet(),) * len(claim.devices)
     if not wanted:
@@ -242,6 +245,10 @@ def _cpus_of(basis: Basis, claim: ResourceClaim) -> tuple[tuple[CpuSet, ...], st
         return none, few.text
     machine, policy = basis.machine, basis.policy
     topology, free = NodeTopology(machine), basis.exclusive_candidates()
+    rows = [(device.cpus, machine.node_by_id[device.node].cpus & free) for device in claim.devices]
+    apart = len(union(had)) == wanted
+    if had and apart and all(map(_could_have, had, rows)):
+        return tuple(had), None
     used = CpuSet()
     for entry in users_of(basis.ledger, claim.uid):
         used |= entry.decision.placement.claimed_cpus or CpuSet()
@@ -257,3 +264,8 @@ def _cpus_of(basis: Basis, claim: ResourceClaim) -> tuple[tuple[CpuSet, ...], st
         free -= cpus
         found.append(cpus)
     return tuple(found), None
+
+
+def _could_have(cpus: CpuSet, row: tuple[int, CpuSet]) -> bool:
+    count, here = row
+    return len(cpus) == count and cpus <= here

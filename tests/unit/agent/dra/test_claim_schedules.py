@@ -3,6 +3,7 @@ lost, nothing is held for ever, and no CPU is two claims' own."""
 
 import asyncio
 import random
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
 from bayplan.agent.dra.driver import claim_path
@@ -104,6 +106,13 @@ class Schedule:
         await self._some(self.allocate, self.prepare, self.unprepare, self.create_without_us)
         await self._start_daemon()
 
+    async def lose_record(self) -> None:
+        """Somebody removes the daemon's files, or they are damaged."""
+        await self._daemon.aclose()
+        self.one = None
+        shutil.rmtree(self.node.directory / "state")
+        await self._start_daemon()
+
     async def restart_agent(self) -> None:
         await self._agent.aclose()
         self.kubelet = None
@@ -189,7 +198,11 @@ class Schedule:
         adjustment, _ = await begun(self.one.controller, life.pod, one)
         if life.cpus:
             assert adjustment.cpuset_cpus == life.cpus
-        life.containers[one.id] = one
+        # As its runtime lists it from now on.
+        set_ = replace(one.resources, cpuset_cpus=adjustment.cpuset_cpus, cpuset_mems=adjustment.cpuset_mems)
+        life.containers[one.id] = replace(
+            one, annotations={**one.annotations, **adjustment.annotations}, resources=set_
+        )
 
     def _container(self, life: Life) -> Container:
         assert life.prepared is not None
@@ -200,8 +213,6 @@ class Schedule:
         """The runtime creates it while the daemon is away."""
         life = self._any(lambda one: one.prepared is not None)
         if life is not None and self.one is None:
-            from msgspec.structs import replace
-
             one = replace(self._container(life), state=ContainerState.RUNNING)
             life.containers[one.id] = one
 
@@ -264,6 +275,7 @@ class Schedule:
             + [self.unprepare] * 2
             + [self.change, self.lose, self.remove_specs, self.restart_daemon, self.restart_agent]
             + [self.restart_kubelet, self.restart_runtime]
+            + [self.lose_record] * (not self.draw.randrange(2))
             + [self.reboot] * (not self.draw.randrange(4))
         )
         self.said.append(step.__name__)
