@@ -310,7 +310,7 @@ def test_what_the_scheduler_allocates_is_held_and_consumed_alike() -> None:
 
 
 def test_an_administrators_access_takes_nothing_and_is_had_of_a_full_node() -> None:
-    whole = exactly(4, memory="1Gi", cpu="1")
+    whole = exactly(4, memory="6Gi", cpu="1")
     watched = {"name": "watched", "exactly": {**exactly(), "adminAccess": True, "allocationMode": "All"}}
     del watched["exactly"]["count"]
     with allocator() as ask:
@@ -325,11 +325,11 @@ def test_an_administrators_access_takes_nothing_and_is_had_of_a_full_node() -> N
         ledger = Ledger().with_entry(entry)
         assert held(ledger) == Counter()
         assert published(ledger) == before
-        # The scheduler, too, allocates all the rest beside it.
-        assert (
-            len(ask(before, [claim], object_of("all", {"requests": [{"name": "near", "exactly": whole}]})))
-            == 1
-        )
+        # The scheduler, too, allocates all the rest beside it, and such access to what has no rest.
+        all_of_it = object_of("all", {"requests": [{"name": "near", "exactly": whole}]})
+        (full,) = ask(before, [claim], all_of_it)
+        assert ask(before, [claim, full], object_of("more", all_of_it["spec"]["devices"])) == []
+        assert len(ask(before, [full], object_of("later", {"requests": [watched]}))) == 1
 
 
 def of_others() -> list[Object]:

@@ -5,7 +5,7 @@ Order of a preparation: decide, record, write the spec, answer. Whoever is kille
 that the next preparation of the same claim finds, and a start writes the specs that the ledger says: they
 are on a tmpfs, which a reboot empties, while the record stays. So ledger and specs agree whenever nobody is
 at work. Where the record is lost and not the specs, these say what claims hold: kubelet, which has them
-prepared, does not ask again.
+prepared, does not ask again before it is restarted.
 """
 
 import asyncio

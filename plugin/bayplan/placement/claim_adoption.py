@@ -141,7 +141,7 @@ def read_checkpoint(text: str) -> tuple[Prepared, ...]:
     for one in state.claim_info_state_list or ():
         of_driver = (one.driver_state or {}).get(CPU_DRIVER)
         if of_driver is not None and of_driver.devices:
-            devices = tuple(
+            found_devices = (
                 PreparedDevice(
                     device.pool_name,
                     device.device_name,
@@ -151,6 +151,8 @@ def read_checkpoint(text: str) -> tuple[Prepared, ...]:
                 )
                 for device in of_driver.devices
             )
+            # Once more for each start of a kubelet v1.36, where one is enough (kubernetes#140471).
+            devices = tuple(dict.fromkeys(found_devices))
             pods = tuple(sorted(one.pod_uids or ()))
             claim = ResourceClaim(one.namespace, one.claim_name, one.claim_uid, pods)
             prepared.append(Prepared(claim, devices))

@@ -86,6 +86,17 @@ def test_what_is_adopted_stays_so_however_often_it_is_asked_for() -> None:
     assert adopted(basis.with_ledger(first.ledger), specs={}).ledger == first.ledger
 
 
+def test_what_kubelet_has_twice_is_adopted_once() -> None:
+    """A kubelet v1.36 that is restarted adds what is answered to what it had."""
+
+    def twice(claims: list[dict[str, Any]]) -> None:
+        for one in claims:
+            for state in one["DriverState"].values():
+                state["Devices"] *= 2
+
+    assert read_checkpoint(state_with(twice)) == read_checkpoint(STATE)
+
+
 def test_the_answers_and_the_specs_of_the_other_driver_are_kept() -> None:
     (held,) = (one for one in adopted(found()).adopted if one.claim.uid == SOLVER_UID)
     assert held.adopted is not None
