@@ -234,9 +234,10 @@ class ClusterNode:
 
     def would(self, pod: TimedPod) -> tuple[PodOutcome, tuple[Decision, ...]]:
         """What it would decide; nothing is booked."""
-        rehearsal = self.rehearsal
-        trial = rehearsal_of_pods(rehearsal.machine, rehearsal.policy, rehearsal.engine)
-        trial.ledger = rehearsal.ledger
+        software, rehearsal = self.software, self._rehearsal
+        trial = rehearsal_of_pods(software.machine, software.policy, software.engine)
+        if rehearsal is not None:
+            trial.machine, trial.ledger = rehearsal.machine, rehearsal.ledger
         decisions = tuple(trial.admit(planned(pod, self.software.machine)))
         return answer_of(decisions), decisions
 

@@ -265,17 +265,24 @@ class ClusterRun:
         """Try waiting pods on the nodes that changed, the oldest first; of those that are alike, none after
         one that did not fit."""
         nodes, self._changed_nodes = tuple(self._changed_nodes.values()), {}
-        untried = dict.fromkeys(self._waiting)
+        untried = [
+            (queue[0].order, shape)
+            for shape, queue in self._waiting.items()
+            if any(node.fits(queue[0].pod) for node in nodes)
+        ]
+        heapq.heapify(untried)
         while untried:
-            shape = min(untried, key=lambda one: self._waiting[one][0].order)
+            _, shape = untried[0]
             queue = self._waiting[shape]
-            place = queue[0]
-            if not any(node.fits(place.pod) for node in nodes) or not self._schedule(place, now_s, nodes):
-                del untried[shape]
+            if not self._schedule(queue[0], now_s, nodes):
+                heapq.heappop(untried)
                 continue
             queue.popleft()
-            if not queue:
-                del self._waiting[shape], untried[shape]
+            if queue:
+                heapq.heapreplace(untried, (queue[0].order, shape))
+            else:
+                del self._waiting[shape]
+                heapq.heappop(untried)
 
     def _retry_held(self, node: ClusterNode, now_s: float) -> None:
         """The pods that were refused here are asked for again, each when kubelet's back-off is over."""

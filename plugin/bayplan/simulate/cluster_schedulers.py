@@ -17,12 +17,13 @@ filters and scores beside the sums of requests:
 * ``ask``: like ``least-allocated``, but candidates are asked, best first, what their engine would decide.
 
 A filter is monotone: a pod that no node fits can fit only on nodes that changed since (`Scheduler.choose`
-among these).
+among these). What a node scores for a pod depends on that node and the pod's shape alone, so that it is
+worked out again only once the node has changed: `Scheduler.changed` is told of each change.
 """
 
 import random
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Final
 
 from bayplan.model.decision import QosClass
@@ -47,6 +48,10 @@ _ASKED: Final = 32
 """So many nodes that would take a pod, though not as well as can be, are compared."""
 _HIGHEST_NUMA: Final = 8
 """NodeResourceTopologyMatch's default for the number of NUMA nodes that its scores are divided by."""
+_NOT_FEASIBLE, _UNKNOWN = -1, -2
+"""In place of a score."""
+_SHAPES: Final = 512
+"""Of so many shapes of pods the scores are kept, of those that came last: 20 MB for 5,000 nodes."""
 
 
 class Scheduler:
@@ -59,13 +64,21 @@ class Scheduler:
         self._least = strategy == "least-allocated"
         self._rng = random.Random(seed)  # noqa: S311 - ties, repeatable
         self._start = 0
+        self._scores: dict[tuple[object, ...], list[int]] = {}
 
     def choose(self, pod: TimedPod, among: Sequence[ClusterNode] | None = None) -> ClusterNode | None:
         """The node for *pod*, *among* some or all; None if there is none."""
-        feasible = self._feasible(pod) if among is None else [
-            node for node in among if node.fits(pod) and self.passes(node, pod)
-        ]  # fmt: skip
-        return self.select(feasible, pod) if feasible else None
+        scores = self._scores_of(pod)
+        if among is None:
+            feasible = self._feasible(scores, pod)
+        else:
+            feasible = [index for index in (node.index for node in among) if self._known(scores, index, pod) >= 0]
+        return self.select(feasible, scores, pod) if feasible else None
+
+    def changed(self, node: ClusterNode) -> None:
+        """What *node* has, or what is known of it, is not what it was."""
+        for scores in self._scores.values():
+            scores[node.index] = _UNKNOWN
 
     def passes(self, node: ClusterNode, pod: TimedPod) -> bool:  # noqa: ARG002 - others need it
         """Whether *node* is feasible beyond its sums."""
@@ -78,8 +91,7 @@ class Scheduler:
         used_milli, used_bytes = cpus - node.free_milli, size_bytes - node.free_bytes
         scored_milli = node.scored_milli + (pod.milli_cpus or MISSING_MILLI)
         scored_bytes = node.scored_bytes + (pod.memory_bytes or MISSING_BYTES)
-        after = ((scored_milli, cpus), (scored_bytes, size_bytes))
-        fit = sum(self._share(used, has) for used, has in after) // 2
+        fit = (self._share(scored_milli, cpus) + self._share(scored_bytes, size_bytes)) // 2
         if not pod.milli_cpus and not pod.memory_bytes:
             return fit
         before = _balance(used_milli / cpus, used_bytes / size_bytes)
@@ -92,17 +104,18 @@ class Scheduler:
         used = min(used, has)
         return (has - used if self._least else used) * MAX_SCORE // has
 
-    def select(self, feasible: Sequence[ClusterNode], pod: TimedPod) -> ClusterNode | None:
-        """One of the best at random."""
-        scores = [self.score(node, pod) for node in feasible]
-        best = max(scores)
-        return self._rng.choice([node for node, score in zip(feasible, scores, strict=True) if score == best])
+    def select(self, feasible: Sequence[int], scores: Sequence[int], pod: TimedPod) -> ClusterNode | None:  # noqa: ARG002 - others need it
+        """One of the best at random, of the nodes with these indices; *scores* are by index."""
+        best = max(map(scores.__getitem__, feasible))
+        return self.nodes[self._rng.choice([index for index in feasible if scores[index] == best])]
 
-    def bound(self, node: ClusterNode, pod: TimedPod) -> None:
+    def bound(self, node: ClusterNode, pod: TimedPod) -> None:  # noqa: ARG002 - others need it
         """*pod* was bound to *node*."""
+        self.changed(node)
 
-    def left(self, node: ClusterNode, pod: TimedPod) -> None:
+    def left(self, node: ClusterNode, pod: TimedPod) -> None:  # noqa: ARG002 - others need it
         """*pod* is no longer there."""
+        self.changed(node)
 
     def published(self, node: ClusterNode) -> None:
         """The agent of *node* has written what is left there."""
@@ -116,20 +129,41 @@ class Scheduler:
         """Nodes of which the scheduler has learned something by its own clock."""
         return ()
 
-    def _feasible(self, pod: TimedPod) -> list[ClusterNode]:
-        """Feasible nodes, until there are enough of them; the next search begins behind the last one looked
-        at."""
-        nodes, total = self.nodes, len(self.nodes)
+    def _scores_of(self, pod: TimedPod) -> list[int]:
+        """What each node is worth for pods of this shape, as far as it is known."""
+        shape = pod.shape
+        scores = self._scores.pop(shape, None)
+        if scores is None:
+            scores = [_UNKNOWN] * len(self.nodes)
+            if len(self._scores) >= _SHAPES:
+                del self._scores[next(iter(self._scores))]
+        self._scores[shape] = scores
+        return scores
+
+    def _known(self, scores: list[int], index: int, pod: TimedPod) -> int:
+        """The score of a node, negative where it is not feasible."""
+        score = scores[index]
+        if score == _UNKNOWN:
+            node = self.nodes[index]
+            feasible = node.fits(pod) and self.passes(node, pod)
+            score = scores[index] = self.score(node, pod) if feasible else _NOT_FEASIBLE
+        return score
+
+    def _feasible(self, scores: list[int], pod: TimedPod) -> list[int]:
+        """The indices of feasible nodes, until there are enough of them; the next search begins behind the
+        last one looked at."""
+        total, start = len(scores), self._start
         enough = feasible_to_find(total)
-        found: list[ClusterNode] = []
-        looked = 0
-        for looked in range(1, total + 1):
-            node = nodes[(self._start + looked - 1) % total]
-            if node.fits(pod) and self.passes(node, pod):
-                found.append(node)
+        found: list[int] = []
+        for index in chain(range(start, total), range(start)):
+            score = scores[index]
+            if score == _UNKNOWN:
+                score = self._known(scores, index, pod)
+            if score >= 0:
+                found.append(index)
                 if len(found) == enough:
+                    self._start = (index + 1) % total
                     break
-        self._start = (self._start + looked) % total
         return found
 
 
@@ -240,20 +274,26 @@ class TopologyScheduler(Scheduler):
 
     def bound(self, node: ClusterNode, pod: TimedPod) -> None:
         """See `Scheduler.bound`."""
+        super().bound(node, pod)
         self.view.bound(node, pod)
 
-    def left(self, node: ClusterNode, pod: TimedPod) -> None:  # noqa: ARG002 - others need it
+    def left(self, node: ClusterNode, pod: TimedPod) -> None:
         """See `Scheduler.left`."""
+        super().left(node, pod)
         self.view.left(node)
 
     def published(self, node: ClusterNode) -> None:
         """See `Scheduler.published`."""
         self.writes += 1
         self.view.published(node)
+        self.changed(node)
 
     def tick(self) -> Sequence[ClusterNode]:
         """Nodes that were resynchronized."""
-        return [self.nodes[index] for index in self.view.resync()]
+        taken = [self.nodes[index] for index in self.view.resync()]
+        for node in taken:
+            self.changed(node)
+        return taken
 
 
 def least_numa_score(rooms: Mapping[int, NumaRoom], pod: TimedPod, machine: Machine) -> int:
@@ -297,6 +337,7 @@ class ClaimScheduler(Scheduler):
 
     def bound(self, node: ClusterNode, pod: TimedPod) -> None:
         """The claim is allocated: one more write, of its status, and one that reserves it for the pod."""
+        super().bound(node, pod)
         found = self._allocate(node, pod) if pod.qos is QosClass.GUARANTEED else None
         if found is not None:
             self._claims[pod.name] = found
@@ -305,6 +346,7 @@ class ClaimScheduler(Scheduler):
 
     def left(self, node: ClusterNode, pod: TimedPod) -> None:
         """The claim goes with its pod."""
+        super().left(node, pod)
         found = self._claims.pop(pod.name, None)
         if found is not None:
             self._take(node, found, -1)
@@ -350,15 +392,15 @@ class AskingScheduler(Scheduler):
 
     def __init__(self, nodes: Sequence[ClusterNode], seed: int) -> None:
         super().__init__(nodes, seed)
-        self._answers: dict[tuple[int, tuple[object, ...]], tuple[int, PodOutcome, int, int]] = {}
+        self._answers: dict[object, tuple[int, dict[tuple[object, ...], tuple[PodOutcome, int, int]]]] = {}
 
-    def select(self, feasible: Sequence[ClusterNode], pod: TimedPod) -> ClusterNode | None:
+    def select(self, feasible: Sequence[int], scores: Sequence[int], pod: TimedPod) -> ClusterNode | None:
         """See `Scheduler.select`. None if all refuse."""
         if pod.qos is not QosClass.GUARANTEED:
-            return super().select(feasible, pod)
-        order = sorted(feasible, key=lambda node: (-self.score(node, pod), self._rng.random()))
+            return super().select(feasible, scores, pod)
+        order = sorted(feasible, key=lambda index: (-scores[index], self._rng.random()))
         found: list[tuple[bool, int, int, int, ClusterNode]] = []
-        for position, node in enumerate(order):
+        for position, node in enumerate(self.nodes[index] for index in order):
             answer, width, distance = self._ask(node, pod)
             if answer is PodOutcome.REFUSED:
                 continue
@@ -370,14 +412,19 @@ class AskingScheduler(Scheduler):
         return min(found)[-1] if found else None
 
     def _ask(self, node: ClusterNode, pod: TimedPod) -> tuple[PodOutcome, int, int]:
-        key = (node.index, pod.shape)
-        known = self._answers.get(key)
-        if known is None or known[0] != node.generation:
+        # Nodes of a kind that nothing has reached answer alike.
+        key: object = node.index if node.reached else node.kind.name
+        generation, answers = self._answers.get(key, (-1, {}))
+        if generation != node.generation:
+            answers = {}
+            self._answers[key] = (node.generation, answers)
+        known = answers.get(pod.shape)
+        if known is None:
             answer, decisions = node.would(pod)
             nodes = memory_nodes(node, decisions)
             distance = node.software.machine.total_distance(nodes)
-            known = self._answers[key] = (node.generation, answer, len(nodes), distance)
-        return known[1:]
+            known = answers[pod.shape] = (answer, len(nodes), distance)
+        return known
 
 
 def scheduler_named(name: str, nodes: Sequence[ClusterNode], seed: int, resync_s: float) -> Scheduler:
