@@ -151,7 +151,7 @@ def cluster_blocks(view: dict[str, Any]) -> list[Block]:
             f"{run['meanDistance']:.1f}",
             f"{run['overcommit']['found']} of {run['overcommit']['samples']}",
             format_bytes(run["largestPods"]["memoryBytes"]),
-            str(sum(run["writes"].values())),
+            str(run["writes"]["bindings"] + run["writes"]["topology"]),
         )
         for run in view["runs"]
     )

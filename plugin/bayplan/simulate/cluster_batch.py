@@ -22,11 +22,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION
 from bayplan.drawing.svg import STYLE, box, element, fitting, plain, text
+from bayplan.engines.interface import EXACT, Engine
 from bayplan.errors import ConfigError, Problem
+from bayplan.model.machine import Machine
 from bayplan.quantity import counted, format_bytes
 from bayplan.simulate.cluster_nodes import NodeKind, NodeSoftware, read_cluster, software_of
 from bayplan.simulate.cluster_run import ClusterRun, run_view
@@ -35,12 +38,14 @@ from bayplan.simulate.pod_trace import TimedPod, peak, read_pod_trace, scaled
 
 View = dict[str, Any]
 Flags = Mapping[str, Sequence[str]]
+Maker = Callable[[Machine], Engine]
 
 _POLL_S: Final = 0.5
 _MOST_LOAD, _MOST_RESYNC_S = 2, 3600
 CLAIMS: Final = "claims"
 """What stands for the engine where claims are booked as they were allocated."""
 _COLUMNS: Final = (
+    "cluster",
     "scheduler",
     "engine",
     "policy",
@@ -65,6 +70,7 @@ _COLUMNS: Final = (
     "largestPods.memoryBytes",
     "writes.bindings",
     "writes.topology",
+    "writes.busiestMinute",
     "seed",
     "load",
     "version",
@@ -74,9 +80,10 @@ _COLUMNS: Final = (
 
 class Batch(Struct, frozen=True):
     """What is to be run. *configs* and *keys* (texts of flags by key) are for every engine, *keys_of* for
-    single ones. ``load`` is the part of the cluster that the trace is cut to, None for the trace as it is;
-    ``resync_s`` the period of NodeResourceTopologyMatch's cache, 0 for none; ``processes`` 0 for one per
-    CPU."""
+    single ones. ``makers`` make engines that are none of ours, by the names that *engines* have for them;
+    the rest of their nodes is as with the engine `exact`. ``load`` is the part of the cluster that the trace
+    is cut to, None for the trace as it is; ``resync_s`` the period of NodeResourceTopologyMatch's cache, 0
+    for none; ``processes`` 0 for one per CPU; ``version`` is what the results say they are of."""
 
     cluster: Path
     trace: Path
@@ -92,6 +99,8 @@ class Batch(Struct, frozen=True):
     resync_s: float = 0.0
     results: Path | None = None
     processes: int = 0
+    makers: Mapping[str, Maker] = MappingProxyType({})
+    version: str = __version__
 
 
 class _Job(Struct, frozen=True):
@@ -105,6 +114,13 @@ class _Job(Struct, frozen=True):
     label: View
     seed: int
     resync_s: float
+    maker: Maker | None
+
+    def software(self) -> list[NodeSoftware]:
+        """That of each kind of nodes."""
+        each = [software_of(kind, self.configs, self.flags) for kind in self.kinds]
+        make = self.maker
+        return each if make is None else [replace(one, engine=make(one.machine)) for one in each]
 
 
 def simulate_cluster(batch: Batch, report: Callable[[int, int, float], None] = lambda *_: None) -> View:
@@ -119,7 +135,8 @@ def simulate_cluster(batch: Batch, report: Callable[[int, int, float], None] = l
     digest = _digest(pods)
     prepared: dict[str, tuple[Flags, str, list[TimedPod]]] = {}
     for engine in batch.engines:
-        flags: Flags = {**batch.keys, **batch.keys_of.get(engine, {}), "engine": [engine]}
+        ours = EXACT if engine in batch.makers else engine
+        flags: Flags = {**batch.keys, **batch.keys_of.get(engine, {}), "engine": [ours]}
         software = [software_of(kind, batch.configs, flags) for kind in kinds]
         chosen = pods if batch.load is None else _cut(pods, kinds, software, batch.load, batch.seed)
         prepared[engine] = (flags, software[0].policy.topology.value, chosen)
@@ -130,15 +147,19 @@ def simulate_cluster(batch: Batch, report: Callable[[int, int, float], None] = l
             continue  # whatever the engine: the node books what was allocated
         flags, policy, chosen = prepared[engine]
         label = {
+            "cluster": ", ".join(map(_described, kinds)),
             "scheduler": scheduler,
             "engine": CLAIMS if claims else engine,
             "policy": "" if claims else policy,
             "seed": batch.seed,
             "load": batch.load,
-            "version": __version__,
+            "version": batch.version,
             "trace": digest,
         }
-        jobs.append(_Job(kinds, chosen, scheduler, batch.configs, flags, label, batch.seed, batch.resync_s))
+        maker = None if claims else batch.makers.get(engine)
+        jobs.append(
+            _Job(kinds, chosen, scheduler, batch.configs, flags, label, batch.seed, batch.resync_s, maker)
+        )
     runs = _run_all(jobs, batch, report)
     most_milli, most_bytes = peak(pods)
     view: View = {
@@ -172,6 +193,12 @@ def _cut(
     milli = sum(kind.count * one.milli_cpus for kind, one in each)
     size_bytes = sum(kind.count * one.memory_bytes for kind, one in each)
     return scaled(pods, milli, size_bytes, load, seed)
+
+
+def _described(kind: NodeKind) -> str:
+    machine = kind.machine
+    numa_nodes, cpus = counted(len(machine.ordinary_nodes), "NUMA node"), counted(len(machine.cpus), "CPU")
+    return f"{kind.count} {kind.name} of {numa_nodes}, {cpus}, {format_bytes(machine.memory_bytes)}"
 
 
 def results_csv(runs: Sequence[View]) -> str:
@@ -253,8 +280,7 @@ def _share(parts: Any) -> None:
 
 
 def _run(number: int, job: _Job) -> View:
-    software = [software_of(kind, job.configs, job.flags) for kind in job.kinds]
-    run = ClusterRun(job.kinds, software, job.scheduler, seed=job.seed, resync_s=job.resync_s)
+    run = ClusterRun(job.kinds, job.software(), job.scheduler, seed=job.seed, resync_s=job.resync_s)
     for part in run.play(job.pods):
         _parts[number] = part
     return {**job.label, **run_view(run)}
@@ -330,7 +356,11 @@ MEASURES: Final[Sequence[tuple[str, Callable[[View], float], Callable[[float], s
     ("nodes found overcommitted", lambda run: run["overcommit"]["found"], lambda value: f"{value:.0f}"),
     ("memory that one NUMA node still has", lambda run: run["largestPods"]["memoryBytes"],
      lambda value: format_bytes(int(value))),
-    ("writes to the API server", lambda run: sum(run["writes"].values()), lambda value: f"{value:.0f}"),
+    ("writes to the API server", lambda run: run["writes"]["bindings"] + run["writes"]["topology"],
+     lambda value: f"{value:.0f}"),
+    ("writes in the busiest minute", lambda run: run["writes"]["busiestMinute"], lambda value: f"{value:.0f}"),
+    ("decisions in a second of CPU time", lambda run: run["speed"]["decisions"] / max(run["speed"]["decidingSeconds"], 0.001),
+     lambda value: f"{value:.0f}"),
 )  # fmt: skip
 """What is compared: its name, where it is in a run, how it is written."""
 
@@ -344,11 +374,10 @@ def results_page(runs: Sequence[View]) -> str:
     """The page. Runs of different clusters or traces are in sections of their own."""
     sections: dict[tuple[Any, ...], list[View]] = {}
     for run in runs:
-        sections.setdefault((run["nodes"], run["pods"], run["trace"], run["load"], run["seed"]), []).append(
-            run
-        )
+        key = tuple(run[name] for name in ("nodes", "cluster", "pods", "trace", "load", "seed", "version"))
+        sections.setdefault(key, []).append(run)
     body = "".join(
-        _section(key, found) for key, found in sorted(sections.items(), key=lambda one: str(one[0]))
+        _section(key, found) for key, found in sorted(sections.items(), key=lambda one: (one[0][0], str(one)))
     )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
@@ -359,7 +388,7 @@ def results_page(runs: Sequence[View]) -> str:
 
 
 def _section(key: tuple[Any, ...], runs: Sequence[View]) -> str:
-    nodes, pods, trace, load, seed = key
+    nodes, cluster, pods, trace, load, seed, version = key
     share = "as it is" if load is None else f"cut to {load} of the cluster"
     headings = "".join(element("th", plain(name)) for name in ("", *(name for name, _, _ in MEASURES)))
     rows = "".join(
@@ -376,7 +405,7 @@ def _section(key: tuple[Any, ...], runs: Sequence[View]) -> str:
     )
     return (
         element("h2", plain(f"{counted(nodes, 'node')}, {counted(pods, 'pod')}"))
-        + element("p", plain(f"Trace {trace}, {share}; seed {seed}; bayplan {runs[0]['version']}."))
+        + element("p", plain(f"{cluster}. Trace {trace}, {share}; seed {seed}; bayplan {version}."))
         + element("div", element("table", element("tr", headings) + rows))
         + pictures
     )

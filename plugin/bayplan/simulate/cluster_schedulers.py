@@ -72,7 +72,9 @@ class Scheduler:
         if among is None:
             feasible = self._feasible(scores, pod)
         else:
-            feasible = [index for index in (node.index for node in among) if self._known(scores, index, pod) >= 0]
+            feasible = [
+                index for index in (node.index for node in among) if self._known(scores, index, pod) >= 0
+            ]
         return self.select(feasible, scores, pod) if feasible else None
 
     def changed(self, node: ClusterNode) -> None:
