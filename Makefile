@@ -33,7 +33,7 @@ PYTEST := $(RUN) pytest -n $(WORKERS) --dist worksteal
 PYTEST_E2E := $(RUN) pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help setup install uninstall install-hooks dist deb setup-deb setup-go setup-interop setup-e2e setup-cluster run test test-all unit interop manifests property schedules e2e
-.PHONY: kubelet crio critest cluster lint format bench bench-cluster hops bench-fit bench-oci e2e-costs e2e-load proto reference lock outdated clean conformance coverage mutants
+.PHONY: kubelet crio critest cluster lint format bench bench-cluster cluster-tables hops bench-fit bench-oci e2e-costs e2e-load proto reference lock outdated clean conformance coverage mutants
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "%-13s %s\n", $$1, $$2}'
@@ -137,6 +137,9 @@ format: setup ## let ruff format and fix
 
 bench: setup-go ## what bayplan costs a node, as one table; ARGS="requests --beside 4000": some of it, or more
 	$(RUN) PYTHONPATH=tests python tests/bench/costs.py $(ARGS)
+
+cluster-tables: setup-go ## schedulers times engines (libmem too) on 100, 1,000 and 5,000 nodes, as CSV and one page: ARGS="--trace FILE --trace-format NAME"
+	$(RUN) PYTHONPATH=tests python tests/bench/cluster_tables.py $(ARGS)
 
 bench-cluster: setup-cluster ## what agents cost Kubernetes' API server itself, and how they come back to one that was killed; ARGS="--agents 300"
 	$(RUN) PYTHONPATH=tests python tests/bench/api_server_load.py $(ARGS)

@@ -1,9 +1,10 @@
-"""Schedulers times engines on clusters of two kinds: ``python tests/bench/cluster_tables.py --trace F [...]``.
+"""Schedulers times engines on clusters of two kinds: ``python tests/bench/cluster_tables.py --trace F``.
 
 The clusters have 100, 1,000 and 5,000 servers of two sockets with 64 cores and 768 GiB each, once with one
 NUMA node for each socket and once with four (NPS1 and NPS4 of an EPYC). Each is played the same part of the
-trace with every scheduler and engine, kubelet's with two policies. Results are kept in a directory: a file for
-each run, ``results.csv``, and ``index.html`` with tables and plots. What is there already is not run again.
+trace with every scheduler and engine, kubelet's with two policies. Results are kept in a directory: a file
+for each run, ``results.csv``, and ``index.html`` with tables and plots. What is there already is not run
+again.
 
 libmem, the memory allocator of nri-plugins, runs in a process of its own (libmem/). It knows memory alone:
 pods have the CPUs of their nodes, shared, and these are counted by the scheduler only. Its decision is made a
@@ -76,7 +77,7 @@ class LibmemEngine:
         """See `Engine.separate_copy`."""
         return LibmemEngine(self._machine)
 
-    def decide(self, basis: Basis, request: Request, current: Placement | None = None) -> Decision:  # noqa: ARG002 - of the protocol
+    def decide(self, basis: Basis, request: Request, current: Placement | None = None) -> Decision:
         """See `Engine.decide`."""
         size_bytes = claimed_amounts(request).get(MEMORY, 0)
         if request.qos is not QosClass.GUARANTEED or not size_bytes:
@@ -135,19 +136,19 @@ class LibmemEngine:
         """See `Engine.adopt`. Nothing is ever found running in a simulation."""
         raise NotImplementedError
 
-    def moves_back(self, basis: Basis, staying: Collection[str] = ()) -> tuple[Move, ...]:  # noqa: ARG002
+    def moves_back(self, basis: Basis, staying: Collection[str] = ()) -> tuple[Move, ...]:
         """See `Engine.moves_back`: libmem leaves who became wider as it is."""
         return ()
 
-    def widened_placements(self, basis: Basis) -> Mapping[str, Placement]:  # noqa: ARG002
+    def widened_placements(self, basis: Basis) -> Mapping[str, Placement]:
         """See `Engine.widened_placements`."""
         return {}
 
-    def completed_claims(self, basis: Basis) -> Mapping[str, Claim]:  # noqa: ARG002
+    def completed_claims(self, basis: Basis) -> Mapping[str, Claim]:
         """See `Engine.completed_claims`."""
         return {}
 
-    def resized_pools(self, basis: Basis) -> Mapping[str, CpuSet]:  # noqa: ARG002
+    def resized_pools(self, basis: Basis) -> Mapping[str, CpuSet]:
         """See `Engine.resized_pools`."""
         return {}
 

@@ -358,8 +358,10 @@ MEASURES: Final[Sequence[tuple[str, Callable[[View], float], Callable[[float], s
      lambda value: format_bytes(int(value))),
     ("writes to the API server", lambda run: run["writes"]["bindings"] + run["writes"]["topology"],
      lambda value: f"{value:.0f}"),
-    ("writes in the busiest minute", lambda run: run["writes"]["busiestMinute"], lambda value: f"{value:.0f}"),
-    ("decisions in a second of CPU time", lambda run: run["speed"]["decisions"] / max(run["speed"]["decidingSeconds"], 0.001),
+    ("writes in the busiest minute", lambda run: run["writes"]["busiestMinute"],
+     lambda value: f"{value:.0f}"),
+    ("decisions in a second of CPU time",
+     lambda run: run["speed"]["decisions"] / max(run["speed"]["decidingSeconds"], 0.001),
      lambda value: f"{value:.0f}"),
 )  # fmt: skip
 """What is compared: its name, where it is in a run, how it is written."""

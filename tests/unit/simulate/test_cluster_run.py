@@ -8,9 +8,9 @@ import pytest
 from bayplan.errors import ConfigError
 from bayplan.model.decision import QosClass
 from bayplan.quantity import GIB
-from bayplan.simulate.cluster_nodes import NodeKind, NodeSoftware, read_cluster, software_of
+from bayplan.simulate.cluster_nodes import ClusterNode, NodeKind, NodeSoftware, read_cluster, software_of
 from bayplan.simulate.cluster_run import ClusterRun, overcommit_bytes, run_view
-from bayplan.simulate.cluster_schedulers import SCHEDULERS, ClaimScheduler, feasible_to_find
+from bayplan.simulate.cluster_schedulers import SCHEDULERS, ClaimScheduler, feasible_to_find, scheduler_named
 from bayplan.simulate.machine_file import described_machine
 from bayplan.simulate.pod_trace import TimedPod
 
@@ -144,6 +144,50 @@ def test_a_group_and_extended_resources_are_the_schedulers() -> None:
     for _ in runs.play([*gpus, *alone, TimedPod("end", 10.0, 100, GIB, 1.0)]):
         pass
     assert runs.quality.never_started == 2
+
+
+@pytest.mark.parametrize(("name", "resync_s"), [*((name, 0.0) for name in SCHEDULERS), ("nrt", 5.0)])
+@pytest.mark.parametrize("policy", ["single-numa-node", "best-effort"])
+def test_what_is_remembered_of_nodes_changes_no_choice(name: str, policy: str, resync_s: float) -> None:
+    """Beside a scheduler that forgets everything before each choice."""
+    one = kind(40, gpu=2)
+    runs = software(one, "exact", policy)
+    nodes = [ClusterNode(index, one, runs) for index in range(one.count)]
+    remembering, forgetting = (scheduler_named(name, nodes, 7, resync_s) for _ in range(2))
+    placed: list[tuple[ClusterNode, TimedPod]] = []
+    rng, none_fits = random.Random(f"{name} {policy}"), 0
+    for number in range(250):
+        milli, size_bytes = rng.choice([500, 2000, 5000, 9000]), rng.choice([GIB, 6 * GIB, 11 * GIB])
+        qos = rng.choice([QosClass.GUARANTEED, QosClass.GUARANTEED, QosClass.BURSTABLE])
+        pod = TimedPod(
+            f"p{number}", 0.0, milli, size_bytes, qos=qos, resources={"gpu": rng.randrange(2)}, group="g",
+            most_per_node=rng.choice([0, 2]),
+        )  # fmt: skip
+        for node in nodes:
+            forgetting.changed(node)
+        among = rng.choice([None, rng.sample(nodes, 3)])
+        chosen = remembering.choose(pod, among)
+        assert forgetting.choose(pod, among) is chosen
+        none_fits += chosen is None
+        changed = rng.choice(nodes)
+        if chosen is not None:
+            chosen.bind(pod)
+            chosen.admit(pod)
+            placed.append((chosen, pod))
+            changed = chosen
+        gone = placed.pop(rng.randrange(len(placed))) if placed and rng.random() < 0.4 else None
+        if gone is not None:
+            gone[0].leave(gone[1])
+        for scheduler in (remembering, forgetting):
+            if chosen is not None:
+                scheduler.bound(chosen, pod)
+            if gone is not None:
+                scheduler.left(*gone)
+            if number % 3 == 0:
+                scheduler.published(changed)
+            if number % 7 == 0:
+                scheduler.tick()
+    assert 0 < none_fits < 200
 
 
 def test_how_many_feasible_nodes_are_enough() -> None:
