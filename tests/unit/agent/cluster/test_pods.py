@@ -50,8 +50,8 @@ async def test_facts_are_those_that_kubelet_tells() -> None:
     assert keeper.pods == {one.uid: one for one in told}
 
 
-async def test_a_pod_is_awaited_while_it_is_pending_and_not_for_ever() -> None:
-    api, keeper, awaited = FakeApiServer(), Keeper(), AwaitedPods(0.3)
+async def test_a_pod_is_awaited_while_it_is_pending() -> None:
+    api, keeper, awaited = FakeApiServer(), Keeper(), AwaitedPods()
     pending = [pod("burstable"), pod("resizing")]
     for one in pending:
         one["status"]["phase"] = "Pending"
@@ -64,12 +64,18 @@ async def test_a_pod_is_awaited_while_it_is_pending_and_not_for_ever() -> None:
             api.put_pod(pod("burstable"))
             await awaited.wait_for_change(frozenset(names))
             assert awaited.names == {names[1]}
-            await awaited.wait_for_change(frozenset(names[1:]))
-            assert awaited.names == frozenset()
-            # Nor when it is told of again.
-            api.put_pod(pending[1] | {"spec": pending[1]["spec"] | {"priority": 7}})
-            await until(lambda: keeper.pods["uid-resizing"].priority == 7)
-            assert awaited.names == frozenset()
+
+
+async def test_a_pod_is_not_awaited_for_ever_nor_again() -> None:
+    awaited, first, second = AwaitedPods(0.01), ("default", "first"), ("default", "second")
+    awaited.keep({"uid-first": first})
+    assert awaited.names == {first}
+    await awaited.wait_for_change(frozenset({first}))
+    assert awaited.names == frozenset()
+    awaited.keep({"uid-first": first, "uid-second": second})
+    assert awaited.names == {second}
+    awaited.keep({"uid-first": first})
+    assert awaited.names == frozenset()
 
 
 async def test_each_change_comes_and_is_not_listed_again() -> None:
