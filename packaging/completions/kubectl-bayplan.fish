@@ -108,7 +108,7 @@ complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l context 
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using claims' -l kubeconfig -x -d 'kubectl'"'"'s option --kubeconfig'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using; and test $_shtab_kubectl_bayplan_npos -eq 0' -a map -d 'On every node: draw the machine as a picture: sockets, nodes, CPUs, who holds what.'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -s h -l help -d 'show this help message and exit'
-complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l svg -xka "(__fish_complete_path (commandline -ct))" -d 'where to write a picture NODE.svg of each node, and cluster.svg of all'
+complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l svg -xka "(__fish_complete_path (commandline -ct))" -d 'also write a picture NODE.svg of each node there, and cluster.svg of all'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l node -x -d 'only this node; may be given more than once'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l all -d 'each node whole, also where there are more than 8'
 complete -c kubectl-bayplan -n '_shtab_kubectl_bayplan_using map' -l pool-label -x -d 'the label of nodes by which they are counted together (default: the first of karpenter.sh/nodepool, eks.amazonaws.com/nodegroup, cloud.google.com/gke-nodepool, kubernetes.azure.com/agentpool, node.kubernetes.io/instance-type)'

@@ -4,30 +4,35 @@ kubectl knows the API server and who the user is; nothing here does. A node that
 the answer, and takes nothing from the others.
 
 Pure functions of the nodes' answers. Of an answer, a hundred kilobytes, only what is counted and listed is
-kept, as soon as it comes (`status_digest`, `nodes_digest`). A view of a node has its ``name``, its
-``pool``, and of its ``answer`` the digest, or the ``problem`` why there is none. A thousand nodes fit on
-two screens: what is well is counted, what is not is listed as far as `MOST_ROWS`, the worst kind first and
-what many nodes have once, and how to see the rest stands below.
+kept, as soon as it comes (`status_digest`, `nodes_digest`, `map_digest`); for scripts it is written as soon
+as those before it are. A view of a node has its ``name``, its ``pool``, and of its ``answer`` the digest, or
+the ``problem`` why there is none. A thousand nodes fit on two screens: what is well is counted, what is not
+is listed as far as `MOST_ROWS`, the worst kind first and what many nodes have once, and how to see the rest
+stands below.
 """
 
 import argparse
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION, printable_answer
 from bayplan.cli import claims, nodes, status
+from bayplan.cli.cluster_map import cluster_blocks, map_digest
 from bayplan.cli.daemon import Map
 from bayplan.cli.decisions import Explain
-from bayplan.cli.layout import Block, Column, CommandVerb, Table, show
+from bayplan.cli.layout import Block, Column, CommandVerb, Output, Table, rendered
 from bayplan.errors import EXIT_FAILURE, EXIT_UNAVAILABLE, BayplanError, HostError, UnavailableError, excerpt
 from bayplan.model.machine import MEMORY
 from bayplan.printable import printable_lines
@@ -127,9 +132,19 @@ class Kubectl(NamedTuple):
         words: Sequence[str],
         kept: Callable[[NodeAnswer], NodeAnswer] = lambda answer: answer,
     ) -> Iterator[NodeAnswer]:
-        """What `bayplan VERB WORDS` answers in each of *pods*, in their order, and of that what is *kept*."""
+        """What `bayplan VERB WORDS` answers in each of *pods*, in their order, and of that what is *kept*. No
+        more answers wait for one before them than there are asked at once."""
+        left = iter(pods)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            yield from pool.map(lambda pod: kept(self._answer(pod, verb, words)), pods)
+
+            def asked(pod: DaemonPod) -> "Future[NodeAnswer]":
+                return pool.submit(lambda: kept(self._answer(pod, verb, words)))
+
+            waiting = deque(map(asked, islice(left, 2 * _AT_ONCE)))
+            while waiting:
+                found = waiting.popleft().result()
+                waiting.extend(map(asked, islice(left, 1)))
+                yield found
 
     def _answer(self, pod: DaemonPod, verb: str, words: Sequence[str]) -> NodeAnswer:
         if pod.problem:
@@ -407,9 +422,8 @@ def build_parser() -> argparse.ArgumentParser:
             below.add_argument(
                 "--svg",
                 type=Path,
-                required=True,
                 metavar="DIR",
-                help="where to write a picture NODE.svg of each node, and cluster.svg of all",
+                help="also write a picture NODE.svg of each node there, and cluster.svg of all",
             )
         else:
             verb.add_arguments(below)
@@ -463,18 +477,35 @@ def _run(arguments: argparse.Namespace) -> int:
     asked = nodes.VERB if arguments.verb == Map.VERB else arguments.verb
     summarized = _summarized(arguments, len(pods))
     kept = partial(_digested, _SUMMARIES[arguments.verb][0]) if summarized else _whole
+    if arguments.verb == Map.VERB:
+        kept = partial(_mapped, arguments.svg)
     answers = _counted(kubectl.ask(pods, asked, _words(arguments), kept), len(pods))
-    if arguments.verb == Explain.VERB:
-        answers = _from_who_knows(answers)
     pools: dict[str, str] = {}
     if arguments.verb == Map.VERB or summarized:
         pools = kubectl.pools((arguments.pool_label,) if arguments.pool_label else POOL_LABELS)
-    if arguments.verb == Map.VERB:
-        answers = _all_drawn(answers, pools, arguments.svg)
-    views = printable_answer({"nodes": list(map(_view, answers))})["nodes"]
-    blocks = [] if arguments.output in ("json", "yaml") else _blocks(arguments, views, pools)
-    written = _written(arguments, views, blocks)
-    return written or (EXIT_UNAVAILABLE if any("problem" in one for one in views) else 0)
+    if arguments.verb == Explain.VERB:
+        answers = iter(_from_who_knows(tuple(answers)))
+    if arguments.verb == Map.VERB and arguments.svg is not None:
+        answers = iter(_all_drawn(tuple(answers), pools, arguments.svg))
+    silent: list[str] = []
+    views = _views(answers, silent)
+    if arguments.output in ("json", "yaml"):
+        written = write_answer(_PROGRAM, partial(_write_document, arguments.output, views))
+    else:
+        shown = list(views)
+        blocks = _blocks(arguments, shown, pools)
+        silent = [view["name"] for view in shown if "problem" in view]
+        written = write_answer(_PROGRAM, partial(_show_paged, blocks, arguments))
+    return written or (EXIT_UNAVAILABLE if silent else 0)
+
+
+def _views(answers: Iterable[NodeAnswer], silent: list[str]) -> Iterator[View]:
+    """The views of *answers* as they come; the names of nodes with a problem are added to *silent*."""
+    for one in answers:
+        if one.answer is None:
+            silent.append(one.node)
+        (view,) = printable_answer({"nodes": [_view(one)]})["nodes"]
+        yield view
 
 
 def _summarized(arguments: argparse.Namespace, count: int) -> bool:
@@ -497,18 +528,16 @@ def _digested(digest: Callable[[Any], Any], one: NodeAnswer) -> NodeAnswer:
         return one._replace(answer=None, problem=_OTHER_VERSION)
 
 
-def _counted(answers: Iterator[NodeAnswer], count: int) -> tuple[NodeAnswer, ...]:
-    """All of *answers*; where a person looks on, one line says meanwhile how many have come."""
+def _counted(answers: Iterator[NodeAnswer], count: int) -> Iterator[NodeAnswer]:
+    """*answers*; where a person looks on, one line says meanwhile how many have come."""
     shown = sys.stderr.isatty() and count > FEW_NODES
-    found = []
-    for one in answers:
-        found.append(one)
+    for number, one in enumerate(answers, 1):
         if shown:
-            sys.stderr.write(f"\r{len(found)} of {counted(count, 'node')} \r")
+            sys.stderr.write(f"\r{number} of {counted(count, 'node')} \r")
             sys.stderr.flush()
+        yield one
     if shown:
         sys.stderr.write("\r\x1b[K")
-    return tuple(found)
 
 
 def _chosen(pods: tuple[DaemonPod, ...], wanted: list[str] | None) -> tuple[DaemonPod, ...]:
@@ -543,34 +572,55 @@ class UnknownNameError(BayplanError):
     """No node knows the name; the message is what they said."""
 
 
-def _all_drawn(
-    answers: tuple[NodeAnswer, ...], pools: Mapping[str, str], directory: Path
-) -> tuple[NodeAnswer, ...]:
-    """The pictures of the nodes and that of all of them, written; each answer says where its own is."""
+def _mapped(directory: Path | None, one: NodeAnswer) -> NodeAnswer:
+    """*one* with what a map needs of it; its picture is written to *directory*, if one is given."""
     from bayplan.drawing.maps import cluster_map  # noqa: PLC0415 - only this verb draws
     from bayplan.drawing.maps import machine_map as drawing  # noqa: PLC0415 - as above
 
-    views: list[View] = []
-    drawn: list[NodeAnswer] = []
-    for one in answers:
-        view: View = {"name": one.node, "pool": pools.get(one.node, "")}
-        answer, problem = one.answer, one.problem
-        if answer is not None:
-            try:
-                found = answer["nodes"]
-                picture = drawing(found)
-                cluster_map([{**view, "nodes": found}])
-            except _OTHER_FIELDS:
-                answer, problem = None, _OTHER_VERSION
-            else:
-                view["nodes"] = found
-                # The name of a node is one of DNS, and becomes the name of a file as it is.
-                path = _saved(directory / f"{one.node}.svg", picture)
-                answer = {"apiVersion": API_VERSION, "kind": "Map", "file": str(path), "nodes": len(found)}
-        views.append(view)
-        drawn.append(one._replace(answer=answer, problem=problem))
-    _saved(directory / "cluster.svg", cluster_map(views))
-    return tuple(drawn)
+    if one.answer is None:
+        return one
+    try:
+        found = one.answer["nodes"]
+        digest = map_digest(one.answer)
+        cluster_blocks([("", [{"name": one.node, "nodes": digest}])])
+        picture = "" if directory is None else drawing(found)
+        cluster_map([{"name": one.node, "pool": "", "nodes": digest}])
+    except _OTHER_FIELDS:
+        return one._replace(answer=None, problem=_OTHER_VERSION)
+    answer = {"apiVersion": API_VERSION, "kind": "Map", "nodes": len(found), "numaNodes": digest}
+    if directory is not None:
+        # The name of a node is one of DNS, and becomes the name of a file as it is.
+        answer["file"] = str(_saved(directory / f"{one.node}.svg", picture))
+    return one._replace(answer=answer)
+
+
+def _all_drawn(
+    answers: tuple[NodeAnswer, ...], pools: Mapping[str, str], directory: Path
+) -> tuple[NodeAnswer, ...]:
+    """*answers*; the picture of all of them is written."""
+    from bayplan.drawing.maps import cluster_map  # noqa: PLC0415 - only this verb draws
+
+    _saved(directory / "cluster.svg", cluster_map([_map_view(_view(one), pools) for one in answers]))
+    return answers
+
+
+def _map_view(view: View, pools: Mapping[str, str]) -> View:
+    """The name of a node, its pool, and its NUMA nodes or the problem."""
+    name = view["name"]
+    found = {"problem": view["problem"]} if "problem" in view else {"nodes": view["answer"]["numaNodes"]}
+    return {"name": name, "pool": pools.get(name, ""), **found}
+
+
+def _map_blocks(views: Sequence[View], pools: Mapping[str, str], directory: Path | None) -> list[Block]:
+    """The nodes as characters, and where the pictures are."""
+    mapped = [_map_view(view, pools) for view in views]
+    drawn = [] if directory is None else [f"Pictures: {directory / 'cluster.svg'}, and NODE.svg beside it."]
+    return [
+        _heading(mapped, None),
+        *cluster_blocks(_by_pool(mapped)),
+        *drawn,
+        *silent_blocks(views),
+    ]
 
 
 def _saved(path: Path, picture: str) -> Path:
@@ -582,20 +632,35 @@ def _saved(path: Path, picture: str) -> Path:
     return path
 
 
-def _written(arguments: argparse.Namespace, views: list[View], blocks: list[Block]) -> int:
-    document = {"apiVersion": API_VERSION, "kind": "Cluster", "nodes": views}
+def _write_document(form: str, views: Iterable[View], stream: TextIO) -> None:
+    """All *views* as one document, each written as it comes."""
+    top = {"apiVersion": API_VERSION, "kind": "Cluster"}
+    if form == "json":
+        stream.write(json.dumps(top, indent=2).removesuffix("\n}") + ',\n  "nodes": [')
+        for number, view in enumerate(views):
+            text = json.dumps(view, indent=2).replace("\n", "\n    ")
+            stream.write(f"{',' if number else ''}\n    {text}")
+        stream.write("\n  ]\n}\n")
+        return
+    import yaml  # noqa: PLC0415 - loading PyYAML takes 20 ms
 
-    def write(stream: TextIO) -> None:
-        if arguments.output == "json":
-            stream.write(json.dumps(document, indent=2) + "\n")
-        elif arguments.output == "yaml":
-            import yaml  # noqa: PLC0415 - loading PyYAML takes 20 ms
+    dump = partial(yaml.safe_dump, stream=stream, sort_keys=False, allow_unicode=False)
+    dump(top)
+    stream.write("nodes:\n")
+    for view in views:
+        dump([view])
 
-            yaml.safe_dump(document, stream, sort_keys=False, allow_unicode=False)
-        else:
-            show(blocks, stream, color=not arguments.no_color and not os.environ.get("NO_COLOR"))
 
-    return write_answer(_PROGRAM, write)
+def _show_paged(blocks: Sequence[Block], arguments: argparse.Namespace, stream: TextIO) -> None:
+    """On a terminal that is too small for them, in a pager as git has it: $PAGER, else less."""
+    output = Output.of(stream, color=not arguments.no_color and not os.environ.get("NO_COLOR"))
+    text = "\n".join(f"{one}\n" for one in rendered(blocks, output))
+    pager = shlex.split(os.environ.get("PAGER", "less")) if stream.isatty() else []
+    if pager and text.count("\n") >= shutil.get_terminal_size().lines and shutil.which(pager[0]):
+        options = {"LESS": "FRX", **os.environ}
+        subprocess.run(pager, input=text, encoding="utf-8", env=options, check=False)  # noqa: S603 - the user's own
+    else:
+        stream.write(text)
 
 
 def _view(one: NodeAnswer) -> View:
@@ -614,8 +679,9 @@ def _blocks(arguments: argparse.Namespace, views: list[View], pools: Mapping[str
         nodes.VERB: nodes.wide_blocks if arguments.output == "wide" else nodes.blocks,
         Explain.VERB: Explain.blocks,
         claims.VERB: claims.wide_blocks if arguments.output == "wide" else claims.blocks,
-        Map.VERB: Map.blocks,
     }
+    if arguments.verb == Map.VERB:
+        return _map_blocks(views, pools, arguments.svg)
     if _summarized(arguments, len(views)):
         _, summary = _SUMMARIES[arguments.verb]
         return summary([{**view, "pool": pools.get(view["name"], "")} for view in views])

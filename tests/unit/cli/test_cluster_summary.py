@@ -6,6 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from bayplan.cli.cluster_map import cluster_blocks
 from bayplan.cli.kubectl_bayplan import (
     MOST_ROWS,
     nodes_digest,
@@ -13,7 +14,7 @@ from bayplan.cli.kubectl_bayplan import (
     status_digest,
     status_summary,
 )
-from bayplan.cli.layout import Block, Table
+from bayplan.cli.layout import Block, Table, table_lines
 from bayplan.drawing.maps import cluster_map
 from bayplan.quantity import GIB
 from bayplan.views.status import nodes_view, status_view
@@ -97,3 +98,37 @@ def test_every_numa_node_has_a_cell_within_the_picture(count: int, numa: int) ->
         if box.attrib["class"] in ("free", "c5") and box.attrib["height"] == "22":
             places.add((x, y))
     assert len(places) == count * numa + 1
+
+
+def numa(number: int, booked: int, *, outside: int = 0) -> dict[str, Any]:
+    """A NUMA node of 100 GiB, as a map has it."""
+    room = {"totalBytes": 100, "allocatableBytes": 100, "bookedBytes": booked, "freeBytes": 100 - booked}
+    amounts = {key: value * GIB for key, value in room.items()}
+    live = {"heldOutsideBytes": outside * GIB, "movableBytes": 0}
+    return {"id": number, "resources": {"memory": amounts}, "live": live}
+
+
+def test_a_map_of_a_thousand_nodes_is_two_screens_with_the_worst_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    views = [{"name": f"n{one:04}", "nodes": [numa(0, 42), numa(1, 0)]} for one in range(997)]
+    views[500]["nodes"] = [numa(0, 97), {"id": 1, "resources": {}, "live": None}]
+    views[700]["nodes"] = [numa(0, 40, outside=70), numa(1, 94)]
+    views += [{"name": f"s{one}", "problem": "no answer"} for one in range(3)]
+    blocks = cluster_blocks([("blue", views[:400]), ("green", views[400:])])
+    urgent, *strips = tables(blocks)
+    assert [row[:2] for row in urgent.rows] == [("n0700", "0"), ("n0500", "0")]
+    cells = {
+        f"{strip.title} {row[0]}": row[1].split()
+        for strip in strips
+        for row in strip.rows
+        if not isinstance(row, str)
+    }
+    assert cells["blue: 400 nodes n0000"] == ["40"] * 20
+    everything = [cell for line in cells.values() for cell in line]
+    assert (len(everything), everything[500], everything[700]) == (1000, "#-", "!9")
+    assert everything[-3:] == ["?"] * 3
+    lines = [line for strip in strips for line in table_lines(strip, 80, lambda *_, **__: "")]
+    assert len(lines) < 60
+    assert max(map(len, lines)) <= 80

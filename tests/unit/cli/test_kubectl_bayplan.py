@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bayplan.cli.kubectl_bayplan import main
 from bayplan.views.status import nodes_view, status_view
@@ -196,13 +197,50 @@ def test_a_pod_that_nobody_knows(cluster: Cluster, capsys: Capture) -> None:
     assert capsys.readouterr().out == "Node c: no answer: Error from server: timeout\n"
 
 
+def test_a_map_needs_no_pictures_and_names_who_is_silent(
+    cluster: Cluster, tmp_path: Path, capsys: Capture
+) -> None:
+    for node in ("a", "b"):
+        cluster.say(cluster.pod(node), out=answer(nodes_view))
+    cluster.say(cluster.pod("c"), status=1, err="Error from server: timeout\n")
+    assert main(["map"]) == 3
+    out = capsys.readouterr().out
+    digits = len(nodes_view(make_snapshot())["nodes"])
+    (strip,) = [line.split() for line in out.splitlines() if line.startswith("a ")]
+    assert [len(cell) for cell in strip[1:]] == [digits, digits, 1]
+    assert out.splitlines()[-1] == "Node c: no answer: Error from server: timeout"
+    assert not [*tmp_path.glob("**/*.svg")]
+    assert main(["map", "-o", "json"]) == 3
+    (first, *_) = json.loads(capsys.readouterr().out)["nodes"]
+    assert (first["answer"]["nodes"], len(first["answer"]["numaNodes"])) == (digits, digits)
+    assert "file" not in first["answer"]
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_a_document_is_the_same_in_whatever_order_nodes_answer(
+    cluster: Cluster, capsys: Capture, form: str
+) -> None:
+    """Some are later than more others than are asked at once; what is written is one document."""
+    loads = {"json": json.loads, "yaml": yaml.safe_load}[form]
+    names = [f"n{number:03}" for number in range(70)]
+    for number, node in enumerate(names):
+        cluster.say(cluster.pod(node), out=json.dumps({"seen": f"{node}\nnext"}), hangs=0.3 * (number == 0))
+    assert main(["nodes", "-o", form]) == 0
+    document = loads(capsys.readouterr().out)
+    assert list(document) == ["apiVersion", "kind", "nodes"]
+    assert [(one["name"], one["answer"]["seen"][:4]) for one in document["nodes"]] == [(n, n) for n in names]
+
+
 def test_a_picture_of_each_node(cluster: Cluster, tmp_path: Path, capsys: Capture) -> None:
     for node in ("a", "b"):
         cluster.say(cluster.pod(node), out=answer(nodes_view))
-    assert main(["map", "--svg", str(tmp_path / "pictures")]) == 0
-    for node in ("a", "b"):
+    assert main(["map", "--svg", str(tmp_path / "pictures"), "-o", "json"]) == 0
+    views = json.loads(capsys.readouterr().out)["nodes"]
+    for node, view in zip(("a", "b"), views, strict=True):
         assert (tmp_path / f"pictures/{node}.svg").read_text().startswith("<svg")
-        assert f"{tmp_path}/pictures/{node}.svg: " in capsys.readouterr().out or node == "b"
+        assert view["answer"]["file"] == f"{tmp_path}/pictures/{node}.svg"
+    assert main(["map", "--svg", str(tmp_path / "pictures")]) == 0
+    assert f"{tmp_path}/pictures/cluster.svg" in capsys.readouterr().out.replace("\n", "")
 
 
 @pytest.mark.parametrize(
