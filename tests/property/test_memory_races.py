@@ -17,9 +17,9 @@ from bayplan.model.decision import Outcome, QosClass
 from bayplan.placement.page_owners import goal_bytes
 from bayplan.placement.widening import goes_back
 from bayplan.quantity import MIB
+from support.coroutines import PATIENCE_S
 from support.racing_nodes import LOOK_S, Racing, racing, split
 
-LIMIT_S = 120.0
 IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 """Each look of the daemon writes and reads some files, and each commit waits for a disk."""
 SEEDS = st.integers(0, 1 << 32)
@@ -118,9 +118,9 @@ async def raced(
 
     starting = asyncio.ensure_future(start_all())
     for down_s in kills:
-        await it.pass_by(LIMIT_S, lambda: bool(it.watch.brakes) or (starting.done() and it.all_touched()))
+        await it.pass_by(PATIENCE_S, lambda: bool(it.watch.brakes) or (starting.done() and it.all_touched()))
         it.kill_and_start(down_s)
-    await it.pass_by(LIMIT_S, lambda: starting.done() and (bool(it.killed) or it.all_touched()))
+    await it.pass_by(PATIENCE_S, lambda: starting.done() and (bool(it.killed) or it.all_touched()))
     await starting
     await it.pass_by(40)
     return ended(it, held_s, in_the_way_bytes)

@@ -16,6 +16,7 @@ import pytest
 
 from bayplan.cli.main import EXIT_STATUSES
 from support.console_blocks import FILE, NODE, PAGES, PROJECT, Fenced, commands, fenced
+from support.coroutines import PATIENCE_S
 from support.flavors import CONTAINERD_2_1
 from support.runtime import FakeRuntime
 from support.workloads import GUARANTEED, make_container, make_pod
@@ -23,7 +24,6 @@ from support.workloads import GUARANTEED, make_container, make_pod
 BLOCKS = tuple(block for page in PAGES for block in fenced(page))
 PROGRAMS = "bayplan|baypland|bayplan-agent|make|systemctl|journalctl|apt|python|helm|kubectl"
 COMMAND = re.compile(rf"^(?: {{4}}|\$ )(?:\$ )?(?:sudo )?({PROGRAMS}) [a-z-]")
-PATIENCE_S = 600
 POD = """\
 kind: Pod
 metadata: {name: web}

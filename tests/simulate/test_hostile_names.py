@@ -22,6 +22,7 @@ from bayplan.cli.main import VERBS, main
 from bayplan.oci.protocol import Verb
 from bayplan.printable import MOST_CHARACTERS
 from bayplan.quantity import GIB
+from support.coroutines import PATIENCE_S
 from support.flavors import CONTAINERD_2_3
 from support.oci_client import ask as ask_oci
 from support.plugin_calls import OperationError
@@ -36,7 +37,6 @@ HOSTILE = {
     "endless": "x" * 100_000,
 }
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
-PATIENCE_S = 60
 
 
 @dataclass

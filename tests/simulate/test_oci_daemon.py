@@ -16,13 +16,13 @@ from bayplan.cli.client import ask
 from bayplan.errors import UnavailableError
 from bayplan.host.hierarchy import Hierarchy
 from support.allowed import allowed_cpus
+from support.coroutines import PATIENCE_S
 from support.oci_node import guaranteed, spec, state
 
 pytestmark = pytest.mark.root
 
 HOOK = Path(__file__).parents[2] / "hooks" / "oci-hook"
 STARTS = 12
-PATIENCE_S = 60
 
 
 class Daemon:

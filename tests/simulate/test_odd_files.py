@@ -15,10 +15,9 @@ import pytest
 from bayplan.cli.client import ask
 from bayplan.cli.main import main
 from bayplan.state import Store
+from support.coroutines import PATIENCE_S
 
 pytestmark = pytest.mark.root
-
-PATIENCE_S = 60
 
 
 class Node:

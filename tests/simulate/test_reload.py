@@ -12,8 +12,7 @@ import pytest
 
 from bayplan.agent_protocol import Subscribe, encode
 from bayplan.cli.client import ask
-
-PATIENCE_S = 60
+from support.coroutines import PATIENCE_S
 
 
 class Reloaded:

@@ -35,10 +35,14 @@ from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from support.agents import AgentClient, connected, serving
 from support.controllers import Controlled, controlled
+from support.coroutines import PATIENCE_S
 from support.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 STRICT = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE)
+
+GIVES_UP_S = 1.0
+"""So long a client waits that finds the kernel's queue full; it may also be served."""
 
 
 def known(uid: str, containers: int = 1) -> PodKnown:
@@ -186,7 +190,7 @@ async def test_thousands_of_clients_leave_the_daemon_and_the_agent_as_they_are(t
             await agent.hear_until(is_up_to_date)
             for number in range(2000):
                 try:
-                    async with asyncio.timeout(1):
+                    async with asyncio.timeout(GIVES_UP_S):
                         _, writer = await asyncio.open_unix_connection(path)
                 except (OSError, TimeoutError):
                     await asyncio.sleep(0)  # the queue is full
@@ -203,13 +207,16 @@ async def test_thousands_of_clients_leave_the_daemon_and_the_agent_as_they_are(t
 
 async def test_a_reader_that_takes_nothing_costs_no_memory_and_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
-    async with controlled(tmp_path / "state") as one, serving(one, path, client_timeout_s=0.2) as server:
+    async with controlled(tmp_path / "state") as one, serving(one, path) as server:
         async with connected(path) as client:
             await client.hear_until(is_up_to_date)
+            server._client_timeout_s = 0.2
             client.reader._transport.pause_reading()  # type: ignore[attr-defined]  # it stops to read
             while server.clients:
                 await create(one, "a")
                 await one.controller.stop_container(GUARANTEED, container("a", GUARANTEED))
+        # The next one is not hurried: a busy machine may be late.
+        server._client_timeout_s = PATIENCE_S
         async with connected(path) as again:
             await again.hear_until(is_up_to_date)
 

@@ -14,13 +14,13 @@ from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.model.workload import Container
 from bayplan.sets import CpuSet
 from support.controllers import here
+from support.coroutines import PATIENCE_S
 
 TOLD, DECIDED = "0-3", "0,2-3"
-LIMIT_S = 60
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - files tell nobody that they change
             await asyncio.sleep(0)
 

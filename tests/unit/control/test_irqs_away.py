@@ -17,10 +17,10 @@ from bayplan.model.request import derive_request
 from bayplan.model.workload import Container
 from bayplan.sets import CpuSet
 from support.controllers import here
+from support.coroutines import PATIENCE_S
 from support.machines import container, machine, pod
 
 MACHINE = machine(2)
-LIMIT_S = 60
 
 
 class Node:
@@ -79,7 +79,7 @@ async def test_a_change_is_followed_at_once(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     node.place("quiet", [2, 3], away=True)
     recurring.make_due()
-    async with asyncio.timeout(LIMIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while node.shown() != ["0-1,4-7", "0-1,4-7"]:  # noqa: ASYNC110 - files tell nobody that they change
             await asyncio.sleep(0.01)
     following.cancel()

@@ -18,11 +18,11 @@ from bayplan.model.request import derive_request
 from bayplan.model.resources import Resources
 from bayplan.quantity import GIB, MIB
 from support.controllers import controlled
+from support.coroutines import PATIENCE_S
 from support.machines import container, machine, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 MANY = machine(16)
-PATIENCE_S = 20.0
 
 
 class Waiting(ExactEngine):

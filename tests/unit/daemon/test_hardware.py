@@ -28,9 +28,9 @@ from bayplan.placement.measured_reservation import LOWER_BEFORE_FALL, SMALLEST_B
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet, cpus_text
 from support.controllers import Controlled, controlled, here, runtime
+from support.coroutines import PATIENCE_S
 from support.machines import container, machine, pod
 
-PATIENCE_S = 20
 MACHINE = machine(2, cpus_per_node=4, memory_bytes=4 * GIB)
 PLAIN = Settings(eviction_hard={"memory.available": None})
 

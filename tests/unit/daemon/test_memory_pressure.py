@@ -29,6 +29,7 @@ from bayplan.placement.page_owners import PAGES_TO_MOVE
 from bayplan.placement.starting_nodes import STARTS_ELSEWHERE
 from bayplan.quantity import GIB, MIB
 from support.controllers import Controlled, controlled, here, runtime
+from support.coroutines import PATIENCE_S
 from support.live_nodes import LiveNodes
 from support.machines import container, pod
 from support.oci_node import OciNode
@@ -141,7 +142,7 @@ async def test_what_the_nodes_hold_is_known_from_the_start(tmp_path: Path) -> No
     async with around(tmp_path, RELIEVE) as it:
         following = asyncio.create_task(it.watch.follow(pause_s=30))
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while it.watch.latest is None:  # noqa: ASYNC110 - no event reports it
                     await asyncio.sleep(0.01)
         finally:

@@ -180,9 +180,7 @@ def test_it_ends_in_the_middle_when_it_is_stopped(
 ) -> None:
     made, _ = relief(tmp_path, [one.pid for one in holders])
     made.stopping.set()
-    begun_s = time.monotonic()
     assert made.carry_out(seen(GIB), {"batch": PATH}) == 0
-    assert time.monotonic() - begun_s < 60
     assert made.records(all_of_them=True) == ()
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 from bayplan.daemon.memory_pressure import ticking
+from support.coroutines import PATIENCE_S
 
 
 async def test_the_event_is_set_for_each_yes_and_for_what_fails() -> None:
@@ -23,7 +24,7 @@ async def test_the_event_is_set_for_each_yes_and_for_what_fails() -> None:
 
     with ticking(is_due, 0.0) as due:
         for so_far in (2, 5, 7):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 await due.wait()
             due.clear()
             assert len(asked) == so_far

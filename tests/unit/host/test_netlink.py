@@ -23,8 +23,7 @@ from bayplan.host.netlink import (
     rtnetlink_socket,
     watch_hotplug,
 )
-
-PATIENCE_S = 20
+from support.coroutines import PATIENCE_S
 
 
 def make_kernel_events(count=1):

@@ -8,6 +8,7 @@ from bayplan.nri.request_queue import RequestQueue
 from bayplan.nri.translate import Operation
 from bayplan.nri.wire import TtrpcResponse
 from support.clock import ManualClock
+from support.coroutines import PATIENCE_S
 from support.plugin import Gate, RecordingHandler
 
 NS = 1_000_000_000
@@ -133,7 +134,7 @@ async def test_one_that_swallows_its_cancellation_and_succeeds_does_not_harm_the
             node.log.append("swallowed")
 
     async def uses_a_timeout() -> None:
-        async with asyncio.timeout(60):  # would see a cancellation that was left behind
+        async with asyncio.timeout(PATIENCE_S):  # would see a cancellation that was left behind
             await asyncio.get_running_loop().run_in_executor(None, node.log.append, "thread")
 
     node.put("a", swallow)

@@ -13,6 +13,7 @@ from bayplan.nri import Event
 from bayplan.oci.unmanaged_containers import UnlistedContainers
 from bayplan.quantity import MIB
 from support.controllers import Controlled, begun, controlled, here
+from support.coroutines import PATIENCE_S
 from support.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
@@ -92,7 +93,7 @@ async def test_a_runtime_that_does_not_answer_is_asked_after_the_next_synchroniz
         assert one.controller.state.ledger.entries == {}
         runtime.answers = True
         await one.controller.synchronize([], [])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not one.controller.state.ledger.entries:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0.01)
         follower.cancel()

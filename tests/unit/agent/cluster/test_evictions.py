@@ -57,7 +57,7 @@ async def test_the_pod_that_was_meant_is_evicted_with_its_grace_period(tmp_path:
 async def test_a_budget_is_told_from_a_refusal_and_from_silence(tmp_path: Path) -> None:
     api = FakeApiServer()
     with api.serving():
-        async with evicting(tmp_path, api, timeout_s=0.5) as server:
+        async with evicting(tmp_path, api, PATIENCE_S) as server:
             api.budgets.add("web")
             answers = [await server.evict(WEB, PATIENCE_S)]
             api.busy = True
@@ -65,6 +65,7 @@ async def test_a_budget_is_told_from_a_refusal_and_from_silence(tmp_path: Path) 
             api.busy = False
             api.forbidden.add(("POST", EVICTION))
             answers.append(await server.evict(WEB, PATIENCE_S))
+        async with evicting(tmp_path, api, timeout_s=0.5) as server:
             api.hangs = True
             answers.append(await server.evict(WEB, PATIENCE_S))
     outcomes = [(one.outcome.value, one.problem) for one in answers if one is not None]
