@@ -79,7 +79,7 @@ test: setup-e2e lint ## lint, then tests: unit, property, simulated runtime, int
 	$(PYTEST) -m "not e2e and not matrix"
 	$(PYTEST_E2E) -m "e2e and not matrix"
 
-test-all: setup-deb setup-e2e lint ## lint, then all tests on all versions and forms, and properties with many examples
+test-all: setup-deb setup-e2e lint coverage ## lint, coverage, then all tests on all versions and forms, and properties with many examples
 	$(PYTEST) -m "not e2e and not cluster" --hypothesis-profile many
 	$(PYTEST_E2E) tests/e2e tests/e2e/test_agent.py tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_crio.py tests/e2e/test_crio_faults.py
 

@@ -461,9 +461,10 @@ class Placement(Struct, frozen=True):
 
     @property
     def claimed(self) -> Claim:
-        """Its claim, which each has while the engine is `exact`."""
-        assert self.claim is not None, "a placement by another engine"
-        return self.claim
+        """Its claim, which each has while the engine is `exact`; of a booking one that says the same of each
+        node."""
+        booked_bytes = self.booked_bytes
+        return self.claim or Claim(NodeSet(booked_bytes), sum_of(booked_bytes.values()), by_node=booked_bytes)
 
     @property
     def own_cpus(self) -> CpuSet:

@@ -1,6 +1,6 @@
 """The sentence about a minimum cut: what a human reads in a refusal."""
 
-from bayplan.model.decision import Holder, Shortage
+from bayplan.model.decision import Booking, Claim, Holder, Placement, Shortage
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 
@@ -42,3 +42,22 @@ def test_a_shortage_that_rounding_would_hide_is_said() -> None:
     assert hardly.sentence().endswith("you asked for 6Gi there, 5 too much")
     enormous = Shortage("memory", NodeSet([0]), GIB, 0, 2**63 - 1)
     assert enormous.sentence().endswith("you asked for 8.00Ei there")
+
+
+def test_a_booking_is_claimed_node_by_node() -> None:
+    by_node = {0: {"memory": GIB}, 2: {"memory": 2 * GIB, "hugepages-2Mi": MIB}}
+    booked = Placement(NodeSet([0, 2]), booked_bytes=by_node)
+    assert booked.promise == Booking(by_node)
+    assert booked.promise.is_by_node
+    claim = booked.claimed
+    assert claim.parts == booked.promise.parts
+    assert (claim.nodes, claim.amounts_bytes) == (booked.promise.nodes, booked.promise.amounts_bytes)
+    assert booked.staying(NodeSet([1])) == booked
+
+
+def test_what_stays_is_moved_for_nobody() -> None:
+    claim = Claim(NodeSet([0, 1]), {"memory": GIB}, flexible=True)
+    placed = Placement(NodeSet([0, 1]), claim=claim)
+    assert placed.claimed is placed.promise is claim
+    assert placed.staying().promise == Claim(NodeSet([0, 1]), {"memory": GIB})
+    assert placed.staying(NodeSet([1])).promise.nodes == NodeSet([1])
