@@ -2,9 +2,10 @@
 
 Memory that nobody promised, or an eviction threshold, can take what the ledger counts on. Pages that may lie
 elsewhere are moved first (`page_placement`). For what still has no place a container is promised the same on
-one node more, if the exact engine's flows prove that all of it fits there beside every other promise, and the
-node has the memory. Its pages may then be moved there, too. It goes back when its own nodes have what they
-need. Who may not be moved stays (`page_owners.stays`). Pure.
+one node more, and on those without which its set would cross another one with promises, if the exact engine's
+flows prove that all of it fits there beside every other promise, and the nodes have the memory. Its pages may
+then be moved there, too. It goes back when its own nodes have what they need. Who may not be moved stays
+(`page_owners.stays`). Pure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,28 +27,33 @@ from bayplan.sets import NodeSet
 MOST_TRIED: Final = 16
 """So many containers are tried: each costs a flow for each node."""
 LEAST_GAIN_BYTES: Final = 32 * MIB
-"""Nobody gets another node for less than this, unless that is all that lacks."""
+"""Nobody gets more nodes for less than this, unless that is all that lacks; several together may."""
 
 
 def widenings(basis: Basis, live: LivePages) -> tuple[Move, ...]:
     """All that get more nodes, so that as much as possible has a place at once: who starts meanwhile is not
     to wait for one look after the other."""
-    ledger = basis.ledger
-    found: dict[str, Move] = {}
-    for _ in range(MAX_MOVES):
-        move = widening(basis.with_ledger(ledger), live)
-        if move is None:
-            break
-        key = move.container_id
-        found[key] = replace(move, before=found[key].before) if key in found else move
+    ledger, worth = basis.ledger, 0
+    found = list[Move]()
+    left_bytes = unmet_bytes(live.nodes, live.everybody)
+    while len(found) < MAX_MOVES and (move := widening(basis.with_ledger(ledger), live)) is not None:
+        found.append(move)
         ledger = ledger.moved([move])
-        containers = {**live.containers, key: replace(live.containers[key], nodes=move.after)}
-        live = replace(live, containers=containers)
-    return tuple(found.values())
+        one = replace(live.containers[move.container_id], nodes=move.after)
+        live = replace(live, containers={**live.containers, one.container_id: one})
+        now_bytes = unmet_bytes(live.nodes, live.everybody)
+        if not now_bytes or left_bytes - now_bytes >= LEAST_GAIN_BYTES:
+            worth, left_bytes = len(found), now_bytes
+    moves: dict[str, Move] = {}
+    for move in found[:worth]:
+        known = moves.get(move.container_id, move)
+        moves[move.container_id] = replace(move, before=known.before)
+    return tuple(moves.values())
 
 
 def widening(basis: Basis, live: LivePages) -> Move | None:
-    """The container that gets another node, with the node; None if nothing lacks or that would not help.
+    """The container that gets another node, with all of its nodes then; None if nothing lacks or that would
+    not help.
 
     The smallest that suffices; if none does, the one that helps most.
     """
@@ -55,14 +61,14 @@ def widening(basis: Basis, live: LivePages) -> Move | None:
     if not lacking_bytes:
         return None
     flows, topology = ResourceFlows(basis), NodeTopology(basis.machine)
-    best, best_bytes = None, lacking_bytes - min(lacking_bytes, LEAST_GAIN_BYTES)
+    best, best_bytes = None, lacking_bytes
     for mover in list(_movers(flows, live))[:MOST_TRIED]:
         key, before = mover.entry.container_id, mover.claim.nodes
         for wider in wider_sets(topology, flows, mover):
             if not wider <= NodeSet(live.nodes):
                 continue
             left_bytes = unmet_bytes(live.nodes, _with_nodes(live, {key: wider}))
-            if left_bytes < best_bytes or (best is None and left_bytes == best_bytes):
+            if left_bytes < best_bytes:
                 best, best_bytes = Move(key, mover.entry.decision.request.name, before, wider), left_bytes
         if best is not None and not best_bytes:
             break

@@ -8,7 +8,9 @@ than `MAX_MOVES`.
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
 from heapq import nlargest
+from operator import or_
 from typing import Final
 
 from msgspec import Struct
@@ -182,15 +184,26 @@ def moves_to(ledger: Ledger, sets: Mapping[str, NodeSet]) -> tuple[Move, ...]:
 
 
 def wider_sets(topology: NodeTopology, flows: ResourceFlows, mover: Mover) -> list[NodeSet]:
-    """The sets with one node more on which all of the *mover*'s claim fits beside all other promises, the
-    nearest first. None crosses another set with promises."""
-    own, claimed = mover.claim.nodes.mask, flows.claimed_sets()
-    masks = [own | node for node in bits(mover.widest.mask & ~own)]
-    clean = [mask for mask in masks if not any(crosses(mask, other) for other in claimed)]
+    """For each node that the *mover* may get the smallest set with it on which all of its claim fits beside
+    all other promises; those with few nodes first, then the nearest. None crosses another set with promises,
+    unless the mover may have no larger one that does not."""
+    own, widest, claimed = mover.claim.nodes.mask, mover.widest.mask, flows.claimed_sets()
+    masks = set[int]()
+    for node in bits(widest & ~own):
+        clean = _uncrossed(own | node, claimed)
+        masks.add(own | node if clean & ~widest else clean)
     without_it = flows.copy()
     without_it.change(mover.claim, -1)
-    fitting = [mask for mask in clean if without_it.fits([(mask, mover.claim.amounts_bytes)])]
-    return [NodeSet.of_mask(mask) for mask in sorted(fitting, key=lambda one: (topology.distance(one), one))]
+    fitting = [mask for mask in masks if without_it.fits([(mask, mover.claim.amounts_bytes)])]
+    fitting.sort(key=lambda one: (one.bit_count(), topology.distance(one), one))
+    return [NodeSet.of_mask(mask) for mask in fitting]
+
+
+def _uncrossed(mask: int, claimed: Collection[int]) -> int:
+    """The smallest set with all of *mask* that crosses none of those *claimed*."""
+    while crossed := [other for other in claimed if crosses(mask, other)]:
+        mask = reduce(or_, crossed, mask)
+    return mask
 
 
 def measured(moves: Iterable[Move], after: Basis) -> tuple[Move, ...]:
