@@ -165,14 +165,16 @@ class Judge:
     def near(self, nodes: NodeSet) -> CpuSet:
         """The CPUs of *nodes*, and those that nodes without memory lend to the nearest one; with
         align-by-socket all of their sockets."""
-        machine = self.machine
-        found = CpuSet(
-            cpu.id for cpu in machine.cpus if cpu.online and self._lends_to(cpu.node_id or 0) in nodes
-        )
+        machine, found = self.machine, self._on(nodes)
         if self.policy.cpu_alignment.align_by_socket:
             sockets = {machine.cpu_by_id[cpu].socket_id for cpu in found}
             found = CpuSet(cpu.id for cpu in machine.cpus if cpu.online and cpu.socket_id in sockets)
         return found
+
+    def _on(self, nodes: NodeSet) -> CpuSet:
+        return CpuSet(
+            cpu.id for cpu in self.machine.cpus if cpu.online and self._lends_to(cpu.node_id or 0) in nodes
+        )
 
     def _lends_to(self, node: int) -> int:
         machine = self.machine
@@ -188,7 +190,7 @@ class Judge:
         return CpuSet(cpu for core in cores.values() if core <= set(cpus) for cpu in core)
 
     def room(self, growing: str = "") -> int:
-        """How many CPUs may leave the shared pool."""
+        """How many CPUs may leave the shared pool, those of the pool that is *growing* among them."""
         policy, machine = self.policy, self.machine
         shared = machine.online_cpus - policy.withheld_cpus - self.taken(growing)
         least = policy.shared_cpus_minimum or 0
@@ -246,7 +248,7 @@ class Judge:
         elif decision.outcome is Outcome.REFUSED:
             event("refused")
             assert strict
-            assert self._width(free, count) > self._widest(request, count)
+            assert self._width(free, count)[0] > self._widest(request, count)
         else:
             assert len(cpus) == count
             self.check_choice(decision, current, self.of_kind_of(request, cpus, free, count, own))
@@ -268,7 +270,7 @@ class Judge:
             kept = kept if count >= len(kept) else CpuSet()
             self.check_best(self.wanted(nodes, free, available, kept, count), cpus)
         if current is None:
-            self.check_nodes(nodes, free, count)
+            self.check_nodes(nodes, free, count, self._widest(decision.request, count))
         event("judged")
 
     def in_whole_cores(self, count: int) -> int:
@@ -283,14 +285,18 @@ class Judge:
         for width in range(1, len(ids) + 1):
             yield from map(NodeSet, combinations(ids, width))
 
-    def _width(self, free: CpuSet, count: int) -> float:
-        """On how few nodes *free* are as many."""
-        return min(
-            (len(nodes) for nodes in self._sets() if len(self.near(nodes) & free) >= count), default=math.inf
-        )
+    def _width(self, free: CpuSet, count: int) -> tuple[float, float]:
+        """Near how few nodes *free* are as many, and on how few."""
+        sets = [
+            (len(nodes), len(self.near(nodes) & free) >= count, len(self._on(nodes) & free) >= count)
+            for nodes in self._sets()
+        ]
+        near = min((width for width, enough, _ in sets if enough), default=math.inf)
+        return near, min((width for width, _, enough in sets if enough), default=math.inf)
 
     def _widest(self, request: Request, count: int) -> float:
-        """How many nodes it may have: one, or what it takes on an empty machine in CPUs of a kind."""
+        """How many nodes it may have: one, or on how many there are as many CPUs of a kind on an empty
+        machine."""
         if self.policy.topology not in STRICT:
             return math.inf
         if self.policy.topology is TopologyPolicy.SINGLE_NUMA_NODE:
@@ -300,8 +306,8 @@ class Judge:
         every = every & self.policy.isolated_cpus if isolated else every - self.policy.isolated_cpus
         kinds = self.machine.cpus_by_kind
         wished = [kinds[request.cpu_kind]] if request.cpu_kind in kinds else list(kinds.values())
-        widths = [width for kind in wished if (width := self._width(every & kind, count)) < math.inf]
-        return min(widths, default=self._width(every, count))
+        widths = [width for kind in wished if (width := self._width(every & kind, count))[1] < math.inf]
+        return min(widths, default=self._width(every, count))[1]
 
     def of_kind_of(self, request: Request, cpus: CpuSet, free: CpuSet, count: int, own: CpuSet) -> CpuSet:
         """Those of *free* of the kind that *cpus* are of: the one that takes the fewest nodes. They are of
@@ -313,19 +319,19 @@ class Judge:
         if len(kinds) > 1:
             event("of several kinds")
             assert own or all(
-                one > min(self._widest(request, count), len(self.machine.nodes)) for one in widths
+                one > min(self._widest(request, count), len(self.machine.nodes)) for one, _ in widths
             )
             return free
         assert own or self._width(free & kinds[0], count) == min(widths)
         return free & kinds[0]
 
-    def check_nodes(self, nodes: NodeSet, free: CpuSet, count: int) -> None:
-        """No other set crosses fewer sets with promises, is narrower or nearer, or has the CPUs with fewer
-        cores broken, then split."""
+    def check_nodes(self, nodes: NodeSet, free: CpuSet, count: int, widest: float) -> None:
+        """No other set of at most *widest* nodes crosses fewer sets with promises, is narrower or nearer, or
+        has the CPUs with fewer cores broken, then split, then at fewer caches where whole ones are asked for.
+        """
         found = self._rank(nodes, free, count)
-        best = min(
-            self._rank(one, free, count) for one in self._sets() if len(self.near(one) & free) >= count
-        )
+        sets = [one for one in self._sets() if len(one) <= widest and len(self.near(one) & free) >= count]
+        best = min(self._rank(one, free, count) for one in sets)
         assert found == best, (nodes, found, best)
 
     def _rank(self, nodes: NodeSet, free: CpuSet, count: int) -> tuple[object, ...]:
@@ -334,11 +340,24 @@ class Judge:
         wanted = self.wanted(nodes, near, near, CpuSet(), count)
         fit: Sequence[object] = ()
         if not wanted.rules.spread:
+            criteria = 3 if wanted.rules.caches and self._are_whole_caches(count) else 2
             fit = min(
-                cpu_order.key(machine, wanted, frozenset(one))[:2]
+                cpu_order.key(machine, wanted, frozenset(one))[:criteria]
                 for one in combinations(sorted(near), count)
             )
         return self._crossed(nodes), len(nodes), machine.total_distance(nodes), remote, fit
+
+    def _are_whole_caches(self, count: int) -> bool:
+        """Whether *count* CPUs are those of whole L3 caches, all of one size, and it matters which CPUs of a
+        node are taken."""
+        online = [cpu for cpu in self.machine.cpus if cpu.online]
+        caches = Counter(
+            ("socket", cpu.socket_id) if cpu.l3_cache_id is None else ("cache", cpu.l3_cache_id)
+            for cpu in online
+        )
+        nodes = {cpu.node_id for cpu in online}
+        matters = len(caches) > len(nodes) or set(self.machine.core_sizes.values()) != {1}
+        return matters and len(set(caches.values())) == 1 and count % min(caches.values()) == 0
 
     def _crossed(self, nodes: NodeSet) -> int:
         """With how many sets of promises *nodes* overlap, of which neither lies within the other."""
@@ -379,9 +398,11 @@ class Judge:
         assert cpus <= free | had
         assert had <= cpus or cpus <= had
         assert len(cpus) <= max(wanted, len(had))
-        if wanted > len(had) and wanted - len(had) <= min(self.room(request.pool), len(free - had)):
-            assert len(cpus) == wanted
-            event("a pool grew")
+        if wanted > len(had):
+            most = min(wanted, max(len(had), min(self.room(request.pool), len(free | had))))
+            # Of whole cores there may be none that make up what is left.
+            assert len(cpus) == most or (most < wanted and self.policy.cpu_alignment.full_pcpus_only)
+            event("a pool grew" if len(cpus) > len(had) else "a pool had no room to grow")
         if wanted <= len(had):
             assert len(cpus) == wanted
             event("a pool shrank or stayed")

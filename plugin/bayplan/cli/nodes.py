@@ -38,8 +38,15 @@ _CPU_COLUMNS: Final = (
     Column("SOCKET", rank=1),
     Column("SHARED CPUS"),
     Column("EXCLUSIVE CPUS"),
-    Column("L3 CACHES", rank=3),
+    Column("WHOLE CORES LEFT", rank=3),
 )
+_CACHE_COLUMNS: Final = (
+    _NODE,
+    Column("L3 CACHE"),
+    Column("WHOLE CORES LEFT"),
+    Column("WHO HAS CPUS THERE", least=24),
+)
+_CORE_COLUMNS: Final = (_NODE, Column("BROKEN CORE"), Column("WHOSE ITS CPUS ARE", least=24))
 _AS_A_MATRIX: Final = 8
 _DISTANCE_COLUMNS: Final = (_NODE, Column("DISTANCES TO NODES"))
 _CPU_KIND_COLUMNS: Final = (
@@ -74,7 +81,7 @@ def blocks(answer: dict[str, Any]) -> list[Block]:
     shown: list[Block] = _memory([node for node in nodes if _has_memory(node)])
     with_cpus = [node for node in nodes if node["cpus"]["all"]]
     shown.append(Table(_CPU_COLUMNS, tuple(_cpu_row(node) for node in with_cpus)))
-    shown += _nothing(nodes)
+    shown += [*_nothing(nodes), *_caches(with_cpus), *_broken_cores(with_cpus)]
     if any(node["cpus"][key] for node in with_cpus for key in ("isolated", "kinds", "nohzFull")):
         shown.append(Table(_CPU_KIND_COLUMNS, tuple(_cpu_kind_row(node) for node in with_cpus)))
     if len(nodes) > 1:
@@ -168,8 +175,44 @@ def _cpu_row(node: dict[str, Any]) -> tuple[str, ...]:
         ", ".join(map(str, cpus["sockets"])) or "-",
         cpus["shared"] or "-",
         _own(cpus["exclusive"], cpus["contested"]),
-        " ".join(cpus["l3Caches"]) or "-",
+        f"{cpus['wholeCores']} of {len(cpus['cores'])}",
     )
+
+
+def _caches(nodes: list[dict[str, Any]]) -> list[Block]:
+    """Each L3 cache, those of a node that are whole in one row; none where no node has several."""
+    rows = []
+    if all(len(node["cpus"]["l3CacheUse"]) <= 1 for node in nodes):
+        return []
+    for node in nodes:
+        caches = node["cpus"]["l3CacheUse"]
+        whole = [one for one in caches if one["wholeCores"] == one["cores"]]
+        for one in caches:
+            if one not in whole:
+                left = f"{one['wholeCores']} of {one['cores']}"
+                rows.append((str(node["id"]), one["cpus"], left, ", ".join(one["owners"]) or "-"))
+        if whole:
+            which = "; ".join(one["cpus"] for one in whole)
+            rows.append((str(node["id"]), which, f"all: {counted(len(whole), 'whole cache')}", "-"))
+    return [Table(_CACHE_COLUMNS, tuple(rows))]
+
+
+def _broken_cores(nodes: list[dict[str, Any]]) -> list[Block]:
+    """The cores whose CPUs are not all of the same container, or all shared."""
+    rows = tuple(
+        (
+            str(node["id"]),
+            core["cpus"],
+            "; ".join(f"{part['cpus']} {_whose(part)}" for part in core["parts"]),
+        )
+        for node in nodes
+        for core in node["cpus"]["brokenCores"]
+    )
+    return [Table(_CORE_COLUMNS, rows)] if rows else []
+
+
+def _whose(part: dict[str, Any]) -> str:
+    return ", ".join([*part["owners"], *(["reserved"] if part["reserved"] else [])]) or "shared"
 
 
 def _distances(nodes: list[dict[str, Any]]) -> Table:

@@ -75,12 +75,15 @@ def _largest_first(one: tuple[int, str]) -> tuple[int, str]:
 
 
 _GAP: Final = 3.0
+_FRAME: Final = 3.0
+"""Around the cores of each cache or kind, where there are several."""
 
 
 def cores(
     node: Mapping[str, Any], y: float, width: float, size: float, colors: Mapping[str, str]
 ) -> tuple[float, str]:
-    """Each core as a column of its CPUs, in rows across *width*; a CPU is *size* wide and high.
+    """Each core as a column of its CPUs, in rows across *width*; a CPU is *size* wide and high. Those of each
+    L3 cache and each kind are in a frame, where there are several.
 
     Returns:
         The height, and the picture.
@@ -88,20 +91,50 @@ def cores(
     owners = {cpu: one["name"] for one in node["containers"] for cpu in CpuSet.parse(one["exclusiveCpus"])}
     kinds = {key: CpuSet.parse(node["cpus"][key]) for key in ("contested", "reserved", "isolated", "shared")}
     pools = {cpu: name for name, text in node["cpus"]["pools"].items() for cpu in CpuSet.parse(text)}
-    siblings = [list(CpuSet.parse(text)) for text in node["cpus"]["cores"]]
-    if not siblings:
-        return 0.0, ""
-    threads = max(map(len, siblings))
+    groups = _groups(node["cpus"])
+    threads = max([len(core) for group in groups for core in group.cores], default=0)
     step_x, step_y = size + _GAP, threads * size + _GAP
-    columns = max(1, int((width + _GAP) / step_x))
-    drawn = []
-    for number, core in enumerate(siblings):
-        left, top = (number % columns) * step_x, y + (number // columns) * step_y
-        for place, cpu in enumerate(core):
-            class_, whose = _look(cpu, owners, pools, kinds, colors)
-            drawn.append(box(left, top + place * size, size, size, class_, f"CPU {cpu}: {whose}", 1.5))
-    rows = -(-len(siblings) // columns)
-    return rows * step_y - _GAP, "".join(drawn)
+    frame = _FRAME if len(groups) > 1 else 0.0
+    columns = max(1, int((width - 2 * frame + _GAP) / step_x))
+    left, top, bottom, drawn = 0.0, y, y, []
+    for group in groups:
+        across = min(columns, len(group.cores)) * step_x - _GAP + 2 * frame
+        if left and left + across > width:
+            left, top = 0.0, bottom + _GAP
+        down = -(-len(group.cores) // columns) * step_y - _GAP + 2 * frame
+        if frame:
+            drawn.append(box(left, top, across, down, "group", group.tip, 3))
+        for number, core in enumerate(group.cores):
+            x, down_to = left + frame + (number % columns) * step_x, top + frame + number // columns * step_y
+            for place, cpu in enumerate(core):
+                class_, whose = _look(cpu, owners, pools, kinds, colors)
+                drawn.append(box(x, down_to + place * size, size, size, class_, f"CPU {cpu}: {whose}", 1.5))
+        bottom, left = max(bottom, top + down), left + across + _GAP
+    return bottom - y, "".join(drawn)
+
+
+class _CoreGroup(NamedTuple):
+    """Cores of one kind at one L3 cache, and what is to be said of them."""
+
+    tip: str
+    cores: list[list[int]]
+
+
+def _groups(cpus: Mapping[str, Any]) -> list[_CoreGroup]:
+    """The cores of a node by their L3 caches and kinds, in the order of both."""
+    caches = [(CpuSet.parse(one["cpus"]), _of_cache(one)) for one in cpus["l3CacheUse"]]
+    kinds = [(CpuSet.parse(ids), f"{ids}: {kind} cores") for kind, ids in cpus["kinds"].items()]
+    found: dict[tuple[str, ...], list[list[int]]] = {}
+    for core in map(CpuSet.parse, cpus["cores"]):
+        of = [tip for one in (caches, kinds) for cpus_of, tip in one if not core.isdisjoint(cpus_of)]
+        found.setdefault(tuple(of), []).append(list(core))
+    return [_CoreGroup("; ".join(of), cores) for of, cores in found.items()]
+
+
+def _of_cache(cache: Mapping[str, Any]) -> str:
+    owners = ", ".join(cache["owners"])
+    whole = f"{cache['wholeCores']} of {counted(cache['cores'], 'core')} whole"
+    return f"L3 cache of {cache['cpus']}: {whole}{f'; {owners}' if owners else ''}"
 
 
 def _look(
@@ -158,6 +191,7 @@ class Card:
             self._bars(memory)
         if not self._compact:
             self._huge_pages()
+            self._whole()
         size = 7.0 if self._compact else 12.0
         height, drawn = cores(self._node, self.height, self._width, size, self._colors)
         if drawn:
@@ -202,6 +236,20 @@ class Card:
                 self._label(f"{promised} of {total} {resource}")
                 parts = promised_parts(self._node, resource, self._colors)
                 self._bar(9, amounts["totalBytes"], parts)
+
+    def _whole(self) -> None:
+        """What of cores and L3 caches is whole and nobody's, and which CPUs are of which kind."""
+        cpus = self._node["cpus"]
+        if not cpus["cores"]:
+            return
+        caches = cpus["l3CacheUse"]
+        whole = sum(one["wholeCores"] == one["cores"] for one in caches)
+        of_caches = f"{whole} of {counted(len(caches), 'L3 cache')}" if len(caches) > 1 else ""
+        self._label(
+            f"{cpus['wholeCores']} of {counted(len(cpus['cores']), 'core')} free as a whole", of_caches
+        )
+        for kind, ids in cpus["kinds"].items():
+            self._label(f"{ids}: {kind} cores")
 
     def _containers(self) -> None:
         holders = holders_of(self._node)

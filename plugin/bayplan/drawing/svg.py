@@ -111,6 +111,7 @@ STYLE: Final = (
     f"@media (prefers-color-scheme:dark){{.map{{{_DARK}}}}}"
     ".map .ground{fill:var(--ground)}.map .card{fill:var(--card);stroke:var(--line)}"
     ".map .socket{fill:none;stroke:var(--line);stroke-dasharray:3 3}"
+    ".map .group{fill:var(--ground);stroke:var(--line)}"
     ".map .head{font-size:15px;font-weight:600}.map .strong{font-weight:600}"
     ".map .soft{fill:var(--soft)}.map .small{font-size:11px}.map .tiny{font-size:9px}"
     ".map .free{fill:var(--free)}.map .kept{fill:var(--kept)}.map .used{fill:var(--used)}"

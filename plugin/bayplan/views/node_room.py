@@ -1,12 +1,13 @@
 """What a container could still have on each node alone: the table beside a refusal, "the largest that fits",
-and what `bayplan nodes` and NodeResourceTopology say is left.
+and what `bayplan nodes` and NodeResourceTopology say is left; which cores and L3 caches are whole, and who
+has a part of the others.
 
 For both engines by the promises alone: a claim on several nodes counts on a node only as far as it cannot lie
 on the others. Pure.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from bayplan.engines.exact.claiming import claimed_amounts
@@ -81,6 +82,47 @@ def _holders(basis: Basis) -> Iterator[tuple[str, CpuSet]]:
         pinned = kept_by_pin(request, basis.machine.online_cpus)
         if held := held_cpus(entry.decision.placement) | entry.decision.placement.apart_cpus | pinned:
             yield request.name, held
+
+
+class CpuOwners:
+    """Who has which CPUs to itself: containers, named pools, and pods and resource claims that have none, by
+    their names."""
+
+    def __init__(self, basis: Basis) -> None:
+        self._allocatable, pools = basis.allocatable, basis.ledger.cpus_of_pools
+        pooled, names = union(pools.values()), dict[int, set[str]]()
+        for name, held in _holders(basis):
+            for cpu in held - pooled:
+                names.setdefault(cpu, set()).add(name)
+        names.update({cpu: {f"the pool {name}"} for name, cpus in pools.items() for cpu in cpus})
+        self._of = {cpu: tuple(sorted(of_cpu)) for cpu, of_cpu in names.items()}
+
+    def cache(self, cpus: CpuSet, cores: Iterable[CpuSet]) -> View:
+        """An L3 cache with these of a node's CPUs: how many of the node's *cores* have some there, how many
+        of them a container can have as a whole, and who has the others."""
+        there = [core for core in cores if not core.isdisjoint(cpus)]
+        owners = {name for cpu in cpus for name in self._of.get(cpu, ())}
+        return {
+            "cpus": str(cpus),
+            "cores": len(there),
+            "wholeCores": sum(map(self.is_whole, there)),
+            "owners": sorted(owners),
+        }
+
+    def is_whole(self, core: CpuSet) -> bool:
+        """Whether one container can have all of *core*."""
+        return core <= self._allocatable.exclusive_cpus and not any(cpu in self._of for cpu in core)
+
+    def parts(self, core: CpuSet) -> list[View]:
+        """Who has which CPUs of *core* (nobody: they are shared), those that are reserved by themselves."""
+        found: dict[tuple[bool, tuple[str, ...]], list[int]] = {}
+        for cpu in core:
+            key = cpu in self._allocatable.reserved_cpus, self._of.get(cpu, ())
+            found.setdefault(key, []).append(cpu)
+        return [
+            {"cpus": str(CpuSet(cpus)), "owners": list(owners), "reserved": reserved}
+            for (reserved, owners), cpus in found.items()
+        ]
 
 
 def claimable_by_node(basis: Basis, *, jointly: bool = False) -> dict[int, dict[str, int]]:

@@ -4,7 +4,7 @@ Pure functions of a Snapshot. The shapes are public (``apiVersion``): fields are
 are bytes as integers, sets are text in the kernel's list format, and null means "not known" or "not bound".
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ from bayplan.placement.page_placement import LivePages
 from bayplan.placement.resource_claims import users_of
 from bayplan.quantity import MIB, US_PER_S
 from bayplan.sets import CpuSet, NodeSet
-from bayplan.views.node_room import free_bytes_by_node
+from bayplan.views.node_room import CpuOwners, free_bytes_by_node
 from bayplan.views.snapshot import MemoryReservation, RuntimeState, Snapshot
 
 View = dict[str, Any]
@@ -91,13 +91,14 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
     claims = snapshot.ledger.resource_claims.values()
     booked = by_node([*spreads.values(), *(one.by_node() for one in claims)])
     free = free_bytes_by_node(snapshot.basis)
-    holders = cpu_holders(snapshot)
+    holders, owners = cpu_holders(snapshot), CpuOwners(snapshot.basis)
     return _document(
         "Nodes",
         daemon=_daemon(snapshot),
         nodes=[
             _node(
-                node, allocatable[node.id], booked.get(node.id, {}), free[node.id], spreads, holders, snapshot
+                *(node, allocatable[node.id], booked.get(node.id, {}), free[node.id]),
+                *(spreads, holders, owners, snapshot),
             )
             | {"kind": _kind(node, machine, ranks)}
             for node in machine.nodes
@@ -292,11 +293,14 @@ def _node(
     free: Mapping[str, int],
     spreads: Spreads,
     holders: CpuHolders,
+    owners: CpuOwners,
     snapshot: Snapshot,
 ) -> View:
     machine, ledger = snapshot.machine, snapshot.ledger
     capacity = node.capacity_bytes()
     cpus = [machine.cpu_by_id[one] for one in node.cpus if one in machine.cpu_by_id]
+    cores, caches = _cores(cpus), _l3_caches(cpus)
+    parts = {core: owners.parts(core) for core in cores}
     pools = {
         hugepages(size): {"minimumBytes": one.minimum_bytes, "maximumBytes": one.maximum_bytes}
         for size, one in snapshot.policy.hugepage_pools.get(node.id, {}).items()
@@ -321,8 +325,13 @@ def _node(
         "cpus": {
             "all": str(node.cpus),
             "sockets": sorted({cpu.socket_id for cpu in cpus}),
-            "l3Caches": _l3_caches(cpus),
-            "cores": _cores(cpus),
+            "l3Caches": [str(cache) for cache in caches],
+            "l3CacheUse": [owners.cache(cache, cores) for cache in caches],
+            "cores": [str(core) for core in cores],
+            "wholeCores": sum(map(owners.is_whole, cores)),
+            "brokenCores": [
+                {"cpus": str(core), "parts": of_core} for core, of_core in parts.items() if len(of_core) > 1
+            ],
             "exclusive": str(node.cpus & holders.alone),
             "contested": str(node.cpus & holders.contested),
             "shared": str(node.cpus & ledger.shared_cpus(machine, snapshot.policy.withheld_cpus)),
@@ -360,22 +369,21 @@ def _node(
     }
 
 
-def _cores(cpus: Sequence[Cpu]) -> list[str]:
+def _cores(cpus: Sequence[Cpu]) -> list[CpuSet]:
     """The CPUs of each core that are online, by the core's first one."""
-    cores: dict[int, list[int]] = {}
-    for cpu in cpus:
-        if cpu.online:
-            cores.setdefault(cpu.core_id, []).append(cpu.id)
-    return [str(CpuSet(ids)) for _, ids in sorted(cores.items())]
+    return _groups((cpu.core_id, cpu.id) for cpu in cpus if cpu.online)
 
 
-def _l3_caches(cpus: Sequence[Cpu]) -> list[str]:
+def _l3_caches(cpus: Sequence[Cpu]) -> list[CpuSet]:
     """The CPUs behind each L3 cache, as far as the kernel says which they are."""
-    caches: dict[int, list[int]] = {}
-    for cpu in cpus:
-        if cpu.l3_cache_id is not None:
-            caches.setdefault(cpu.l3_cache_id, []).append(cpu.id)
-    return [str(CpuSet(ids)) for _, ids in sorted(caches.items())]
+    return _groups((cpu.l3_cache_id, cpu.id) for cpu in cpus if cpu.l3_cache_id is not None)
+
+
+def _groups(pairs: Iterable[tuple[int, int]]) -> list[CpuSet]:
+    found: dict[int, list[int]] = {}
+    for key, cpu in pairs:
+        found.setdefault(key, []).append(cpu)
+    return [CpuSet(ids) for _, ids in sorted(found.items())]
 
 
 def _safe_bytes(node: Node, resource: str, free: Mapping[str, int], snapshot: Snapshot) -> int:

@@ -287,7 +287,7 @@ def test_nodes_show_what_is_promised_beside_what_is_used(daemon: "Daemon", capsy
         "SOCKET": "0",
         "SHARED CPUS": "0-1",
         "EXCLUSIVE CPUS": "2-3",
-        "L3 CACHES": "0-3",
+        "WHOLE CORES LEFT": "1 of 4",
     }
     assert rows(distances)[0] == {"NODE": "0", "TO 0": "10", "TO 1": "21"}
     assert [row["CONTAINER"] for row in rows(residents)] == ["default/web-0/nginx"]

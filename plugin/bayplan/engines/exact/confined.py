@@ -300,6 +300,7 @@ class Confinement:
             0 if self.even else self.counted.steps_on_one(amounts),
             self._residents if self.packed and self.policy.keep_whole is KeepWhole.NODE else None,
             self.exclusive.keeps_caches,
+            self.topology.cpu_layout.in_whole_caches(cpus),
         )
         area = area_of(question, candidates, self.request.even_hugepages)
         more = cpus > self.cpus or (amounts is not self.amounts and bool(without(amounts, self.amounts)))

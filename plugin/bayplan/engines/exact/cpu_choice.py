@@ -47,6 +47,9 @@ _DISTANCE_BITS: Final = 40
 
 _Key = TypeVar("_Key", bound=Hashable)
 
+_FitKey = tuple[int, int, "Rules", tuple[Sequence[int], int] | None]
+"""What CPUs there are, how many of them are wanted, and who has some at the caches."""
+
 Table = dict[int, int]
 """The best choice, as its costs, for each number of CPUs within some group."""
 
@@ -59,9 +62,11 @@ class Rules(Struct, frozen=True):
 
 
 class Occupation(Struct, frozen=True):
-    """How many containers have CPUs at each L3 cache, by the cache's mask."""
+    """How many containers have CPUs at each L3 cache, by the cache's mask. ``possible`` are the CPUs that one
+    can have to itself: a cache with others, such as reserved ones, never becomes whole."""
 
     holders: Mapping[int, int]
+    possible: int
 
     def at(self, cpus: int) -> Sequence[int]:
         """How many at each cache with some of *cpus*."""
@@ -78,7 +83,7 @@ class Occupation(Struct, frozen=True):
         """
         lost = 0
         for cache, count in self.holders.items():
-            if cache & taken:
+            if cache & taken and not cache & ~self.possible:
                 whole, rest = cache & free == cache, cache & free & ~taken
                 lost += _LASTS // (1 + count) + _ANOTHER
                 lost += (_BEGUN if whole else 0) + (_LEFT_OVER if rest else 0)
@@ -226,10 +231,11 @@ class CpuLayout:
             self.uniform_size = 0
         # Whether nodes have several L3 caches.
         self.has_caches_within_nodes = len(self.caches) > len(self.node_masks)
+        self._sizes_of_caches = {cache.bit_count() for cache in self.caches}
         # Whether it matters which CPUs of a node are taken: a core or a node has several of what a choice is
         # compared by.
         self.differs = self.uniform_size != 1 or self.has_caches_within_nodes
-        self.fits: dict[tuple[int, int, Rules, Sequence[int]], Fit] = {}
+        self.fits: dict[_FitKey, Fit] = {}
         self._cores_in: dict[tuple[int, int, int, int, bool], _Cores] = {}
 
     def in_whole_cores(self, count: int) -> int:
@@ -240,6 +246,10 @@ class CpuLayout:
         sizes = Counter(self.size_of_core.values())
         reachable = _sums(sizes, 0, sum(self.size_of_core.values())) >> count
         return count + max(0, (reachable & -reachable).bit_length() - 1)
+
+    def in_whole_caches(self, count: int) -> bool:
+        """Whether *count* CPUs are those of whole L3 caches, all of which have as many."""
+        return len(self._sizes_of_caches) == 1 and count % min(self._sizes_of_caches) == 0
 
     def whole_cores(self, cpus: int) -> int:
         """The CPUs of those cores that lie within *cpus*."""
@@ -359,8 +369,9 @@ def fit(
     """What the best choice of *count* CPUs of *available* costs, without the choice; there are as many. With
     an *occupation* also what L3 caches lose by that choice."""
     known = layout.fits
-    holders = () if occupation is None else occupation.at(available)
-    key = available, count, rules, holders
+    key: _FitKey = available, count, rules, None
+    if occupation is not None:
+        key = available, count, rules, (occupation.at(available), occupation.possible)
     found = known.get(key)
     if found is None:
         if len(known) >= _MAX_REMEMBERED:

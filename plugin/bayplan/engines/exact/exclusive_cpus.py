@@ -106,7 +106,8 @@ class ExclusiveCpus:
         held = [one.decision.placement.exclusive_cpus.mask for one in ledger.entries.values()]
         held += [cpus.mask for cpus in ledger.cpus_of_pools.values()]
         held = [mask for mask in held if mask]
-        return Occupation({cache: sum([mask & cache != 0 for mask in held]) for cache in self._layout.caches})
+        holders = {cache: sum([mask & cache != 0 for mask in held]) for cache in self._layout.caches}
+        return Occupation(holders, self._every)
 
     @cached_property
     def free(self) -> int:
@@ -146,20 +147,25 @@ class ExclusiveCpus:
         if not enough:
             return cpus
         found = enough[0] if self.own else min(enough, key=self._width)
-        return cpus if widest is not None and self._width(found) > widest else found
+        return cpus if widest is not None and self._width(found)[0] > widest else found
 
-    def _width(self, cpus: int) -> int:
-        """On how few nodes *cpus* are as many as it is to have."""
-        return fewest(self._topology.counted(cpus).values(), self.count)
+    def _width(self, cpus: int) -> tuple[int, int]:
+        """Near how few nodes *cpus* are as many as it is to have, which with align-by-socket is at how few
+        sockets, and on how few."""
+        on = fewest(self._topology.counted(cpus).values(), self.count)
+        if not self._alignment.align_by_socket:
+            return on, on
+        sockets = {self.near(NodeSet([node])) for node in self._basis.machine.memory_nodes}
+        return fewest([(socket & cpus).bit_count() for socket in sockets], self.count), on
 
     @cached_property
     def _widest(self) -> int | None:
-        """On how many nodes its CPUs may be at most; None where nothing is refused."""
+        """On how many nodes its CPUs may be at most, counted as kubelet does; None where nothing is refused."""
         policy = self._basis.policy.topology
         if policy not in STRICT:
             return None
         single = policy is TopologyPolicy.SINGLE_NUMA_NODE
-        return 1 if single else self._width(self._of_one_kind(self._every))
+        return 1 if single else self._width(self._of_one_kind(self._every))[1]
 
     @cached_property
     def _kinds(self) -> Sequence[str]:

@@ -313,7 +313,8 @@ _CPUS: Final = (
 # ones stay for those who need one. And what caches lose of becoming whole again (keepWhole: cache).
 _WHOLE_CACHES: Final = (OPENED_CACHES,)
 _LOST_CACHES: Final = ("lost caches",)
-_CACHES: Final = ("L3 caches",)  # over how many its CPUs lie at least
+# Over how many its CPUs lie at least; before the two others where these are whole ones.
+_CACHES: Final = ("L3 caches",)
 # What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
 _SCARCE: Final = ("scarce resources",)
 # What nodes lose of becoming empty again (keepWhole: node).
@@ -345,6 +346,7 @@ class Question(Struct, frozen=True):
     counts each for each. ``steps_on_one`` are the steps of an answer about a single node where its room alone
     is exact, else 0. ``residents`` is how many containers are confined to sets with each node, where whole
     nodes are kept; None where not. ``keeps_caches``: what L3 caches lose by ``cpu_fit`` counts.
+    ``whole_caches``: as many CPUs as whole L3 caches have are asked for.
     """
 
     topology: NodeTopology
@@ -365,6 +367,7 @@ class Question(Struct, frozen=True):
     steps_on_one: int = 0
     residents: Mapping[int, int] | None = None
     keeps_caches: bool = False
+    whole_caches: bool = False
 
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
@@ -420,8 +423,8 @@ def criteria_of(question: Question) -> Sequence[str]:
     """What sets of nodes are compared by, in this order; after these the lowest ids decide."""
     spread, found = question.shares is not None, [*_PLACE]
     if question.cpu_fit is not None:
-        kept = (*_WHOLE_CACHES, *(_LOST_CACHES if question.keeps_caches else ()))
-        found += (*_CPUS, *(() if spread else kept), *_CACHES)
+        kept = () if spread else (*_WHOLE_CACHES, *(_LOST_CACHES if question.keeps_caches else ()))
+        found += (*_CPUS, *((*_CACHES, *kept) if question.whole_caches else (*kept, *_CACHES)))
     found += (*_SCARCE, *(() if question.residents is None else _WHOLE_NODES))
     return (*found, *(_SPREAD if spread else _PACK))
 
@@ -435,7 +438,8 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
     if fit is not None:
         lost = (fit.lost,) if question.keeps_caches else ()
         kept = () if question.shares is not None else (fit.opened, *lost)
-        found += (fit.broken, fit.split, *kept, fit.caches)
+        caches = (fit.caches, *kept) if question.whole_caches else (*kept, fit.caches)
+        found += (fit.broken, fit.split, *caches)
     scarce = question.scarce
     found.append(sum([more for node, more in scarce.items() if node & nodes]))
     residents = question.residents

@@ -150,12 +150,34 @@ def test_who_spreads_keeps_nothing_whole() -> None:
 def test_a_cache_loses_less_the_more_containers_have_cpus_there() -> None:
     layout = CpuLayout(Layout(caches=2, cores=8, threads=1).machine())
     first, second = layout.caches
-    lost = [Occupation({first: holders, second: 0}).lost_by(first & ~0b1, 0b110) for holders in range(5)]
+    every = first | second
+    lost = [
+        Occupation({first: holders, second: 0}, every).lost_by(first & ~0b1, 0b110) for holders in range(5)
+    ]
     assert lost == sorted(lost, reverse=True)
     assert len(set(lost)) == len(lost)
-    whole = Occupation({first: 0, second: 0})
+    whole = Occupation({first: 0, second: 0}, every)
     assert whole.lost_by(first, first) < whole.lost_by(first, 0b1111)
     assert whole.lost_by(first, 0b11) > whole.lost_by(first & ~0b100, 0b11)
+
+
+def test_a_cache_that_can_never_be_whole_loses_nothing() -> None:
+    machine = Layout(sockets=2, caches=2, cores=8, threads=1).machine()
+    # The first one has the reserved CPU; the third would be whole again without one container.
+    policy, ledger = PlacementPolicy(reserved_cpus=CpuSet([0])), on_cpus(machine, "8-13", "24-29", "16")
+    decision = ExactEngine().decide(
+        Basis(machine, policy, ledger), guaranteed_request("new", exclusive_cpus=7)
+    )
+    assert str(decision.placement.exclusive_cpus) == "1-7"
+
+
+def test_who_asks_for_a_whole_cache_gets_one_where_one_is_free() -> None:
+    machine = Layout(sockets=2, caches=2, cores=8, threads=1).machine()
+    ledger = on_cpus(machine, "0-3", "8-11", "16-19")
+    for count, where in ((8, "24-31"), (7, "4-7,12-14")):
+        request = guaranteed_request("new", exclusive_cpus=count)
+        decision = ExactEngine().decide(Basis(machine, PlacementPolicy(), ledger), request)
+        assert str(decision.placement.exclusive_cpus) == where, count
 
 
 def test_of_caches_the_one_with_the_least_room_is_taken() -> None:
