@@ -38,6 +38,7 @@ from bayplan.views.metrics import METRICS, Facts
 from bayplan.views.snapshot import Unmanaged
 from bayplan.views.status import nodes_view, status_view
 from support.crowded import crowded, crowded_machine
+from support.layouts import Layout
 from support.machines import container, machine, pod
 from support.resource_claims import claim, device
 from support.snapshots import BURSTABLE, GUARANTEED, make_snapshot
@@ -292,6 +293,22 @@ def test_nodes_show_what_is_promised_beside_what_is_used(daemon: "Daemon", capsy
     assert rows(distances)[0] == {"NODE": "0", "TO 0": "10", "TO 1": "21"}
     assert [row["CONTAINER"] for row in rows(residents)] == ["default/web-0/nginx"]
     assert status_view(daemon.snapshot)["containers"][1]["name"] == rows(residents)[0]["CONTAINER"]
+
+
+def test_nodes_show_whose_caches_and_cores_are() -> None:
+    """Of three caches one is broken by a container of one CPU beside the reserved one, and two are whole."""
+    snapshot, hardware = make_snapshot(), Layout(caches=3, cores=2).machine()
+    entry = snapshot.ledger.entries["aaa"]
+    placement = replace(entry.decision.placement, exclusive_cpus=CpuSet([6]))
+    ledger = Ledger.of([replace(entry, decision=replace(entry.decision, placement=placement))])
+    view = nodes_view(replace(snapshot, machine=hardware, policy=PlacementPolicy(), ledger=ledger))
+    found = {table.columns[1].heading: table.rows for table in tables(nodes.blocks(view))}
+    name = entry.decision.request.name
+    assert found["L3 CACHE"] == (
+        ("0", "0-1,6-7", "1 of 2", name),
+        ("0", "2-3,8-9; 4-5,10-11", "all: 2 whole caches", "-"),
+    )
+    assert found["BROKEN CORE"] == (("0", "0,6", f"0 reserved; 6 {name}"),)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view
 from support.crowded import crowded
+from support.layouts import Layout
 from support.snapshots import make_snapshot
 
 MACHINES = sorted((Path(__file__).parents[2] / "data" / "machines").glob("*.txt"))
@@ -178,3 +179,14 @@ def test_the_cpus_of_a_named_pool_are_told() -> None:
     assert found[1] == "CPU 1: the pool db"
     assert found[4] == "CPU 4: the pool db"
     assert found[5] == "CPU 5: shared"
+
+
+def test_the_cores_of_each_cache_and_kind_stand_in_a_frame_that_says_what_they_are() -> None:
+    one, three = Layout().machine(), Layout(caches=3, cores=4).machine()
+    kinds = [replace(cpu, kind="efficiency" if cpu.core_id > 5 else "performance") for cpu in one.cpus]
+    hybrid = replace(one, cpus=tuple(kinds))
+    pictures = [drawn(make_snapshot(machine=machine, ledger=Ledger())) for machine in (one, three, hybrid)]
+    frames = [sum(box.get("class") == "group" for box in picture.iter(f"{SVG}rect")) for picture in pictures]
+    assert frames == [0, 3, 2]
+    assert "L3 cache of 4-7,16-19: 4 of 4 cores whole" in tips(pictures[1])
+    assert {"0-5,8-13: performance cores", "6-7,14-15: efficiency cores"} <= set(words(pictures[2]))

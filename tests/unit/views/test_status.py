@@ -1,6 +1,7 @@
 """Views say what the ledger says, in plain values, and nothing that JSON cannot hold."""
 
 import json
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -308,18 +309,20 @@ def test_named_pools_and_their_members(snapshot: Snapshot) -> None:
     assert {one["id"] for node in nodes["nodes"] for one in node["containers"]} >= {"bbb"}
 
 
+def held_by(snapshot: Snapshot, name: str, *cpus: int) -> Entry:
+    """A container with these CPUs to itself."""
+    entry = snapshot.ledger.entries["aaa"]
+    request = replace(entry.decision.request, container_id=name, pod_id=name, name=f"ns/{name}/main")
+    placement = replace(entry.decision.placement, exclusive_cpus=CpuSet(cpus))
+    return replace(entry, decision=replace(entry.decision, request=request, placement=placement))
+
+
 def test_which_caches_are_free_and_who_would_have_to_go(snapshot: Snapshot) -> None:
     """Of four caches of two cores one has the reserved CPU, and the others are taken one after the other."""
     hardware = Layout(caches=4, cores=2, threads=1).machine()
     basis = Basis(hardware, PlacementPolicy(), Ledger())
     assert l3_caches(basis)["free"] == ["2-3", "4-5", "6-7"]
-    entry = snapshot.ledger.entries["aaa"]
-
-    def held(name: str, *cpus: int) -> Entry:
-        request = replace(entry.decision.request, container_id=name, pod_id=name, name=f"ns/{name}/main")
-        placement = replace(entry.decision.placement, exclusive_cpus=CpuSet(cpus))
-        return replace(entry, decision=replace(entry.decision, request=request, placement=placement))
-
+    held = partial(held_by, snapshot)
     few = l3_caches(basis.with_ledger(Ledger.of([held("a", 2, 3), held("b", 4)])))
     assert few == {"free": ["6-7"], "nearest": {"cpus": "4-5", "containers": ["ns/b/main"]}}
     full = Ledger.of([held("a", 2, 3), held("b", 4), held("c", 5), held("d", 6, 7)])
@@ -327,6 +330,39 @@ def test_which_caches_are_free_and_who_would_have_to_go(snapshot: Snapshot) -> N
         "free": [],
         "nearest": {"cpus": "2-3", "containers": ["ns/a/main"]},
     }
+
+
+def test_which_cores_are_whole_and_who_has_a_part_of_the_others(snapshot: Snapshot) -> None:
+    hardware = Layout(caches=2, cores=3).machine()  # CPUs 0-2,6-8 and 3-5,9-11
+    pooled = held_by(snapshot, "d", 5)
+    pool = replace(pooled.decision.request, cpus=CpuWish(CpuUse.POOL, pool="db"))
+    placement = replace(pooled.decision.placement, exclusive_cpus=CpuSet(), pool_cpus=CpuSet([5]))
+    pooled = replace(pooled, decision=replace(pooled.decision, request=pool, placement=placement))
+    owners = [held_by(snapshot, "a", 1), held_by(snapshot, "b", 7, 3), held_by(snapshot, "c", 4, 10)]
+    changed = replace(
+        snapshot, machine=hardware, policy=PlacementPolicy(), ledger=Ledger.of([*owners, pooled])
+    )
+    (node,) = nodes_view(changed)["nodes"]
+    cpus = node["cpus"]
+    assert cpus["wholeCores"] == 1
+    assert cpus["l3CacheUse"] == [
+        {"cpus": "0-2,6-8", "cores": 3, "wholeCores": 1, "owners": ["ns/a/main", "ns/b/main"]},
+        {
+            "cpus": "3-5,9-11",
+            "cores": 3,
+            "wholeCores": 0,
+            "owners": ["ns/b/main", "ns/c/main", "the pool db"],
+        },
+    ]
+    assert {
+        core["cpus"]: {part["cpus"]: part["owners"] for part in core["parts"]} for core in cpus["brokenCores"]
+    } == {
+        "0,6": {"0": [], "6": []},
+        "1,7": {"1": ["ns/a/main"], "7": ["ns/b/main"]},
+        "3,9": {"3": ["ns/b/main"], "9": []},
+        "5,11": {"5": ["the pool db"], "11": []},
+    }
+    assert [part["reserved"] for part in cpus["brokenCores"][0]["parts"]] == [True, False]
 
 
 def test_between_which_sizes_pools_of_huge_pages_grow(snapshot: Snapshot) -> None:

@@ -128,6 +128,8 @@ class _Pool:
         self._topology, self._basis, self._name, self._had = topology, basis, name, had
         self._pool = basis.policy.cpu_pools.get(name) or CpuPool(len(had), len(had))
         self._only_cores = basis.policy.cpu_alignment.full_pcpus_only
+        # Where nobody else is in it, what it has counts as shared.
+        self._not_shared = len(had - basis.shared_cpus)
         self.kind = self._pool.cpu_kind
 
     def size(self, milli: int) -> int:
@@ -138,7 +140,7 @@ class _Pool:
     @cached_property
     def room(self) -> int:
         """How many CPUs it may get beside those that it has."""
-        most = self._basis.exclusive_room(growing=self._name)
+        most = self._basis.exclusive_room(growing=self._name) + self._not_shared - len(self._had)
         room = min(most, len(self._free))
         while self._only_cores and 0 < room < self._in_whole_cores(room):
             room -= 1
@@ -169,7 +171,7 @@ class _Pool:
         """Why it has too few CPUs for *request* beside *others*, if it has: these *cpus* of *wanted* ones."""
         milli, runs = others.milli + request.requested_milli, "" if cpus else "; runs on the shared CPUs"
         if len(cpus) < wanted:
-            kept = kept_shared(wanted - len(self._had), self._basis, growing=self._name)
+            kept = kept_shared(wanted - self._not_shared, self._basis, growing=self._name)
             why = "no others are free" if kept is None else kept.text
             text = f"the pool {self._name} is to have {counted(wanted, 'CPU')} and has {len(cpus)}: {why}"
             return Reason(POOL_SHORT, f"{text}{runs}")

@@ -160,7 +160,7 @@ class ExclusiveCpus:
 
     @cached_property
     def _widest(self) -> int | None:
-        """On how many nodes its CPUs may be at most, counted as kubelet does; None where nothing is refused."""
+        """On how many nodes its CPUs may be at most, as kubelet counts; None where nothing is refused."""
         policy = self._basis.policy.topology
         if policy not in STRICT:
             return None

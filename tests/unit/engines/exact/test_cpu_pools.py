@@ -196,6 +196,15 @@ def test_what_a_pool_may_grow_to_stays_in_the_shared_pool() -> None:
     assert one.ledger.shared_cpus(one.machine) == one.basis.allocatable.reserved_cpus
 
 
+def test_a_pool_of_one_member_grows_by_no_more_than_may_leave_the_shared_pool() -> None:
+    pools = {"db": CpuPool(1, 6)}
+    one = Node(machine(1, cpus_per_node=8), PlacementPolicy(cpu_pools=pools, shared_cpus_minimum=5))
+    assert len(one.create(member("a", 1000)).placement.pool_cpus) == 1
+    resized = one.resize("a", 6000)
+    assert len(resized.placement.pool_cpus) == 3
+    assert POOL_SHORT in codes(resized)
+
+
 def test_pools_of_one_kind_of_cores_and_in_whole_cores() -> None:
     kinds = HYBRID.cpus_by_kind
     one = Node(HYBRID, PlacementPolicy(cpu_pools={"db": CpuPool(2, 4, "efficiency")}))
