@@ -22,7 +22,8 @@ from bayplan.model.claims import HeldClaim, cdi_name, claims_in
 from bayplan.model.decision import QosClass
 from bayplan.nri import Event
 from bayplan.quantity import MIB
-from support.controllers import begun, controlled, full_disk, here
+from bayplan.sets import CpuSet
+from support.controllers import MACHINE, begun, controlled, full_disk, here
 from support.machines import container, machine, pod
 from support.resource_claims import UID, WIDE, claim, device, having
 
@@ -151,6 +152,38 @@ async def test_specs_that_a_reboot_took_are_made_again_and_those_of_nobody_go(tm
             path.write_text("{")  # somebody's mistake, or half of a file
         await claims.sweep()
         assert told(specs) == before
+
+
+async def test_a_lost_record_is_made_again_from_specs_and_a_kept_one_is_not(tmp_path: Path) -> None:
+    specs = ClaimSpecs(tmp_path / "cdi")
+    other = claim(device(1, cpus=1), uid="uid-other", name="other")
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller.state, node.controller.placements, specs, here)
+        await claims.prepare(other)
+        held = await claims.prepare(WIDE)
+        await claims.release(other.uid)
+    # Not to be had again: more than there is, CPUs of somebody else, and what no daemon wrote.
+    specs.write(HeldClaim(claim(device(0, memory_mib=1 << 20), uid="uid-large"), (CpuSet(),)))
+    specs.write(HeldClaim(other, (CpuSet([min(MACHINE.node_by_id[0].cpus)]),)))
+    (tmp_path / "cdi" / "bayplan.dev-claim-uid-x.json").write_text(
+        '{"annotations": {"bayplan.dev/held": "{"}}'
+    )
+    async with controlled(tmp_path / "state") as node:
+        claims = ResourceClaims(node.controller.state, node.controller.placements, specs, here)
+        await claims.restore()
+        assert list(node.controller.state.ledger.resource_claims) == [WIDE.key]
+    async with controlled(tmp_path / "another") as node:
+        claims = ResourceClaims(node.controller.state, node.controller.placements, specs, here)
+        await claims.restore()
+        again = node.controller.state.ledger.resource_claims
+        assert set(again) == {WIDE.key, other.key}
+        assert again[WIDE.key] == held
+        # As many, and nobody else's.
+        assert len(again[other.key].cpus_of()) == 1
+        assert again[other.key].cpus_of().isdisjoint(held.cpus_of())
+        await claims.sweep()
+        assert sorted(specs.uids()) == sorted([UID, other.uid])
+        assert await node.controller.state.check_ledger() == ()
 
 
 async def test_what_is_not_recorded_is_not_promised(tmp_path: Path) -> None:
