@@ -200,6 +200,11 @@ class HeldClaim(Struct, frozen=True):
             found |= cpus
         return found
 
+    def nodes_of(self, cpus: CpuSet) -> NodeSet:
+        """The nodes on which some of *cpus* are its own; of CPUs that are offline the machine has no node."""
+        both = zip(self.claim.devices, self.cpus, strict=True)
+        return NodeSet(device.node for device, own in both if not own.isdisjoint(cpus))
+
     def _of(self, requests: Iterable[str] | None) -> list[tuple[AllocatedDevice, CpuSet]]:
         wanted = None if requests is None else set(requests)
         both = zip(self.claim.devices, self.cpus, strict=True)

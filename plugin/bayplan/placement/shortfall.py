@@ -46,7 +46,7 @@ class Overclaim(Struct, frozen=True):
 
 
 class LostCpus(Struct, frozen=True):
-    """A container some of whose exclusive CPUs are offline."""
+    """A container, or a resource claim, some of whose exclusive CPUs are offline."""
 
     container_id: str
     name: str
@@ -102,12 +102,14 @@ def crowded_pool(basis: Basis) -> CrowdedPool | None:
 
 
 def lost_cpus(basis: Basis) -> tuple[LostCpus, ...]:
-    """Every container with exclusive CPUs that are not online, in the order of the names."""
+    """Every container, and every resource claim, with exclusive CPUs that are not online, in the order of the
+    names."""
     online = basis.machine.online_cpus
     if basis.ledger.exclusive_cpus <= online:
         return ()
     found = []
-    for entry in basis.ledger.entries.values():
+    claims = (one for one in basis.ledger.retained.values() if one.resource_claim is not None)
+    for entry in (*basis.ledger.entries.values(), *claims):
         own = entry.decision.placement.exclusive_cpus
         lost = own - online
         if lost:

@@ -13,7 +13,7 @@ socket that is gone means for kubelet that the driver is gone, and half a minute
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -33,9 +33,10 @@ from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent_protocol import PREPARE_CLAIM, UNPREPARE_CLAIM
 from bayplan.errors import BayplanError, HostError, ParseError, UnavailableError
 from bayplan.logs import Condition
-from bayplan.model.claims import DRIVER, AllocatedDevice, HeldClaim, ResourceClaim
-from bayplan.placement.shortfall import overclaims
+from bayplan.model.claims import DRIVER, AllocatedDevice, HeldClaim, ResourceClaim, claim_key
+from bayplan.placement.shortfall import lost_cpus, overclaims
 from bayplan.quantity import parse_bytes
+from bayplan.sets import NodeSet
 from bayplan.views.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -488,17 +489,33 @@ def _fields(claim: pb.Claim, problem: str) -> dict[str, str]:
 
 def device_problems(snapshot: Snapshot) -> dict[str, str]:
     """What is wrong with each device of *snapshot*, and of those that claims hold something of; empty for
-    nothing: its node is gone, or was promised more than it has."""
+    nothing. Its node is gone, or was promised more than it has; CPUs of a claim there are offline; or a
+    container is not where its claims have it."""
     machine, ledger = snapshot.machine, snapshot.ledger
     held = {node for claim in ledger.resource_claims.values() for node in claim.by_node()}
     problems = dict.fromkeys(sorted({*machine.node_ids, *held}), "")
-    for one in overclaims(snapshot.basis):
-        for node in one.shortage.nodes:
-            if node in problems:
-                problems[node] = problems[node] or str(one)
+    for nodes, problem in _problems(snapshot):
+        for node in problems.keys() & set(nodes):
+            problems[node] = problems[node] or problem
     for node in problems.keys() - set(machine.node_ids):
         problems[node] = problems[node] or f"node {node} is gone"
     return {device_name(node): problem for node, problem in problems.items()}
+
+
+def _problems(snapshot: Snapshot) -> Iterator[tuple[NodeSet, str]]:
+    """Nodes, and what is wrong there, the worst first."""
+    ledger = snapshot.ledger
+    yield from ((one.shortage.nodes, str(one)) for one in overclaims(snapshot.basis))
+    for one in lost_cpus(snapshot.basis):
+        if (held := ledger.resource_claims.get(one.container_id)) is not None:
+            yield held.nodes_of(one.lost), str(one)
+    for drifted in snapshot.drift:
+        entry = ledger.entries.get(drifted.container_id)
+        share = None if entry is None else entry.decision.request.claimed
+        if share is not None:
+            its = (held for uid in share.uids if (held := ledger.resource_claims.get(claim_key(uid))))
+            nodes = NodeSet(node for held in its for node in held.nodes_of(share.cpus))
+            yield share.nodes | nodes, drifted.difference
 
 
 def _health_answer(pool: str, problems: dict[str, str]) -> health_pb2.NodeWatchResourcesResponse:

@@ -15,9 +15,11 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
+from bayplan.agent.dra.driver import device_problems
 from bayplan.agent.dra.slices import devices_of
 from bayplan.model.decision import QosClass
 from bayplan.sets import CpuSet
+from bayplan.views.snapshot import Drifted
 from support.conditions import until
 from support.controllers import MACHINE, Controlled, begun
 from support.dra_kubelet import DraKubelet, found_sockets, registered
@@ -290,6 +292,29 @@ async def test_health_says_which_nodes_are_short_or_gone(node: DraNode) -> None:
         while "gone" not in (said := await anext(watch))[NODE, "numa-0"][1]:
             pass
         assert said[NODE, "numa-1"] == (1, "")
+
+
+async def test_a_device_is_unhealthy_while_cpus_of_a_claim_are_offline_or_its_containers_elsewhere(
+    node: DraNode,
+) -> None:
+    async with node.daemon() as one, node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        answer = await prepared(kubelet)
+        await begun(one.controller, POD, node.create("c", answer, "near"))
+        await until(lambda: bool(mirror.snapshot and mirror.snapshot.ledger.entries))
+        assert mirror.snapshot is not None
+        good = mirror.snapshot
+        assert device_problems(good) == {"numa-0": "", "numa-1": ""}
+        drifted = (Drifted("c", "default/web/c", "default/web/c: cpus 0-7"), Drifted("x", "x", "x: cpus 1"))
+        found = device_problems(replace(good, drift=drifted))
+        assert found == {"numa-0": "default/web/c: cpus 0-7", "numa-1": ""}
+        (held,) = good.ledger.resource_claims.values()
+        lost = min(held.cpus_of())
+        cpus = tuple(replace(each, online=each.id != lost) for each in MACHINE.cpus)
+        found = device_problems(replace(good, machine=replace(MACHINE, cpus=cpus)))
+        assert "default/memory" in found["numa-0"]
+        assert str(lost) in found["numa-0"]
+        assert found["numa-1"] == ""
 
 
 async def test_a_kubelet_that_does_not_take_the_driver_is_one_line(
