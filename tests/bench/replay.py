@@ -8,6 +8,7 @@ distances, other containers moved, and hidden overcommit: moments (after an even
 is promised more than it has, by brute force over all sets, and the worst excess.
 
 ``exact, restricted + plan`` has every plan of moves carried out; ``moved`` is the memory that this moves.
+``keep node`` leaves room for requests like those of late, ``unlearned`` knows nothing of these.
 
 F is a trace of a cluster as Alibaba publishes them (clusterdata, GPU traces of 2023 and 2025): its pods
 come and go in their order on one machine of 8 nodes of 128 GiB and 24 CPUs, of which one is reserved. Who
@@ -35,6 +36,7 @@ from goside import GoSideError, compiled
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
+from bayplan.model.basis import SeenRequests
 from bayplan.model.decision import Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Cpu, Machine, Node
@@ -167,12 +169,14 @@ class Ours:
         *,
         moving: bool = False,
         keep_whole: KeepWhole = KeepWhole.CACHE,
+        learning: bool = True,
     ) -> None:
         nodes = ", keep node" if keep_whole is KeepWhole.NODE else ""
+        nodes += "" if learning else ", unlearned"
         self.name = f"{name}, {policy.value}{nodes}{' + plan' if moving else ''}"
         planned = Defragment.PLAN if moving else Defragment.OFF
         placing = PlacementPolicy(topology=policy, defragment=planned, keep_whole=keep_whole)
-        self.rehearsal = Rehearsal(hardware, placing, engine)
+        self.rehearsal = Rehearsal(hardware, placing, engine, requests=SeenRequests() if learning else None)
         self.moves = self.moved_bytes = self.degraded = 0
         self._moving = moving
 
@@ -318,7 +322,7 @@ class Score:
 def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
         yield Ours("exact", hardware, ExactEngine(), policy)
-    for moving in (False, True):
+    for moving, learning in ((False, False), (False, True), (True, True)):
         yield Ours(
             "exact",
             hardware,
@@ -326,6 +330,7 @@ def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
             TopologyPolicy.RESTRICTED,
             moving=moving,
             keep_whole=KeepWhole.NODE,
+            learning=learning,
         )
     yield Ours("exact", hardware, ExactEngine(), TopologyPolicy.RESTRICTED, moving=True)
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):

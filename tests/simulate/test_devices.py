@@ -71,7 +71,7 @@ async def daemon(runtime, directory, engine=None):
     tree.add_device("pci0000:c0/0000:c1:00.0/virtio7", bus="virtio")
     search = DeviceSearch(HostDevices(tree.write(directory / "root")), in_this_thread, 10, interfaces)
     recorder = await Recorder.open(partial(Store.open, directory))
-    state = NodeState(Current(MACHINE, RESTRICTED, Ledger(), engine or KubeletEngine()), recorder)
+    state = NodeState(Current(MACHINE, RESTRICTED, Ledger(), engine=engine or KubeletEngine()), recorder)
     no_kernel = NoKernel()
     controller = Controller(
         state,

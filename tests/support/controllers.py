@@ -97,7 +97,7 @@ class Controlled:
         self.before_promises: list[Callable[[], Awaitable[None]]] = []
         """What a runtime that has listed its containers waits for."""
         self.state = NodeState(
-            Current(on, policy, Ledger(), engine or ExactEngine()),
+            Current(on, policy, Ledger(), engine=engine or ExactEngine()),
             recorder,
             has_partitions=cgroup_v2,
             capacity_freed=self.room_due.set,

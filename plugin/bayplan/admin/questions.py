@@ -287,7 +287,9 @@ def what_if_view(
     Raises:
         ConfigError: a manifest is wrong, or none has pods.
     """
-    rehearsal = Rehearsal(snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability)
+    rehearsal = Rehearsal(
+        snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability, seen=snapshot.seen
+    )
     names = GeneratedNames()
     planned = [
         pod

@@ -89,6 +89,7 @@ def snapshot_of(
         reservations=dict(reservations),
         live=live,
         shadow=shadow,
+        seen=state.basis.seen,
         unmatched_cpu_rules=unmatched_rules(
             state.policy.cpu_rules,
             ((pod, one.name) for one in known.containers.values() if (pod := known.pods.get(one.pod_id))),

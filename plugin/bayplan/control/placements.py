@@ -152,6 +152,8 @@ class Placements:
         # Pools of huge pages may have grown for it.
         basis = self._state.basis
         creation = Creation(basis, pod, container, origin, ability)
+        if basis.policy.learns_requests:
+            transaction.saw(decision.request)
         for step in self._admission:
             if decision.outcome is not Outcome.REFUSED:
                 decision = step(creation, decision)
@@ -227,6 +229,8 @@ class Placements:
             beside = partial(Current.with_ledger, ledger=base)
             decision = await self.once_pools_grew(transaction, beside, again, decision)
             basis = transaction.basis
+        if basis.policy.learns_requests:
+            transaction.saw(decision.request)
         if decision.outcome is Outcome.REFUSED:
             self.refuse(decision)
         shared = _left_shared(basis, base, decision)

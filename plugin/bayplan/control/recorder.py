@@ -69,9 +69,9 @@ class Recorder:
         items = await self._run(lambda: self.store.decided(since_us))
         return [(item.at_us, item.decision) for item in items]
 
-    async def history(self, limit: int, subject: str) -> list[tuple[int, Decision]]:
-        """The last *limit* decisions about *subject* with their times (microseconds since the epoch), the
-        newest first."""
+    async def history(self, limit: int, subject: str | None = None) -> list[tuple[int, Decision]]:
+        """The last *limit* decisions about *subject*, about all if that is None, with their times
+        (microseconds since the epoch), the newest first."""
         items = await self._run(lambda: self.store.history(limit, subject))
         return [(item.at_us, item.decision) for item in items]
 

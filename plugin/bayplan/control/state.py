@@ -28,7 +28,8 @@ from bayplan.control.recorder import Recorder
 from bayplan.control.threads import Job, Latency
 from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
-from bayplan.model.basis import Basis
+from bayplan.model.basis import MOST_READ, Basis, SeenRequests, SeenSize
+from bayplan.model.decision import Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
@@ -51,7 +52,7 @@ RETRY_S: Final = 3.0
 """After a write that failed: a disk that is full is asked again as often."""
 
 
-class Current(Basis, frozen=True, dict=True):
+class Current(Basis, frozen=True, dict=True, kw_only=True):
     """What decisions depend on between two transactions, and the engine that makes them."""
 
     engine: Engine
@@ -117,11 +118,21 @@ class Transaction(Struct, eq=False):
         after = basis if ledger is None else basis.with_ledger(ledger)
         if machine is not None or policy is not None or engine is not None:
             after = Current(
-                machine or basis.machine, policy or basis.policy, after.ledger, engine or basis.engine
+                machine or basis.machine,
+                policy or basis.policy,
+                after.ledger,
+                seen=owner.seen_by(policy or basis.policy),
+                engine=engine or basis.engine,
             )
         if engine is not None:
             after = after.with_ledger(engine.converted(after))
         owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - the two classes are one unit
+
+    def saw(self, request: Request) -> None:
+        """Note what was asked for, whatever becomes of it: later decisions depend on it."""
+        owner = self._open
+        if owner.seen.see(request):
+            owner.learn()
 
     def check(self, recorded: Ledger | None = None) -> tuple[Fault, ...]:
         """Hold the ledger against itself and the machine, and against what is *recorded*, if that is known.
@@ -161,6 +172,7 @@ class NodeState:
     sent, ``runtime`` that runtime while it is connected, and ``stopped_pods`` are the ids of pods that have
     stopped and are not removed yet. ``capacity_freed`` is to be called when there may be room for containers
     that lack some, or that were moved. ``synchronized`` is set each time that a runtime has listed what runs.
+    ``seen`` are the requests that were decided about lately, while decisions depend on them.
     """
 
     def __init__(
@@ -186,6 +198,7 @@ class NodeState:
         self.kubelet_pods = KubeletPods(lambda: {pod.uid for pod in self.known.pods.values()}, self.counters)
         self.latency = Latency()
         self.decision_log = DecisionLog(self.counters)
+        self.seen = SeenRequests()
         self.synchronized = asyncio.Event()
         self.was_synchronized = False
         """Whether a runtime has listed what runs since the start."""
@@ -293,6 +306,29 @@ class NodeState:
             for move in decision.moves
             if move.relocates
         ]
+        if self.policy.learns_requests:
+            await self.remember()
+
+    async def remember(self) -> None:
+        """Learn from the record what was asked for here lately, also before the start."""
+        try:
+            items = await self.recorder.history(MOST_READ)
+        except StateError as error:
+            logger.warning("what was asked for before is not known", extra={"problem": str(error)})
+            return
+        self.seen = SeenRequests.of(decision.request for _, decision in reversed(items))
+        self.learn()
+
+    def learn(self) -> None:
+        """Have decisions depend on what was seen."""
+        basis = self.basis.with_seen(self.seen_by(self.policy))
+        if self._became is not None:
+            self._became(basis)
+        self.basis = basis
+
+    def seen_by(self, policy: PlacementPolicy) -> tuple[SeenSize, ...]:
+        """What decisions by *policy* depend on of what was seen."""
+        return self.seen.sizes() if policy.learns_requests else ()
 
     def relocations_within_hour(self) -> int:
         """How many containers were relocated for others in the last hour."""

@@ -225,7 +225,7 @@ class Daemon:
     async def _make_state(self, recorder: Recorder) -> None:
         """The owner of all that is known and promised, and the hardware that it is decided by."""
         engine = engine_for(self.settings, self.recording)
-        basis = Current(self.hardware.machine, self.hardware.policy, Ledger(), engine)
+        basis = Current(self.hardware.machine, self.hardware.policy, Ledger(), engine=engine)
         state = self.state = NodeState(
             basis, recorder, has_partitions=self.hierarchy.unified, capacity_freed=self.room_due.set
         )
@@ -468,7 +468,7 @@ class Daemon:
                 logger.info("the node's kubelet is known", extra=fields)
 
     async def _take_settings(self, settings: Settings) -> None:
-        policy = self.hardware.policy_for(settings)
+        policy, learned = self.hardware.policy_for(settings), self.state.policy.learns_requests
         self.settings = settings
         self.hardware.take_settings(settings)
         self.state.take_engine(engine_for(settings, self.recording))
@@ -477,6 +477,8 @@ class Daemon:
         self.pressure.mode = settings.memory_pressure
         self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
         self.state.decision_log.pins.configured = tuple(settings.kubelet_managers)
+        if self.state.policy.learns_requests and not learned:
+            await self.state.remember()
         await self._limit_cpu_lists()
         logs.set_level(settings.log_level)
         fields = {"engine": settings.engine, "policy": policy.topology.value}

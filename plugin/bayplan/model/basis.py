@@ -1,23 +1,116 @@
-"""What a decision depends on, as one value: the machine, the operator's policy and the ledger; and what these
-leave to containers, worked out once.
+"""What a decision depends on, as one value: the machine, the operator's policy, the ledger, and the sizes of
+requests that were seen lately; and what these leave to containers, worked out once.
 
 Everything that decides takes it first. Invariant: what a basis says of the machine under the policy is what
 both say, however often the ledger changed in between (`Basis.with_ledger`).
+
+What was seen is learned from what the node decides about: containers that are confined to nodes by what they
+claim, or have CPUs of their own; refused or not. Each counts once, by its name: a pod that is refused again
+and again, or a container that is started again, is one request. What is kept follows from the decisions in
+their order alone, so that the recorded history says the same after a restart.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Self
+from typing import Final, Self
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from bayplan.model.decision import QosSource, Request
+from bayplan.model.claims import is_claim_key
+from bayplan.model.decision import QosClass, QosSource, Request
 from bayplan.model.ledger import Ledger
-from bayplan.model.machine import Machine
+from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.quantity import MILLI_PER_CPU
+from bayplan.quantity import MILLI_PER_CPU, counted, format_bytes
 from bayplan.sets import CpuSet
+
+MOST_REMEMBERED: Final = 64
+"""Requests: on a node with 30 containers what came and went in twice the time that one lasts."""
+MOST_SIZES: Final = 16
+"""Sizes that decisions look at, the most frequent ones."""
+MOST_READ: Final = 256
+"""Decisions of the record from which it is learned again after a restart: three of four may be about
+containers from which nothing is learned."""
+_DIGITS: Final = 3
+"""Of an amount so many binary digits count, rounded up: sizes that differ by less than a quarter are one."""
+
+
+class SeenSize(Struct, frozen=True):
+    """What ``count`` of the containers seen lately asked for: bytes by resource, and CPUs of their own."""
+
+    amounts_bytes: Mapping[str, int]
+    cpus: int = 0
+    count: int = 1
+
+    def text(self) -> str:
+        """As people read it."""
+        amounts = [
+            f"{format_bytes(amount)}{'' if resource == MEMORY else f' of {resource}'}"
+            for resource, amount in self.amounts_bytes.items()
+        ]
+        own = [counted(self.cpus, "CPU")] if self.cpus else []
+        return f"{self.count} x {' and '.join([*amounts, *own])}"
+
+
+class SeenRequests(Struct):
+    """The requests that were seen, by the name of the container: the latest last. The owner of the node's
+    state has it."""
+
+    by_name: dict[str, tuple[tuple[tuple[str, int], ...], int]] = field(default_factory=dict)
+
+    def see(self, request: Request) -> bool:
+        """Remember *request*; whether that changed the sizes."""
+        if not is_learned_from(request):
+            return False
+        asked = {MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
+        amounts = tuple((name, rounded_up(amount)) for name, amount in sorted(asked.items()) if amount)
+        size = (amounts, request.exclusive_cpus)
+        before = self.by_name.pop(request.name, None)
+        self.by_name[request.name] = size
+        if len(self.by_name) > MOST_REMEMBERED:
+            del self.by_name[next(iter(self.by_name))]
+            return True
+        return before != size
+
+    @classmethod
+    def of(cls, requests: Iterable[Request]) -> Self:
+        """What is remembered of *requests*, the oldest first."""
+        found = cls()
+        for request in requests:
+            found.see(request)
+        return found
+
+    def sizes(self) -> tuple[SeenSize, ...]:
+        """The most frequent sizes, each with its number, in an order that follows from these alone."""
+        found = Counter(self.by_name.values())
+        most = sorted(found.items(), key=lambda one: (-one[1], one[0]))[:MOST_SIZES]
+        return tuple(SeenSize(dict(amounts), cpus, count) for (amounts, cpus), count in most)
+
+
+def is_learned_from(request: Request) -> bool:
+    """Whether *request* says what is to fit on nodes: neither a claim, which the scheduler gave its nodes,
+    nor a container whose place others chose, nor one that may be anywhere."""
+    if request.opted_out or request.pinned_cpus is not None or request.pinned_mems is not None:
+        return False
+    if is_claim_key(request.container_id):
+        return False
+    return request.exclusive_cpus > 0 or request.qos is QosClass.GUARANTEED
+
+
+def rounded_up(amount: int) -> int:
+    """*amount* with so many binary digits as count."""
+    shift = max(0, amount.bit_length() - _DIGITS)
+    return -(-amount // (1 << shift)) << shift
+
+
+def sizes_text(sizes: Iterable[SeenSize], most: int = 3) -> str:
+    """The most frequent of *sizes* for people, and how many there are beside these."""
+    every: list[SeenSize] = list(sizes)
+    rest = sum(one.count for one in every[most:])
+    texts = [one.text() for one in every[:most]]
+    return ", ".join([*texts, *([f"{rest} of other sizes"] if rest else [])])
 
 
 class Allocatable(Struct, frozen=True, dict=True):
@@ -60,11 +153,12 @@ class Allocatable(Struct, frozen=True, dict=True):
 
 
 class Basis(Struct, frozen=True, dict=True):
-    """See the module."""
+    """See the module. ``seen`` is empty where no decision depends on it."""
 
     machine: Machine
     policy: PlacementPolicy
     ledger: Ledger
+    seen: tuple[SeenSize, ...] = ()
 
     @cached_property
     def allocatable(self) -> Allocatable:
@@ -147,6 +241,12 @@ class Basis(Struct, frozen=True, dict=True):
             # Reserved CPUs are for containers of the shared pool, and for no other.
             least = max(least, len(self.allocatable.reserved_cpus & self.shared_cpus))
         return self.shared_cpus.mask.bit_count() - least - growth
+
+    def with_seen(self, seen: tuple[SeenSize, ...]) -> Self:
+        """The same, with other requests seen lately."""
+        after = replace(self, seen=seen)
+        after.__dict__.update(self.__dict__)
+        return after
 
     def with_ledger(self, ledger: Ledger) -> Self:
         """The same machine and policy, with another ledger."""

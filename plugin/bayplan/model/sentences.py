@@ -7,6 +7,7 @@ The reasons, and the sentence of a shortage, are part of the decision itself; he
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 
 from bayplan.errors import PlacementError
+from bayplan.model.basis import SeenSize, sizes_text
 from bayplan.model.decision import (
     ROOM_TAKEN,
     SHARE_TAKEN,
@@ -271,6 +272,15 @@ def advantage(winner: NodeSet | None, found: Advantage) -> str:
     won = "beat" if winner is not None and len(winner) > 1 else "beats"
     values = (criterion(found.criterion, value) for value in (found.winner, found.runner_up))
     return f"{mine} {won} {other} by {found.criterion}: {' against '.join(values)}"
+
+
+def keeps_room(won: Advantage, seen: Sequence[SeenSize]) -> str:
+    """Why a set was taken beside which more requests like those of late would fit."""
+    more, every = won.runner_up - won.winner, sum(one.count for one in seen)
+    text = (
+        f"on {nodes_text(won.runner_up_nodes)} it would leave no room for {more} more of {every} like those"
+    )
+    return f"{text} seen lately: {sizes_text(seen)}"
 
 
 def criterion(name: str, value: int) -> str:

@@ -17,7 +17,7 @@ from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.errors import ParseError
 from bayplan.kubelet.manager_options import ManagerOptions
-from bayplan.model.basis import Basis
+from bayplan.model.basis import Basis, SeenSize
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -77,6 +77,7 @@ class Changed(Struct, frozen=True, tag="Changed", tag_field="kind"):
     machine: Machine | None = None
     policy: PlacementPolicy | None = None
     engine: EngineOptions | None = None
+    seen: tuple[SeenSize, ...] | None = None
 
 
 class EngineCall(Protocol):

@@ -24,7 +24,7 @@ from bayplan.control.threads import StoreThread
 from bayplan.engines.interface import Engine, EngineKind
 from bayplan.errors import ConfigError, Problem
 from bayplan.files import kind_of
-from bayplan.model.basis import Basis
+from bayplan.model.basis import Basis, SeenSize
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -141,6 +141,7 @@ class _Asked(Struct, frozen=True):
     machine: Machine | None = None
     policy: PlacementPolicy | None = None
     ledger: Ledger = Ledger()
+    seen: tuple[SeenSize, ...] = ()
 
 
 class Recording:
@@ -175,7 +176,7 @@ class Recording:
         question: AnyQuestion,
     ) -> None:
         """Record *question*, which *engine* was asked about the rest."""
-        asked = _Asked(engine, basis.machine, basis.policy, basis.ledger)
+        asked = _Asked(engine, basis.machine, basis.policy, basis.ledger, basis.seen)
         with self._lock:
             if self.problem:
                 return
@@ -212,6 +213,7 @@ class Recording:
             None if asked.machine is before.machine else asked.machine,
             None if asked.policy is before.policy else asked.policy,
             None if asked.engine == before.engine else asked.engine,
+            None if asked.seen == before.seen else asked.seen,
         )
         return (encode(changed) if changed != Changed() else b"") + encode(question)
 

@@ -18,7 +18,7 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.files import read_file
 from bayplan.model import sentences
-from bayplan.model.basis import Basis
+from bayplan.model.basis import Basis, SeenSize
 from bayplan.model.decision import Decision, Move
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
@@ -65,6 +65,7 @@ class _Taken(Struct):
     policy: PlacementPolicy | None = None
     engine: Engine | None = None
     ledger: Ledger = Ledger()
+    seen: tuple[SeenSize, ...] = ()
 
     def take(self, changed: Changed) -> None:
         """Take over what became different."""
@@ -72,6 +73,7 @@ class _Taken(Struct):
         self.policy = changed.policy or self.policy
         self.engine = self.engine if changed.engine is None else changed.engine.engine()
         self.ledger = with_changes(self.ledger, changed.entries, changed.gone)
+        self.seen = self.seen if changed.seen is None else changed.seen
 
 
 def read_recording(path: Path) -> Recorded:
@@ -126,7 +128,7 @@ def replay(path: Path, recorded: Recorded) -> Iterator[tuple[AnyQuestion, Differ
             expected = "machine, policy and engine before it"
             raise ConfigError(str(path), (Problem(f"line {number}", "a question", expected),))
         else:
-            now = line.ask(taken.engine, Basis(taken.machine, taken.policy, taken.ledger))
+            now = line.ask(taken.engine, Basis(taken.machine, taken.policy, taken.ledger, taken.seen))
             yield line, _difference(number, line, now)
 
 

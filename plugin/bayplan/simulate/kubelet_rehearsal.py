@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.pod_admission import PodAdmission
-from bayplan.model.basis import Basis
+from bayplan.model.basis import Basis, SeenRequests
 from bayplan.model.decision import Decision, Outcome, Placement, QosClass, Request
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
@@ -23,7 +23,7 @@ def rehearsal_of_pods(machine: Machine, policy: PlacementPolicy, engine: Engine)
     """The rehearsal in which *engine* is asked as whoever has it is: kubelet by whole pods."""
     if isinstance(engine, KubeletEngine):
         return KubeletRehearsal(machine, policy, engine)
-    return Rehearsal(machine, policy, engine)
+    return Rehearsal(machine, policy, engine, requests=SeenRequests())
 
 
 class KubeletRehearsal(Rehearsal):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
 from bayplan.kubelet.pod import PodSpec, has_pod_level, most_exclusive_cpus
-from bayplan.model.basis import Basis
+from bayplan.model.basis import Basis, SeenRequests, SeenSize
 from bayplan.model.decision import Decision, Move, Outcome, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -37,7 +37,8 @@ class Rehearsal(Struct):
     """The *ledger* is replaced by each step; the values in it are immutable.
 
     ``returned`` are the containers that went back to fewer nodes, and ``promised`` the names of those that
-    were promised more; the caller empties both lists after each step."""
+    were promised more; the caller empties both lists after each step. ``requests`` are those that ``seen``
+    follows from, as in a daemon; None where it stays as it is."""
 
     machine: Machine
     policy: PlacementPolicy
@@ -47,11 +48,13 @@ class Rehearsal(Struct):
     containers: dict[str, Container] = field(default_factory=dict)
     returned: list[Move] = field(default_factory=list)
     promised: list[str] = field(default_factory=list)
+    seen: tuple[SeenSize, ...] = ()
+    requests: SeenRequests | None = None
 
     @property
     def basis(self) -> Basis:
         """What the next decision depends on."""
-        return Basis(self.machine, self.policy, self.ledger)
+        return Basis(self.machine, self.policy, self.ledger, self.seen)
 
     def admit(self, planned: PlannedPod) -> list[Decision]:
         """Create a pod's containers, one after the other; init containers that end are released before the
@@ -96,6 +99,7 @@ class Rehearsal(Struct):
         if added:
             self.machine = with_pools(self.machine, grown(self.machine, added))
             decision = with_growth(decide(self.basis.with_ledger(base), self.engine), added, added)
+        self._saw(decision.request)
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = applied(base, Entry(decision))
             self.containers[container.id] = container
@@ -108,6 +112,8 @@ class Rehearsal(Struct):
         decision = decide_change(
             self.basis.with_ledger(base), self.engine, entry.decision, container.resources, change
         )
+        if decision is not None:
+            self._saw(decision.request)
         if decision is not None and decision.outcome is not Outcome.REFUSED:
             resized = applied(base, replace(entry, decision=decision))
             self._relieve(resized)
@@ -122,6 +128,10 @@ class Rehearsal(Struct):
         left = self.ledger.after_end_of(container_id, pod_stays=pod_stays)
         self._relieve(left)
         self.containers.pop(container_id, None)
+
+    def _saw(self, request: Request) -> None:
+        if self.policy.learns_requests and self.requests is not None and self.requests.see(request):
+            self.seen = self.requests.sizes()
 
     def _relieve(self, left: Ledger) -> None:
         self.ledger, moves, promised = after_removal(self.basis.with_ledger(left), self.engine)

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from bayplan import __version__
-from bayplan.model.basis import Basis
+from bayplan.model.basis import Basis, SeenSize
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
@@ -82,6 +82,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     ``shadow``: nothing of all this is applied. ``kubelet_known_by`` says where kubelet's version is known
     from, "" where it is not.
     ``unmatched_cpu_rules`` are the rules about CPUs that are for no container that runs, each a sentence.
+    ``seen`` are the requests of late that decisions depend on.
     """
 
     taken_us: int
@@ -104,6 +105,7 @@ class Observation(Struct, frozen=True, kw_only=True):
     shadow: bool = False
     kubelet_known_by: str = ""
     unmatched_cpu_rules: tuple[str, ...] = ()
+    seen: tuple[SeenSize, ...] = ()
 
 
 class Snapshot(Observation, frozen=True, kw_only=True):
@@ -117,7 +119,7 @@ class Snapshot(Observation, frozen=True, kw_only=True):
     @property
     def basis(self) -> Basis:
         """What decisions depend on."""
-        return Basis(self.machine, self.policy, self.ledger)
+        return Basis(self.machine, self.policy, self.ledger, self.seen)
 
     @property
     def observation(self) -> Observation:

@@ -68,7 +68,7 @@ class DaemonRun:
         self.hardware = Hardware(settings, Host(machine, self._measured), self.do)
         parts = Parts.of_process()
         state = self.state = NodeState(
-            Current(self.hardware.machine, self.hardware.policy, Ledger(), engine_of(settings)),
+            Current(self.hardware.machine, self.hardware.policy, Ledger(), engine=engine_of(settings)),
             Recorder(self.thread, DiskStore(disk), clock),
             capacity_freed=self._capacity_freed,
             clock=clock,

@@ -27,7 +27,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.basis = Current(MACHINE, PlacementPolicy(), Ledger(), ExactEngine())
+        self.basis = Current(MACHINE, PlacementPolicy(), Ledger(), engine=ExactEngine())
         self.ended: set[str] = set()
         self.listed = True
         self.now_s = root.stat().st_mtime if root.exists() else root.parent.stat().st_mtime

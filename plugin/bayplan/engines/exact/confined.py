@@ -39,7 +39,15 @@ from bayplan.engines.exact.claiming import (
 from bayplan.engines.exact.exclusive_cpus import ExclusiveCpus, Taken
 from bayplan.engines.exact.flow import bits, crosses
 from bayplan.engines.exact.moves import RoomSearch, measured, movers_of, moves_to, with_all_widened
-from bayplan.engines.exact.question import SHARE_OF_MOVES, CountedFlows, Question, Shares, StepBudget
+from bayplan.engines.exact.question import (
+    LOST_REQUESTS,
+    SHARE_OF_MOVES,
+    CountedFlows,
+    Question,
+    SeenRooms,
+    Shares,
+    StepBudget,
+)
 from bayplan.engines.exact.relocations import PLAN_STEPS, RelocationSearch, moves_of
 from bayplan.engines.exact.resources import ResourceFlows, overcommitted, parts_of, shortage
 from bayplan.engines.exact.search import Found, search
@@ -65,10 +73,12 @@ from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes, open_mems
 from bayplan.model.policy import Defragment, KeepWhole, PlacementStrategy, TopologyPolicy, TopologyScope
-from bayplan.model.sentences import relocated, relocation_plan, verb_after
+from bayplan.model.sentences import keeps_room, relocated, relocation_plan, verb_after
 from bayplan.quantity import MILLI_PER_CPU, counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
+KEEPS_ROOM: Final = "keeps-room"
+"""Code of the reason that a set was taken because requests like those of late fit beside it."""
 PLAN_ENDED: Final = "plan-ended"
 """Code of the reason that no plan of moves was found before the search for one was given up."""
 
@@ -301,10 +311,16 @@ class Confinement:
             self._residents if self.packed and self.policy.keep_whole is KeepWhole.NODE else None,
             self.exclusive.keeps_caches,
             self.topology.cpu_layout.in_whole_caches(cpus),
+            self._seen_rooms if self.packed and self.flows.basis.seen else None,
         )
         area = area_of(question, candidates, self.request.even_hugepages)
         more = cpus > self.cpus or (amounts is not self.amounts and bool(without(amounts, self.amounts)))
         return Attempt(candidates, area, question, of_whole_pod=more)
+
+    @cached_property
+    def _seen_rooms(self) -> SeenRooms | None:
+        """Where requests like those of late would fit now."""
+        return SeenRooms.of(self.topology, self.flows)
 
     @cached_property
     def _residents(self) -> Mapping[int, int]:
@@ -343,6 +359,8 @@ class Confinement:
             notes.append(Reason(AS_WISHED, attempt.candidates.why))
         if found.overlapping:
             notes.append(overlap(nodes, found.overlapping))
+        if found.advantage is not None and found.advantage.criterion == LOST_REQUESTS:
+            notes.append(Reason(KEEPS_ROOM, keeps_room(found.advantage, self.flows.basis.seen)))
         if attempt.question.budget.ended:
             notes.append(unproven_best(attempt.question.budget))
         notes += remarks

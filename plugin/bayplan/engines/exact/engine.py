@@ -161,7 +161,7 @@ class ExactEngine:
         flows = self._flows
         if flows is None or flows.machine is not basis.machine or flows.policy is not basis.policy:
             flows = self._flows = ResourceFlows(basis)
-        elif flows.basis.ledger is not basis.ledger:
+        elif flows.basis.ledger is not basis.ledger or flows.basis.seen is not basis.seen:
             flows.follow(basis)
         return flows
 

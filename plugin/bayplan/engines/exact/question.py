@@ -14,16 +14,19 @@ in which they came, although which node carries what does.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from heapq import nlargest
 from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from bayplan.engines.exact.claiming import fewest
 from bayplan.engines.exact.cpu_choice import Fit
 from bayplan.engines.exact.flow import Flow, Trial, bits
 from bayplan.engines.exact.resources import Parts, ResourceFlows, by_resource
 from bayplan.engines.exact.topology import EIGHTHS, NodeTopology
+from bayplan.model.basis import SeenSize
 from bayplan.model.claims import Amounts, divided
 from bayplan.model.decision import ROOM_TAKEN, SHARE_TAKEN
 from bayplan.model.machine import MEMORY
@@ -41,6 +44,7 @@ _SHARE_OF_A_WIDTH: Final = 1 / 6
 _STEPS_OF_A_FLOW: Final = 20
 _SETS_A_STEP_OF_A_FLOW: Final = 2
 _SETS_A_STEP: Final = 10
+_SIZES_A_STEP: Final = 4
 
 
 class StepBudget:
@@ -292,6 +296,101 @@ def _share(one: TakenOf, nodes: int) -> int:
     return promised * THOUSANDTHS // capacity if capacity > 0 else 0
 
 
+# ---- What requests of late need: how many of them would still fit, as far as each node by itself says it.
+# Sets that fit are alike in all that counts for the request itself. Which of them is taken decides what the
+# next one finds. Worked out once for an attempt. ------------------------------------------------------
+
+
+class SeenRooms(Struct, frozen=True):
+    """Which of the requests of late fit now. ``rooms`` is what each node has of a resource, ``cpus`` how many
+    CPUs that can become exclusive; ``fitting`` has the sizes that fit, each with the number of nodes that it
+    takes at least, and, if that is one, the nodes with room for it."""
+
+    rooms: Mapping[str, Mapping[int, int]]
+    cpus: Mapping[int, int]
+    fitting: tuple[tuple[SeenSize, int, int], ...]
+
+    @classmethod
+    def of(cls, topology: NodeTopology, flows: ResourceFlows) -> "SeenRooms | None":
+        """That of the promises of *flows*; None if none of them fits anywhere, or nothing was seen."""
+        basis, ordinary = flows.basis, topology.machine.ordinary_nodes.mask
+        resources = {resource: None for one in basis.seen for resource in one.amounts_bytes}
+        rooms = {
+            resource: {node: room for node, room in flows.rooms_by_node(resource).items() if node & ordinary}
+            for resource in resources
+        }
+        every = topology.counted(basis.allocatable.exclusive_cpus.mask)
+        most = {node: count for node, count in every.items() if node & ordinary}
+        free = topology.counted(basis.exclusive_candidates().mask)
+        found = cls(rooms, {node: free.get(node, 0) for node in most}, ())
+        fitting = []
+        for one in basis.seen:
+            least = [
+                fewest([flows.capacity.get(resource, {}).get(node, 0) for node in rooms[resource]], amount)
+                for resource, amount in one.amounts_bytes.items()
+            ]
+            width = max([1, *least, fewest(most.values(), one.cpus) if one.cpus else 0])
+            able = found.able(one) if width == 1 else 0
+            if able or (width > 1 and found.fits(one, width)):
+                fitting.append((one, width, able))
+        return replace(found, fitting=tuple(fitting)) if fitting else None
+
+    @property
+    def steps(self) -> int:
+        """What it costs to ask about a set."""
+        return 1 + len(self.fitting) // _SIZES_A_STEP
+
+    def lost_on(self, nodes: int, amounts: Amounts, cpus: int) -> int:
+        """How many of the requests of late fit no more once *nodes* have *amounts* and *cpus* as well."""
+        lost, after = 0, None
+        for one, width, able in self.fitting:
+            if able & ~nodes:
+                continue  # another node has room for it
+            after = after or self._after(nodes, amounts, cpus)
+            fits = after.able(one, able) if width == 1 else after.fits(one, width)
+            lost += 0 if fits else one.count
+        return lost
+
+    def able(self, one: SeenSize, among: int = -1) -> int:
+        """The nodes *among* these that have room for it alone."""
+        found = 0
+        for node, free in self.cpus.items():
+            if node & among and free >= one.cpus:
+                found |= node
+        for resource, amount in one.amounts_bytes.items():
+            rooms = self.rooms[resource]
+            found &= sum([node for node in bits(found & among) if rooms.get(node, 0) >= amount])
+        return found
+
+    def fits(self, one: SeenSize, width: int) -> bool:
+        """Whether the *width* nodes with most room for it have all of it: of each resource, and of CPUs."""
+        has = [(rooms_of.values(), amount) for rooms_of, amount in self._asked(one)]
+        return all(sum(nlargest(width, rooms)) >= amount for rooms, amount in has)
+
+    def _asked(self, one: SeenSize) -> Iterable[tuple[Mapping[int, int], int]]:
+        yield from ((self.rooms[resource], amount) for resource, amount in one.amounts_bytes.items())
+        yield self.cpus, one.cpus
+
+    def _after(self, nodes: int, amounts: Amounts, cpus: int) -> "SeenRooms":
+        """What is left: on several nodes the fullest ones are filled up first, as what is promised on a set
+        may lie there."""
+        rooms = {
+            resource: _taken_from(has, nodes, amounts.get(resource, 0))
+            for resource, has in self.rooms.items()
+        }
+        return SeenRooms(rooms, _taken_from(self.cpus, nodes, cpus), ())
+
+
+def _taken_from(has: Mapping[int, int], nodes: int, amount: int) -> Mapping[int, int]:
+    if not amount:
+        return has
+    left, left_over = amount, dict(has)
+    for node in sorted((node for node in has if node & nodes), key=lambda one: (has[one], one)):
+        taken = min(left, has[node])
+        left_over[node], left = has[node] - taken, left - taken
+    return left_over
+
+
 # ---- The criteria, in their order; smaller is better -------------------------------------------------
 
 OPENED_CACHES: Final = "opened caches"
@@ -317,7 +416,10 @@ _LOST_CACHES: Final = ("lost caches",)
 _CACHES: Final = ("L3 caches",)
 # What others have less of or lack, of huge pages and devices that are not asked for: they cannot do without.
 _SCARCE: Final = ("scarce resources",)
-# What nodes lose of becoming empty again (keepWhole: node).
+# How many of the requests of late would fit no more, and what nodes lose of becoming empty again (keepWhole:
+# node).
+LOST_REQUESTS: Final = "lost requests"
+_SEEN: Final = (LOST_REQUESTS,)
 _WHOLE_NODES: Final = ("lost nodes",)
 # Bytes that are not promised to containers of single nodes: the less, the more stays in one piece elsewhere
 # for a large request.
@@ -346,7 +448,8 @@ class Question(Struct, frozen=True):
     counts each for each. ``steps_on_one`` are the steps of an answer about a single node where its room alone
     is exact, else 0. ``residents`` is how many containers are confined to sets with each node, where whole
     nodes are kept; None where not. ``keeps_caches``: what L3 caches lose by ``cpu_fit`` counts.
-    ``whole_caches``: as many CPUs as whole L3 caches have are asked for.
+    ``whole_caches``: as many CPUs as whole L3 caches have are asked for. ``seen``: where
+    requests like those of late would fit; None where nothing was learned.
     """
 
     topology: NodeTopology
@@ -368,6 +471,7 @@ class Question(Struct, frozen=True):
     residents: Mapping[int, int] | None = None
     keeps_caches: bool = False
     whole_caches: bool = False
+    seen: "SeenRooms | None" = None
 
     def plausible(self, nodes: int) -> bool:
         """Whether *nodes* have CPUs and devices, and as much room as the nodes have one by one at best."""
@@ -425,7 +529,8 @@ def criteria_of(question: Question) -> Sequence[str]:
     if question.cpu_fit is not None:
         kept = () if spread else (*_WHOLE_CACHES, *(_LOST_CACHES if question.keeps_caches else ()))
         found += (*_CPUS, *((*_CACHES, *kept) if question.whole_caches else (*kept, *_CACHES)))
-    found += (*_SCARCE, *(() if question.residents is None else _WHOLE_NODES))
+    found += (*_SCARCE, *(() if question.seen is None else _SEEN))
+    found += () if question.residents is None else _WHOLE_NODES
     return (*found, *(_SPREAD if spread else _PACK))
 
 
@@ -442,6 +547,9 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
         found += (fit.broken, fit.split, *caches)
     scarce = question.scarce
     found.append(sum([more for node, more in scarce.items() if node & nodes]))
+    if question.seen is not None:
+        counted.steps += question.seen.steps
+        found.append(question.seen.lost_on(nodes, question.amounts, question.cpus))
     residents = question.residents
     if residents is not None:
         there = [residents.get(node, 0) for node in bits(nodes)]
