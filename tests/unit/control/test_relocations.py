@@ -16,9 +16,12 @@ from bayplan.control.controller import Controller
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import Placement, QosClass
+from bayplan.model.machine import MEMORY
 from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
+from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.nri import Event
+from bayplan.placement.shortfall import overclaims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.controllers import Controlled, begun, controlled, full_disk, here
@@ -259,6 +262,41 @@ async def test_its_pages_follow_and_then_it_has_its_new_nodes_alone(tmp_path: Pa
         other = pod("other", QosClass.BEST_EFFORT)
         _, updates = await controller.create_container(other, container("other", other))
         assert [(one.container_id, one.cpuset_mems) for one in updates] == [("b", NodeSet([1]))]
+
+
+@pytest.mark.parametrize("what", ["exits", "pins itself", "grows", "shrinks", "newcomer exits"])
+async def test_who_changes_while_its_pages_are_to_follow_takes_nothing_from_anybody(
+    tmp_path: Path, what: str
+) -> None:
+    async with in_pieces(tmp_path) as one:
+        controller = one.controller
+        await begun(controller, PODS["new"], sized("new"))
+        new, moved = placement(controller, "new"), placement(controller, "b")
+        if what == "exits":
+            await controller.stop_container(PODS["b"], sized("b"))
+        elif what == "newcomer exits":
+            await controller.stop_container(PODS["new"], sized("new"))
+        elif what == "pins itself":
+            pins = Resources(cpuset_cpus=CpuSet([2]), cpuset_mems=NodeSet([0]))
+            await controller.update_container(PODS["b"], sized("b"), pins)
+        else:
+            limit = (500 if what == "grows" else 200) * MIB
+            await controller.update_container(PODS["b"], sized("b"), Resources(memory_limit_bytes=limit))
+            after = placement(controller, "b")
+            assert after.claimed.amounts_bytes[MEMORY] == limit
+            assert (after.claimed.nodes, after.exclusive_cpus) == (NodeSet([1]), moved.exclusive_cpus)
+        faults = await controller.state.check_ledger()
+        # Who pins itself where there is no room is there, and that is said.
+        assert [fault.is_ours for fault in faults] == ([False] if what == "pins itself" else [])
+        entries = controller.state.ledger.entries
+        if what != "newcomer exits":
+            assert placement(controller, "new") == new
+        assert bool(tuple(overclaims(controller.state.basis))) == (what == "pins itself")
+        basis = controller.state.basis
+        back = {move.container_id for move in basis.engine.moves_back(basis)}
+        # Somebody else's choice is left alone, and who is gone has no pages to follow.
+        assert back == (set() if what in ("exits", "pins itself") else {"b"})
+        assert ("b" in entries) == (what != "exits")
 
 
 async def test_a_runtime_that_has_the_nodes_of_before_both_steps_gets_the_new_ones(tmp_path: Path) -> None:

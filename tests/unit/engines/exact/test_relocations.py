@@ -300,6 +300,18 @@ def paged(name: str, node: int, gib: int) -> Entry:
             [("two", "1", "0")],
             id="nova's numa-aware-live-migration: huge pages of 1 GiB, 8 on each of two nodes",
         ),
+        pytest.param(
+            machine(3, 4, 8 * GIB),
+            SINGLE,
+            asking("new", 4 * GIB),
+            tuple(
+                entry(f"{size}-of-{node}", node, size * GIB)
+                for node, sizes in enumerate([(4, 2, 1), (4, 2), (4, 2, 1)])
+                for size in sizes
+            ),
+            [("1-of-0", "0", "2"), ("2-of-0", "0", "1")],
+            id="volcano 3948: three nodes of 8, of which 1, 2 and 1 are left, and 4 are asked for",
+        ),
     ],
 )
 def test_what_others_reported(
