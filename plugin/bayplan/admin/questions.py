@@ -345,22 +345,22 @@ def _with_witness(snapshot: Snapshot, current: Mapping[str, Decision]) -> dict[s
     }
 
 
-def eviction_view(one: EvictionRecord) -> View:
+def eviction_view(record: EvictionRecord) -> View:
     """Why a container was evicted, with all numbers."""
     return {
-        "at": timestamp(one.at_us),
-        "id": one.container_id,
-        "name": one.name,
-        "signal": one.signal,
-        "qosClass": one.qos.value,
-        "thresholdQuantity": one.threshold,
-        "availableQuantity": one.available,
-        "podUsage": one.used,
-        "podRequest": one.request,
-        "priority": one.priority,
-        "message": one.message,
-        "obstacle": one.obstacle,
-        "text": str(one),
+        "at": timestamp(record.at_us),
+        "id": record.container_id,
+        "name": record.name,
+        "signal": record.signal,
+        "qosClass": record.qos.value,
+        "thresholdQuantity": record.threshold,
+        "availableQuantity": record.available,
+        "podUsage": record.used,
+        "podRequest": record.request,
+        "priority": record.priority,
+        "message": record.message,
+        "obstacle": record.obstacle,
+        "text": str(record),
     }
 
 

@@ -257,13 +257,13 @@ class PodWatch:
             await self._take(watch(request()))
 
     async def _take(self, events: Any) -> None:
-        found: dict[str, PodFacts] | None = {}
+        facts: dict[str, PodFacts] | None = {}
         """All pods of the first list, until that is complete."""
         async for encoded in events:
             event = decoded(pods_pb.WatchPodsEvent, encoded)
             if event.type == pods_pb.INITIAL_SYNC_COMPLETE:
-                self._keeper.keep(found or {})
-                found, self.in_sync, self._noted = None, True, ""
+                self._keeper.keep(facts or {})
+                facts, self.in_sync, self._noted = None, True, ""
                 self._backoff.reset()
                 logger.info("following kubelet's pods", extra={"socket": str(self._socket)})
                 continue
@@ -276,8 +276,8 @@ class PodWatch:
                 self._keeper.forget(pod.uid)
             else:
                 self._keeper.know(pod)
-                if found is not None:
-                    found[pod.uid] = pod
+                if facts is not None:
+                    facts[pod.uid] = pod
 
     def _note(self, problem: str) -> None:
         """Log *problem*, unless it is the last one again."""

@@ -572,26 +572,26 @@ class UnknownNameError(BayplanError):
     """No node knows the name; the message is what they said."""
 
 
-def _mapped(directory: Path | None, one: NodeAnswer) -> NodeAnswer:
-    """*one* with what a map needs of it; its picture is written to *directory*, if one is given."""
+def _mapped(directory: Path | None, node_answer: NodeAnswer) -> NodeAnswer:
+    """*node_answer* with what a map needs of it; its picture is written to *directory*, if one is given."""
     from bayplan.drawing.maps import cluster_map  # noqa: PLC0415 - only this verb draws
     from bayplan.drawing.maps import machine_map as drawing  # noqa: PLC0415 - as above
 
-    if one.answer is None:
-        return one
+    if node_answer.answer is None:
+        return node_answer
     try:
-        found = one.answer["nodes"]
-        digest = map_digest(one.answer)
-        cluster_blocks([("", [{"name": one.node, "nodes": digest}])])
+        found = node_answer.answer["nodes"]
+        digest = map_digest(node_answer.answer)
+        cluster_blocks([("", [{"name": node_answer.node, "nodes": digest}])])
         picture = "" if directory is None else drawing(found)
-        cluster_map([{"name": one.node, "pool": "", "nodes": digest}])
+        cluster_map([{"name": node_answer.node, "pool": "", "nodes": digest}])
     except _OTHER_FIELDS:
-        return one._replace(answer=None, problem=_OTHER_VERSION)
+        return node_answer._replace(answer=None, problem=_OTHER_VERSION)
     answer = {"apiVersion": API_VERSION, "kind": "Map", "nodes": len(found), "numaNodes": digest}
     if directory is not None:
         # The name of a node is one of DNS, and becomes the name of a file as it is.
-        answer["file"] = str(_saved(directory / f"{one.node}.svg", picture))
-    return one._replace(answer=answer)
+        answer["file"] = str(_saved(directory / f"{node_answer.node}.svg", picture))
+    return node_answer._replace(answer=answer)
 
 
 def _all_drawn(

@@ -128,7 +128,7 @@ def reserved_memory(path: str, value: object) -> dict[int, dict[str, int]]:
     return typed
 
 
-def _read_reservation(path: str, value: object, found: list[Reservation]) -> None:
+def _read_reservation(path: str, value: object, reservations: list[Reservation]) -> None:
     collector = ProblemCollector()
     parts = dict(items(path, value))
     keys = ("numaNode", "limits")
@@ -144,7 +144,7 @@ def _read_reservation(path: str, value: object, found: list[Reservation]) -> Non
         if node is None:
             collector.problems += [Problem(one.path, one.found, one.expected) for one in check_values(here)]
         else:
-            found += here
+            reservations += here
     collector.raise_problems()
 
 

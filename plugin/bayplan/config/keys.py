@@ -161,7 +161,7 @@ def cpu_pools(path: str, value: object) -> dict[str, CpuPool]:
 
 def hugepage_pools(path: str, value: object) -> dict[int, dict[int, PoolBounds]]:
     """Bounds of pools of huge pages: by lists of NUMA nodes, tables by resource name."""
-    collector, found = ProblemCollector(), dict[int, dict[int, PoolBounds]]()
+    collector, pools_by_node = ProblemCollector(), dict[int, dict[int, PoolBounds]]()
 
     def pool(here: str, name: str, item: object) -> PoolBounds:
         size = _size_of(here, name)
@@ -184,11 +184,11 @@ def hugepage_pools(path: str, value: object) -> dict[int, dict[int, PoolBounds]]
             nodes = parsed(NodeSet.parse, here, key, "a list of NUMA nodes such as 0-3")
             pools = {_size_of(here, name): one for name, one in entries(here, item, pool).items()}
             for node in nodes:
-                if node in found:
+                if node in pools_by_node:
                     raise invalid(here, f"node {node} a second time", "each node once")
-                found[node] = pools
+                pools_by_node[node] = pools
     collector.raise_problems()
-    return found
+    return pools_by_node
 
 
 def _size_of(path: str, name: str) -> int:

@@ -99,23 +99,23 @@ class EndedContainers:
         alive = await self._in_thread(partial(self._with_process, suspects))
         self._has_seen = self._has_seen or bool(alive)
         now_s, without = self._clock_s(), list[_Suspect]()
-        for one in suspects:
-            if one.container_id in alive:
-                one.life.had_process, one.life.awaited_since_s = True, None
+        for suspect in suspects:
+            if suspect.container_id in alive:
+                suspect.life.had_process, suspect.life.awaited_since_s = True, None
             else:
-                if one.life.awaited_since_s is None:
-                    one.life.awaited_since_s = now_s
-                without.append(one)
+                if suspect.life.awaited_since_s is None:
+                    suspect.life.awaited_since_s = now_s
+                without.append(suspect)
         if not without:
             self._pause_s = ASK_AFTER_S
             return
         listed, failed = await self._in_thread(lambda: (self._listed(without, now_s), self._failed(without)))
-        for one in without:
-            failing = one.container_id in failed
-            report = Report.NOT_CREATED if failing else self._report(one, listed, now_s)
+        for suspect in without:
+            failing = suspect.container_id in failed
+            report = Report.NOT_CREATED if failing else self._report(suspect, listed, now_s)
             if report is not None:
                 self._pause_s = ASK_AFTER_S
-                await self._release(one, report)
+                await self._release(suspect, report)
 
     def _held(self) -> Iterable[_Suspect]:
         """Those who hold something, as far as it is known where they are."""
@@ -175,49 +175,51 @@ class EndedContainers:
         due = now_s - self._asked_s >= self._pause_s
         return one.entry.origin.is_listed and not one.life.had_process and waited and due
 
-    def _report(self, one: _Suspect, listed: Mapping[str, Mapping[str, bool]], now_s: float) -> Report | None:
+    def _report(
+        self, suspect: _Suspect, listed: Mapping[str, Mapping[str, bool]], now_s: float
+    ) -> Report | None:
         """What is to be reported of a container without a process; None as long as it may get one."""
-        origin, runtime = one.entry.origin, self._state.runtime
-        if origin.reports_end_of_pod and one.pod_id in self._state.stopped_pods:
+        origin, runtime = suspect.entry.origin, self._state.runtime
+        if origin.reports_end_of_pod and suspect.pod_id in self._state.stopped_pods:
             return Report.POD_STOPPED  # containerd creates containers there, and starts none
         containers = listed.get(origin.listed_by("" if runtime is None else runtime.name))
-        alive = None if containers is None else containers.get(one.container_id)
+        alive = None if containers is None else containers.get(suspect.container_id)
         if alive:
             # Nobody else knows where its processes are, or when it will be started.
-            one.life.awaited_since_s = now_s
+            suspect.life.awaited_since_s = now_s
             return None
         # One that is being created is not listed yet.
-        unlisted = origin.is_listed and containers is not None and one.phase is not Phase.DECIDED
+        unlisted = origin.is_listed and containers is not None and suspect.phase is not Phase.DECIDED
         if alive is False or unlisted:
             return Report.EXITED
-        if one.life.had_process:
+        if suspect.life.had_process:
             return Report.NO_PROCESS
-        since_s = one.life.awaited_since_s
+        since_s = suspect.life.awaited_since_s
         late = since_s is not None and now_s - since_s >= PATIENCE_S
-        expected = one.phase not in AWAITED
+        expected = suspect.phase not in AWAITED
         if expected:
             return Report.OVERDUE if late and self._has_seen else None
         return Report.OVERDUE if late or not _may_start(origin) else None
 
-    async def _release(self, one: _Suspect, report: Report) -> None:
+    async def _release(self, suspect: _Suspect, report: Report) -> None:
         """Release it, unless something was reported of it since the look."""
         controller = self._controller
         async with controller.state.transaction() as transaction:
             lives = controller.state.lives
-            same = lives.of(one.container_id) is one.life and one.life.phase is one.phase
-            step = lives.step(report, one.container_id).settled(one.phase, has_process=False)
+            same = lives.of(suspect.container_id) is suspect.life and suspect.life.phase is suspect.phase
+            step = lives.step(report, suspect.container_id).settled(suspect.phase, has_process=False)
             if not same or step.action is not Action.RELEASE:
                 return
-            controller.placements.release(transaction, one.container_id, report)
-            self._forget_start(one.container_id)
+            controller.placements.release(transaction, suspect.container_id, report)
+            self._forget_start(suspect.container_id)
         await controller.state.wait_written()
         extra = {
-            "container": one.entry.decision.request.name,
-            "container_id": one.container_id,
+            "container": suspect.entry.decision.request.name,
+            "container_id": suspect.container_id,
             "why": report.value,
         }
         logger.info("container has ended, and nobody had reported it", extra=extra)
-        controller.state.counters["nri_gone" if one.entry.origin.is_listed else "oci_gone"] += 1
+        controller.state.counters["nri_gone" if suspect.entry.origin.is_listed else "oci_gone"] += 1
 
 
 def _may_start(origin: Origin) -> bool:

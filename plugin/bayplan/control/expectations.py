@@ -81,7 +81,7 @@ class Expectation(Struct, frozen=True):
         return proc.Process(pid, start_ticks) if pid > 1 and start_ticks else None
 
     def differences(
-        self, found: Readings, oom_score_adj: int | None = None, partition: str = ""
+        self, readings: Readings, oom_score_adj: int | None = None, partition: str = ""
     ) -> Mapping[str, str]:
         """What the cgroup shows otherwise, and the first process: texts by the name of what differs.
 
@@ -89,17 +89,17 @@ class Expectation(Struct, frozen=True):
         they write their own values again. Another amount was chosen by another program, and it stays.
         """
         pairs: list[tuple[str, object, object]] = [
-            ("cpus", found.cpus_effective, self.cpus),
-            ("mems", found.mems_effective, self.mems),
+            ("cpus", readings.cpus_effective, self.cpus),
+            ("mems", readings.mems_effective, self.mems),
         ]
         if self.isolated:
             pairs.append((PARTITION, partition, ISOLATED))
-        if found.memory_max_bytes is None:
+        if readings.memory_max_bytes is None:
             pairs.append(("memory.max", "max", self.amounts.memory_limit_bytes))
         if oom_score_adj == (self.origin.known(self.container).oom_score_adj or 0):
             pairs.append((OOM_SCORE_ADJ, oom_score_adj, self.amounts.oom_score_adj))
         for key, value in sorted(self.amounts.unified.items()):
-            shown, default = _shown(found, key)
+            shown, default = _shown(readings, key)
             if shown == default != value:
                 pairs.append((key, shown, value))
         return {

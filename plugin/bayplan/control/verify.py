@@ -95,12 +95,12 @@ class Agreement:
         self._absent.clear()
         self._grounds = None
 
-    def _watch(self, one: Expectation) -> None:
+    def _watch(self, expectation: Expectation) -> None:
         try:
-            with cgroup_of(self._hierarchy, one) as cgroup:
-                everything = not one.origin.runtime_applies
-                names = _AMOUNTS if everything else _OOM_GROUP if one.oom_group else ()
-                cgroup.watch(self._files, (*names, "partition") if one.isolated else names)
+            with cgroup_of(self._hierarchy, expectation) as cgroup:
+                everything = not expectation.origin.runtime_applies
+                names = _AMOUNTS if everything else _OOM_GROUP if expectation.oom_group else ()
+                cgroup.watch(self._files, (*names, "partition") if expectation.isolated else names)
         except AbsentError as error:
             # A pod's directory that is not there has no container's. A container's may come at any time.
             pod_directory = posixpath.dirname(error.path)
@@ -108,8 +108,8 @@ class Agreement:
                 raise
             self._absent.append(pod_directory)
             return
-        process = one.first_process
-        if process is not None and one.amounts.oom_score_adj is not None:
+        process = expectation.first_process
+        if process is not None and expectation.amounts.oom_score_adj is not None:
             self._files.add(str(self._hierarchy.root / f"proc/{process.pid}/oom_score_adj"))
 
 
@@ -342,13 +342,13 @@ def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
 def repair(hierarchy: Hierarchy, cpusets: Cpusets, drifted: Iterable[Drift]) -> None:
     """Undo what drifted. Blocks; what the kernel refuses is logged."""
     for drift in drifted:
-        one = drift.expectation
+        expectation = drift.expectation
         if "cpus" in drift.differences or PARTITION in drift.differences:
-            cpusets.write([one.container.id])
+            cpusets.write([expectation.container.id])
         if "mems" in drift.differences:
-            cpusets.move_memory([one.container.id])
-        write(hierarchy, [(one, replace(drift.repair, cpuset_cpus=None, cpuset_mems=None))])
-        value, process = one.amounts.oom_score_adj, one.first_process
+            cpusets.move_memory([expectation.container.id])
+        write(hierarchy, [(expectation, replace(drift.repair, cpuset_cpus=None, cpuset_mems=None))])
+        value, process = expectation.amounts.oom_score_adj, expectation.first_process
         if OOM_SCORE_ADJ in drift.differences and value is not None and process is not None:
             try:
                 proc.write_oom_score_adj(process, value, hierarchy.root)
@@ -357,7 +357,7 @@ def repair(hierarchy: Hierarchy, cpusets: Cpusets, drifted: Iterable[Drift]) -> 
             except BayplanError as error:
                 logger.warning(
                     "a container's cgroup cannot be set to the decision",
-                    extra={"container": one.name, "problem": str(error)},
+                    extra={"container": expectation.name, "problem": str(error)},
                 )
 
 

@@ -251,7 +251,7 @@ class Hardware:
         containers = self._containers()
         nodes, taken = self.machine.memory_nodes, self._pools_taken
         try:
-            found = await self._in_thread(partial(self._host.measure, containers or (), nodes))
+            measured = await self._in_thread(partial(self._host.measure, containers or (), nodes))
         except BayplanError as error:
             if str(error) != self._unmeasurable:
                 logger.warning(
@@ -264,17 +264,17 @@ class Hardware:
             # Memory became huge pages meanwhile, or the other way round: it would count as held.
             return
         known = {node.id: node.hugepages_bytes for node in self.machine.nodes}
-        if any(known.get(node, pools) != pools for node, pools in found.hugepages_bytes.items()):
+        if any(known.get(node, pools) != pools for node, pools in measured.hugepages_bytes.items()):
             self.changed(frozenset({HUGEPAGES}))
         sizes = {node.id: node.memory_bytes for node in self._found.nodes}
-        if any(sizes.get(node, total) != total for node, total in found.memory_bytes.items()):
+        if any(sizes.get(node, total) != total for node, total in measured.memory_bytes.items()):
             self.changed(frozenset({MEMORY_SIZE}))
-        if found.lost_cpus != self.machine.lost:
+        if measured.lost_cpus != self.machine.lost:
             self.changed(frozenset({LOST_CPUS}))
         if containers is None:
             return
         before = {} if self._afresh and self._connections else self.learned
-        self.learned = learn(before, found.held_bytes, self.machine, time.time_ns() // 1000)
+        self.learned = learn(before, measured.held_bytes, self.machine, time.time_ns() // 1000)
         self._afresh = not self._connections
         reserved = {node: one.reserved_bytes for node, one in self.learned.items()}
         if reserved != self._remembered:

@@ -221,7 +221,7 @@ class PageRelief:
         return found
 
     def _one(self, seen: LivePages, move: PageMove, cgroup: str, until_s: float) -> int:
-        begun_s, found = self._clock_s(), PagesMoved()
+        begun_s, moved = self._clock_s(), PagesMoved()
 
         asked = 0
 
@@ -234,19 +234,19 @@ class PageRelief:
             return in_time and not self.stopping.is_set()
 
         try:
-            found = self._move(cgroup, move.source, move.target, move.amount_bytes, go_on)
+            moved = self._move(cgroup, move.source, move.target, move.amount_bytes, go_on)
         except AbsentError:
             return 0
         except BayplanError as error:
-            found = PagesMoved(obstacle=str(error), exhausted=True, passing=True)
+            moved = PagesMoved(obstacle=str(error), exhausted=True, passing=True)
         obstacle = ""
-        if found.exhausted and found.moved_bytes < move.amount_bytes:
-            stuck_bytes = self._learn(seen, move, cgroup, found)
-            if found.obstacle or stuck_bytes:
-                obstacle = found.obstacle or "no more of its pages there can be moved"
+        if moved.exhausted and moved.moved_bytes < move.amount_bytes:
+            stuck_bytes = self._learn(seen, move, cgroup, moved)
+            if moved.obstacle or stuck_bytes:
+                obstacle = moved.obstacle or "no more of its pages there can be moved"
         if seen.back is None:
-            self._records.note(seen, move, found.moved_bytes, obstacle, begun_s)
-        return found.moved_bytes
+            self._records.note(seen, move, moved.moved_bytes, obstacle, begun_s)
+        return moved.moved_bytes
 
     def _learn(self, seen: LivePages, move: PageMove, cgroup: str, found: PagesMoved) -> int:
         """Remember what is still there although all of it was tried, and how much that is. What the container

@@ -238,10 +238,10 @@ def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
     Raises:
         HostError: a file is garbled, or cannot be read.
     """
-    found: dict[int, NodeZones] = {}
+    zones: dict[int, NodeZones] = {}
     text = read_optional(str(root / PATH))
     if text is None:
-        return found
+        return zones
     fraction, block = optional_number(str(root / FRACTION)), 0
     if optional_number(str(root / _BOOST)):
         block = optional_number(str(root / _BLOCK)) // os.sysconf("SC_PAGE_SIZE")
@@ -253,8 +253,8 @@ def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
         zone = _zone(marks, lists, cpu_counts[node] or len(lists), fraction, block)
         if name not in _NOT_FOR_THE_KERNEL:
             zone = replace(zone, kernel_bytes=zone.managed_bytes)
-        found[node] = zone if node not in found else _sum(found[node], zone)
-    return found
+        zones[node] = zone if node not in zones else _sum(zones[node], zone)
+    return zones
 
 
 _Row = dict[str, int]

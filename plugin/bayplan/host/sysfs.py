@@ -375,9 +375,9 @@ def _distances(tree: TopologyTree, directory: str, online_nodes: NodeSet) -> Map
 def _devices(directory: Path) -> tuple[Counter[int], dict[int, set[str]]]:
     """How many PCI devices that containers are made for are attached to each node, and the roots of all PCI
     devices there. A root that has devices of several nodes is each one's."""
-    found, roots = Counter[int](), dict[int, set[str]]()
+    counts, roots = Counter[int](), dict[int, set[str]]()
     if not directory.is_dir():
-        return found, roots
+        return counts, roots
     for device in map(str, directory.iterdir()):
         node = (read_optional(f"{device}/numa_node") or "").strip()
         if not node.isdecimal():
@@ -388,8 +388,8 @@ def _devices(directory: Path) -> tuple[Counter[int], dict[int, set[str]]]:
         kind = (read_optional(f"{device}/class") or "").strip()
         functions = kind.startswith(_NETWORK) and read_optional(f"{device}/sriov_numvfs")
         if kind.startswith(_FOR_CONTAINERS) or (functions and functions.strip() != "0"):
-            found[int(node)] += 1
-    return found, roots
+            counts[int(node)] += 1
+    return counts, roots
 
 
 def _cpus(tree: TopologyTree, online_cpus: CpuSet, nodes: tuple[Node, ...]) -> tuple[Cpu, ...]:

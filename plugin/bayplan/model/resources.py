@@ -365,21 +365,21 @@ def _overrides(unified: Mapping[str, str]) -> bool:
 
 def _with_unified(fields: Resources, problems: Problems) -> Resources:
     """*fields* with what the keys of ``unified`` write after them."""
-    found = fields
+    resources = fields
     for key, reader in _READERS.items():
         line = fields.line(key)
         if not line:
             continue
         try:
-            found = reader(found, line)
+            resources = reader(resources, line)
         except ParseError as error:
             problems[f"unified[{key}]"] = str(error)
             if key in (CPUSET_CPUS, _EXCLUSIVE_CPUS):
-                found = replace(found, cpuset_cpus=CpuSet())
+                resources = replace(resources, cpuset_cpus=CpuSet())
             elif key == CPUSET_MEMS:
-                found = replace(found, cpuset_mems=NodeSet())
-    found = _with_hugetlb(found, problems)
-    return found if found == fields else replace(found, fields=FieldValues.of(fields))
+                resources = replace(resources, cpuset_mems=NodeSet())
+    resources = _with_hugetlb(resources, problems)
+    return resources if resources == fields else replace(resources, fields=FieldValues.of(fields))
 
 
 def _with_memory_max(found: Resources, text: str) -> Resources:
@@ -445,15 +445,15 @@ def _with_partition(found: Resources, text: str) -> Resources:
     return _with_cpuset(found, CPUSET_CPUS, text) if is_root else found
 
 
-def _with_hugetlb(found: Resources, problems: Problems) -> Resources:
+def _with_hugetlb(resources: Resources, problems: Problems) -> Resources:
     """Limits on pages in use and on pages reserved. runc writes the field to both files and crun to the first
     one; a key that overrides it there is what was asked for."""
-    in_use, reserved = dict(found.hugepage_limits_bytes), dict[int, int]()
-    keys = [key for key in found.unified if key.startswith(_HUGETLB_PREFIX)]
+    in_use, reserved = dict(resources.hugepage_limits_bytes), dict[int, int]()
+    keys = [key for key in resources.unified if key.startswith(_HUGETLB_PREFIX)]
     if not keys:
-        return found
+        return resources
     for key in keys:
-        match, text = _HUGETLB.fullmatch(key), found.line(key)
+        match, text = _HUGETLB.fullmatch(key), resources.line(key)
         if match is None or not text:
             continue
         try:
@@ -469,7 +469,7 @@ def _with_hugetlb(found: Resources, problems: Problems) -> Resources:
         size: min(limits[size] for limits in (in_use, reserved) if size in limits)
         for size in sorted(in_use.keys() | reserved.keys())
     }
-    return replace(found, hugepage_limits_bytes=both)
+    return replace(resources, hugepage_limits_bytes=both)
 
 
 _READERS: Final[Mapping[str, Callable[[Resources, str], Resources]]] = {

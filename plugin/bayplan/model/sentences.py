@@ -178,30 +178,30 @@ def asked(request: Request) -> list[str]:
 
 def wishes(request: Request) -> list[str]:
     """What it wishes beside the amounts, each as a few words."""
-    found = []
+    words = []
     if request.opted_out:
-        found.append("to be left alone")
+        words.append("to be left alone")
     if request.nodes is not None:
-        found.append(f"{nodes_text(request.nodes.nodes)} {_firmness(required=request.nodes.required)}")
+        words.append(f"{nodes_text(request.nodes.nodes)} {_firmness(required=request.nodes.required)}")
     if request.tier is not None:
-        found.append(f"memory tier {request.tier.tier} {_firmness(required=request.tier.required)}")
+        words.append(f"memory tier {request.tier.tier} {_firmness(required=request.tier.required)}")
     if request.memory_policy is not None:
-        found.append(f"memory policy {policy_text(request.memory_policy)}")
+        words.append(f"memory policy {policy_text(request.memory_policy)}")
     if request.cpus is not None:
-        found.append(
+        words.append(
             f"CPUs of the pool {request.cpus.pool}"
             if request.cpus.pool
             else f"CPUs {request.cpus.use.value}"
             + (f", {request.cpus.count} of them" if request.cpus.count else "")
         )
     if request.cpu_kind:
-        found.append(f"its own CPUs of the kind {request.cpu_kind}")
+        words.append(f"its own CPUs of the kind {request.cpu_kind}")
     if request.even_hugepages is not None:
         nodes = counted(request.even_hugepages.node_count, "node")
-        found.append(f"huge pages evenly on {nodes} (required)")
+        words.append(f"huge pages evenly on {nodes} (required)")
     if request.strategy is not None:
-        found.append(f"placement strategy {request.strategy.value}")
-    return [*found, *_told(request), *map(_hint, request.hints)]
+        words.append(f"placement strategy {request.strategy.value}")
+    return [*words, *_told(request), *map(_hint, request.hints)]
 
 
 def _told(request: Request) -> Iterator[str]:

@@ -290,7 +290,7 @@ def read_wishes(
     values: dict[str, Any] = {}
     problems: list[Problem] = []
     for prefix in (PREFIX, f"{container_name}.{PREFIX}"):
-        found: dict[str, str] = {}
+        annotation_of: dict[str, str] = {}
         ours = f"{prefix}/"
         asked = (
             one
@@ -306,11 +306,11 @@ def read_wishes(
                 if len(problems) > MAX_PROBLEMS:
                     break
                 continue
-            if key.field in found:
-                expected = f"only one of {found[key.field]} and {annotation}"
+            if key.field in annotation_of:
+                expected = f"only one of {annotation_of[key.field]} and {annotation}"
                 problems.append(Problem(path, "a contradiction", expected))
                 continue
-            found[key.field] = annotation
+            annotation_of[key.field] = annotation
             if len(text) > MAX_CHARACTERS:
                 problems.append(Problem(path, repr(excerpt(text)), f"at most {MAX_CHARACTERS} characters"))
                 continue

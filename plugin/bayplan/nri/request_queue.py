@@ -185,22 +185,22 @@ class RequestQueue:
         one.task = asyncio.get_running_loop().create_task(self._decide(one), name="nri-request")
         one.task.add_done_callback(self._ended)
 
-    async def _decide(self, one: _Pending) -> None:
+    async def _decide(self, pending: _Pending) -> None:
         """Let the handler decide, and answer with its result unless the default was answered meanwhile."""
-        if not (one.requester.synchronized or one.operation.event is Event.SYNCHRONIZE):
-            self._answer_by_default(one, "not synchronized with the runtime")
+        if not (pending.requester.synchronized or pending.operation.event is Event.SYNCHRONIZE):
+            self._answer_by_default(pending, "not synchronized with the runtime")
             return
         try:
-            payload = await one.operation.perform(self._handler)
+            payload = await pending.operation.perform(self._handler)
         except PlacementError as error:
-            if one.operation.refusable:
-                self._answer(one, TtrpcResponse(one.stream_id, REFUSED, printable(str(error))))
+            if pending.operation.refusable:
+                self._answer(pending, TtrpcResponse(pending.stream_id, REFUSED, printable(str(error))))
             else:
-                self._failed(one, error)
+                self._failed(pending, error)
         except Exception as error:  # noqa: BLE001 - whatever a handler does, the runtime gets its answer
-            self._failed(one, error)
+            self._failed(pending, error)
         else:
-            self._answer(one, TtrpcResponse(one.stream_id, payload=payload))
+            self._answer(pending, TtrpcResponse(pending.stream_id, payload=payload))
 
     def _expire(self, one: _Pending) -> None:
         """The deadline has passed."""
@@ -232,22 +232,22 @@ class RequestQueue:
         elif self._idle:
             self._set_idle()
 
-    def _end(self, one: _Pending, why: str) -> None:
+    def _end(self, pending: _Pending, why: str) -> None:
         """Make sure that it is answered, and tell the handler if its result was not the answer."""
-        if one.timer is not None:
-            one.timer.cancel()
-        if not one.answered:
-            self._answer_by_default(one, why)
-        operation = one.operation
+        if pending.timer is not None:
+            pending.timer.cancel()
+        if not pending.answered:
+            self._answer_by_default(pending, why)
+        operation = pending.operation
         try:
             if operation.event is Event.SYNCHRONIZE:
-                one.requester.synchronization_ended(succeeded=not one.problem)
-            if one.problem:
+                pending.requester.synchronization_ended(succeeded=not pending.problem)
+            if pending.problem:
                 self._handler.missed(
-                    operation.event, operation.container_id, one.problem, operation.described
+                    operation.event, operation.container_id, pending.problem, operation.described
                 )
         except Exception:
-            logger.exception("handler failed", extra=one.fields("missed"))
+            logger.exception("handler failed", extra=pending.fields("missed"))
 
     def _set_idle(self) -> None:
         for future in self._idle:
@@ -257,21 +257,21 @@ class RequestQueue:
 
     # ---- Answers -------------------------------------------------------------------------------------
 
-    def _answer(self, one: _Pending, response: TtrpcResponse) -> None:
+    def _answer(self, pending: _Pending, response: TtrpcResponse) -> None:
         """Send the one answer; where it cannot be sent, the default."""
-        if one.answered:
+        if pending.answered:
             return
-        one.answered = True
+        pending.answered = True
         try:
-            sent = one.requester.send(response)
+            sent = pending.requester.send(response)
         except LocalProtocolError as error:
             # Nothing was sent, so that the request still waits for an answer.
-            logger.exception("an answer cannot be sent", extra=one.fields(str(error)))
-            one.problem = one.problem or f"unsendable answer: {error}"
-            sent = one.requester.send(self._default(one))
-        self._replied(self._clock.time() - one.arrived_s)
+            logger.exception("an answer cannot be sent", extra=pending.fields(str(error)))
+            pending.problem = pending.problem or f"unsendable answer: {error}"
+            sent = pending.requester.send(self._default(pending))
+        self._replied(self._clock.time() - pending.arrived_s)
         if not sent:
-            one.problem = one.problem or "the connection ended before the answer"
+            pending.problem = pending.problem or "the connection ended before the answer"
 
     def _answer_by_default(self, one: _Pending, why: str) -> None:
         if not one.answered:

@@ -81,21 +81,21 @@ def _ask(socket: Path, ids: Sequence[str], timeout_s: float) -> dict[str, Any]:
     raise UnavailableError(str(socket), f"cannot {what} containers: {lines[-1]}")
 
 
-def _described(found: Mapping[str, Any]) -> tuple[Pod, Container] | None:
-    """The container that the child has *found*; None if it is a pod's own, or its spec cannot be read."""
-    container_id, sandbox = found["id"], found["sandbox"]
+def _described(answer: Mapping[str, Any]) -> tuple[Pod, Container] | None:
+    """The container that the child has *answer*; None if it is a pod's own, or its spec cannot be read."""
+    container_id, sandbox = answer["id"], answer["sandbox"]
     try:
-        spec = parse_spec(json.dumps(found["spec"]).encode(), f"spec of container {container_id}")
+        spec = parse_spec(json.dumps(answer["spec"]).encode(), f"spec of container {container_id}")
         if is_sandbox(spec):
             return None
-        container = container_from(spec, container_id, found["pid"])
+        container = container_from(spec, container_id, answer["pid"])
         pod = pod_from(spec, container_id, {})
     except (OciError, ParseError):
         return None
     return (
         replace(
             pod,
-            id=found["sandbox_id"],
+            id=answer["sandbox_id"],
             name=sandbox["name"] or pod.name,
             namespace=sandbox["namespace"] or pod.namespace,
             uid=sandbox["uid"] or pod.uid,
@@ -104,10 +104,10 @@ def _described(found: Mapping[str, Any]) -> tuple[Pod, Container] | None:
         ),
         replace(
             container,
-            pod_id=found["sandbox_id"],
-            name=found["name"] or container.name,
-            labels=found["labels"],
-            state=_STATES[found["state"]] if found["state"] < len(_STATES) else ContainerState.UNKNOWN,
+            pod_id=answer["sandbox_id"],
+            name=answer["name"] or container.name,
+            labels=answer["labels"],
+            state=_STATES[answer["state"]] if answer["state"] < len(_STATES) else ContainerState.UNKNOWN,
         ),
     )
 
@@ -151,7 +151,7 @@ class _Runtime:
         listed = self._call("ListContainers", pb.ListContainersRequest(), pb.ListContainersResponse)
         sandboxes = self._call("ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse)
         sandbox_by_id = {one.id: one for one in sandboxes.items}
-        found: dict[str, object] = {}
+        documents: dict[str, object] = {}
         for one in listed.containers:
             sandbox = sandbox_by_id.get(one.pod_sandbox_id)
             if one.id not in ids or sandbox is None:
@@ -159,7 +159,7 @@ class _Runtime:
             request = pb.ContainerStatusRequest(container_id=one.id, verbose=True)
             status = self._call("ContainerStatus", request, pb.ContainerStatusResponse)
             details = _details(status.info.get("info", ""))
-            found[one.id] = {
+            documents[one.id] = {
                 "id": one.id,
                 "name": one.metadata.name,
                 "state": one.state,
@@ -175,7 +175,7 @@ class _Runtime:
                     "annotations": dict(sandbox.annotations),
                 },
             }
-        return found
+        return documents
 
     def _call(self, method: str, request: Any, response: Any) -> Any:
         call = self._channel.unary_unary(

@@ -351,22 +351,22 @@ def _of_kubelet(root: Path) -> Iterator[Finding]:
 
 def _kubelet_policies(root: Path) -> dict[str, tuple[str, str]]:
     """Policy and where it is said, by the manager's key; what kubelet has written down last wins."""
-    found: dict[str, tuple[str, str]] = {}
+    policies: dict[str, tuple[str, str]] = {}
     for path in _KUBELET_CONFIGURATIONS:
         content = _table(root / path)
-        found |= {key: (f"/{path}", str(content[key])) for key in _STATE if content.get(key)}
+        policies |= {key: (f"/{path}", str(content[key])) for key in _STATE if content.get(key)}
     for path in _RANCHER:
         arguments = _table(root / path).get("kubelet-arg")
         for argument in arguments if isinstance(arguments, list) else [arguments]:
             flag, _, value = str(argument).lstrip("-").partition("=")
             for key in _STATE:
                 if flag == re.sub(r"([A-Z])", lambda letter: f"-{letter[1].lower()}", key) and value:
-                    found[key] = (f"/{path}", value)
+                    policies[key] = (f"/{path}", value)
     for key, path in _STATE.items():
         policy = _table(root / path).get("policyName")
         if policy:
-            found[key] = (f"/{path}", str(policy))
-    return found
+            policies[key] = (f"/{path}", str(policy))
+    return policies
 
 
 def _table(path: Path) -> dict[str, Any]:

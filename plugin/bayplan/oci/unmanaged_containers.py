@@ -211,7 +211,7 @@ class UnmanagedContainers:
         if search.engines != self._searched:
             self._passed_over.clear()
             self._searched = search.engines
-        seen, found = set(), []
+        seen, unannounced = set(), []
         bundles = [Path(one.bundle) for one in search.known.values() if one.engine == CRIO]
         elsewhere = {one.parent.parent for one in bundles if one.name == USERDATA}
         for one in started(read_storage(self._hierarchy.root), elsewhere):
@@ -222,11 +222,11 @@ class UnmanagedContainers:
                 continue
             announced = self._announced(one)
             if announced is not None and announced.origin.engine in search.engines:
-                found.append(announced)
+                unannounced.append(announced)
             else:
                 self._passed_over.add(one)
         self._passed_over &= seen
-        return found
+        return unannounced
 
     def _announced(self, one: Started) -> AnnouncedContainer | None:
         """The container, if it runs."""

@@ -248,7 +248,7 @@ def _pod_resources(sandbox: Mapping[str, str]) -> Resources:
     """The sums over the pod's containers, which CRI-O keeps as the CRI's message in JSON, and containerd as
     one annotation each."""
     written = _object(_first(sandbox, *_POD_RESOURCES))
-    found = {key: value for key, value in written.items() if isinstance(value, int)}
+    numbers = {key: value for key, value in written.items() if isinstance(value, int)}
     for key, annotation in (
         ("memory_limit_in_bytes", "sandbox-memory"),
         ("cpu_shares", "sandbox-cpu-shares"),
@@ -257,13 +257,13 @@ def _pod_resources(sandbox: Mapping[str, str]) -> Resources:
     ):
         number = whole_number(sandbox.get(f"{_CONTAINERD}{annotation}", ""))
         if number is not None:
-            found.setdefault(key, number)
-    limit_bytes = found.get("memory_limit_in_bytes", 0)
+            numbers.setdefault(key, number)
+    limit_bytes = numbers.get("memory_limit_in_bytes", 0)
     return Resources(
         memory_limit_bytes=limit_bytes if limit_bytes > 0 else None,
-        cpu_shares=found.get("cpu_shares") or None,
-        cpu_quota_us=found.get("cpu_quota") or None,
-        cpu_period_us=found.get("cpu_period") or None,
+        cpu_shares=numbers.get("cpu_shares") or None,
+        cpu_quota_us=numbers.get("cpu_quota") or None,
+        cpu_period_us=numbers.get("cpu_period") or None,
     )
 
 

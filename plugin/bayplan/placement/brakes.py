@@ -57,13 +57,13 @@ def allowed_growth(
     short = live.short
     at_risk = NodeSet(node for risk in live.plan.risks for node in risk.nodes)
     takers: dict[str, _Taker] = {}
-    for one in live.containers.values():
-        key, amount = one.container_id, one.outstanding_bytes
-        if amount and one.nodes <= short:
-            takers[key] = _Taker(one.nodes, amount, NodeSet(), 0)
+    for container in live.containers.values():
+        key, amount = container.container_id, container.outstanding_bytes
+        if amount and container.nodes <= short:
+            takers[key] = _Taker(container.nodes, amount, NodeSet(), 0)
             continue
         row = grown_bytes.get(key, {})
-        taken = sum(row.get(node, 0) for node in one.nodes)
+        taken = sum(row.get(node, 0) for node in container.nodes)
         grows = taken >= LEAST_GROWTH_BYTES
         if not (grows or key in held_back):
             continue
@@ -71,7 +71,7 @@ def allowed_growth(
         if not grows or key in held_back:
             # How fast it would go on is not known: looks may follow each other within a moment.
             soon_bytes = max(soon_bytes, amount)
-        there = one.nodes & NodeSet(live.nodes)
+        there = container.nodes & NodeSet(live.nodes)
         used = NodeSet(node for node in there if row.get(node, 0) * _FEW >= taken)
         # It goes on where it was, until nothing is left there.
         if not grows or sum(live.nodes[node].room_bytes for node in used) <= soon_bytes:
@@ -101,23 +101,23 @@ def _part(
     live: LivePages,
     wanted: Mapping[int, int],
     wanted_of_others: Mapping[int, int],
-    one: _Taker,
+    taker: _Taker,
     takeable: Mapping[int, int],
 ) -> int | None:
-    """What *one* may take; None if it is all that it wants. On each node all have the same part of what they
-    want there: *wanted* is that in all of short nodes, *wanted_of_others* of others."""
+    """What *taker* may take; None if it is all that it wants. On each node all have the same part of what
+    they want there: *wanted* is that in all of short nodes, *wanted_of_others* of others."""
     shares = [
-        (live.nodes[node].room_bytes, wanted[node], one.short_bytes)
-        for node in one.short & NodeSet(live.nodes)
+        (live.nodes[node].room_bytes, wanted[node], taker.short_bytes)
+        for node in taker.short & NodeSet(live.nodes)
     ]
     # Where all that is there may be taken nobody needs it.
     shares += [
-        (has, wanted_of_others[node], one.other_bytes)
+        (has, wanted_of_others[node], taker.other_bytes)
         for node, has in takeable.items()
         if has < live.nodes[node].room_bytes
     ]
     parts = [its * has // demand for has, demand, its in shares if has < demand]
-    return max(one.least_bytes, min(parts)) if parts else None
+    return max(taker.least_bytes, min(parts)) if parts else None
 
 
 class _Takeable:

@@ -138,8 +138,8 @@ def read_checkpoint(text: str) -> tuple[Prepared, ...]:
     if state.kind != KIND:
         raise ConfigError(f"{CHECKPOINT}: Data", (Problem("kind", state.kind, KIND),))
     prepared = []
-    for one in state.claim_info_state_list or ():
-        of_driver = (one.driver_state or {}).get(CPU_DRIVER)
+    for claim_info in state.claim_info_state_list or ():
+        of_driver = (claim_info.driver_state or {}).get(CPU_DRIVER)
         if of_driver is not None and of_driver.devices:
             found_devices = (
                 PreparedDevice(
@@ -153,8 +153,8 @@ def read_checkpoint(text: str) -> tuple[Prepared, ...]:
             )
             # Once more for each start of a kubelet v1.36, where one is enough (kubernetes#140471).
             devices = tuple(dict.fromkeys(found_devices))
-            pods = tuple(sorted(one.pod_uids or ()))
-            claim = ResourceClaim(one.namespace, one.claim_name, one.claim_uid, pods)
+            pods = tuple(sorted(claim_info.pod_uids or ()))
+            claim = ResourceClaim(claim_info.namespace, claim_info.claim_name, claim_info.claim_uid, pods)
             prepared.append(Prepared(claim, devices))
     return tuple(sorted(prepared, key=lambda one: (one.claim.namespace, one.claim.name, one.claim.uid)))
 
@@ -169,26 +169,26 @@ def adopt_claims(
     """What becomes of the ledger when the claims *prepared* are taken over. *specs* are the texts of the
     driver's CDI specs by the names of their files, *running* the containers that run, by their ids. What was
     adopted before stays."""
-    found, left = _described(basis, engine, prepared, _Files(specs))
+    held_by_key, left = _described(basis, engine, prepared, _Files(specs))
     # What their own containers have by now keeps none of these CPUs from them.
-    free = basis.with_ledger(_with_users(basis.ledger, found, running)[0])
-    for key in sorted(found.keys() - basis.ledger.retained.keys()):
-        held = found[key]
+    free = basis.with_ledger(_with_users(basis.ledger, held_by_key, running)[0])
+    for key in sorted(held_by_key.keys() - basis.ledger.retained.keys()):
+        held = held_by_key[key]
         if problem := _contended(free, held):
-            del found[key]
+            del held_by_key[key]
             left.append(_left_out(held.claim, problem))
         else:
             free = free.with_ledger(free.ledger.with_entry(_entry_of(held)))
-    ledger, users = _with_users(basis.ledger, found, running)
-    for key, held in found.items():
+    ledger, users = _with_users(basis.ledger, held_by_key, running)
+    for key, held in held_by_key.items():
         if key not in ledger.retained:
             ledger = ledger.with_entry(_entry_of(held))
-    members = tuple(_sharing(basis.with_ledger(ledger))) if found else ()
+    members = tuple(_sharing(basis.with_ledger(ledger))) if held_by_key else ()
     for entry in members:
         ledger = ledger.with_entry(entry)
     ids = tuple(sorted(entry.container_id for entry in members))
     left.sort(key=lambda one: (one.name, one.uid))
-    return Adoption(ledger, tuple(found.values()), tuple(left), users, ids)
+    return Adoption(ledger, tuple(held_by_key.values()), tuple(left), users, ids)
 
 
 def _described(
@@ -257,9 +257,9 @@ class _Files:
         return cpus
 
 
-def _held(machine: Machine, one: Prepared, files: _Files) -> HeldClaim:
-    """What the claim *one* holds: a device for each NUMA node of its CPUs."""
-    claim = one.claim
+def _held(machine: Machine, prepared: Prepared, files: _Files) -> HeldClaim:
+    """What the claim *prepared* holds: a device for each NUMA node of its CPUs."""
+    claim = prepared.claim
     if not is_uid(claim.uid):
         raise ParseError("claim's uid", claim.uid, "the uid of an object")
     cpus = files.cpus(claim.uid)
@@ -267,12 +267,12 @@ def _held(machine: Machine, one: Prepared, files: _Files) -> HeldClaim:
         raise ParseError(
             "CPUs of the claim", cpus_text(cpus), f"none but online ones: {cpus_text(absent)} not"
         )
-    names = [name.partition("/")[0] for device in one.devices for name in device.requests]
+    names = [name.partition("/")[0] for device in prepared.devices for name in device.requests]
     request = next(filter(is_request, names), _NO_REQUEST)
     rows = [(node.id, here) for node in machine.nodes if (here := node.cpus & cpus)]
     devices = tuple(AllocatedDevice(request, node, {}, len(here)) for node, here in rows)
-    specs = files.of([name for device in one.devices for name in device.cdi_devices])
-    adopted = AdoptedClaim(CPU_DRIVER, one.devices, specs)
+    specs = files.of([name for device in prepared.devices for name in device.cdi_devices])
+    adopted = AdoptedClaim(CPU_DRIVER, prepared.devices, specs)
     return HeldClaim(replace(claim, devices=devices), tuple(here for _, here in rows), adopted)
 
 

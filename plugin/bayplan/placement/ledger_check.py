@@ -151,7 +151,7 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         pods[request.pod_id] = (*pods.get(request.pod_id, ()), key)
         if request.cpus is not None and request.pool:
             pools.setdefault(request.pool, set()).add(key)
-    for name, found, expected in (
+    for name, total, expected in (
         ("booked_bytes", _rows(ledger.booked_bytes), _rows(booked)),
         ("claimed_bytes", _rows(ledger.claimed_bytes), _rows(claimed)),
         ("bound", _counts(ledger.bound), _counts(bound)),
@@ -166,8 +166,8 @@ def _wrong_totals(ledger: Ledger) -> Iterator[Fault]:
         ("ids_by_pod", dict(ledger.ids_by_pod), pods),
         ("shared_milli", _counts(ledger.shared_milli), _counts(milli)),
     ):
-        if found != expected:
-            yield Fault(WRONG_TOTAL, f"{name} is {found}, and the entries come to {expected}")
+        if total != expected:
+            yield Fault(WRONG_TOTAL, f"{name} is {total}, and the entries come to {expected}")
 
 
 def _rows(totals: Mapping[_Key, Mapping[str, int]]) -> dict[_Key, dict[str, int]]:

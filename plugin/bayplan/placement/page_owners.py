@@ -75,28 +75,28 @@ def with_claims_shared_out(
     """*pages* of the containers of *ledger* as if each that has resource claims were promised what it holds
     of them, and the first of those that may hold more the rest: only together they have it. And what of each
     claim none of them may hold, because there is none yet."""
-    found, idle = dict(pages), list[ContainerPages]()
+    shared_out, idle = dict(pages), list[ContainerPages]()
     decisions = (ledger.entries[key].decision for key in sorted(pages))
     users = [one for one in decisions if one.request.claimed is not None]
     most_bytes = {one.request.container_id: one.promised_bytes for one in users}
     for one in users:
         key = one.request.container_id
-        found[key] = replace(found[key], promised_bytes=one.own_bytes)
+        shared_out[key] = replace(shared_out[key], promised_bytes=one.own_bytes)
     for held in ledger.resource_claims.values():
         claim = held.claim
         left_bytes = claim.amounts_bytes.get(MEMORY, 0)
         having = [one.request.container_id for one in users if claim.uid in _uids(one)]
         for wants_rest in (False, True):
             for key in having if left_bytes else ():
-                page = found[key]
+                page = shared_out[key]
                 most = most_bytes[key] if wants_rest else min(most_bytes[key], page.used_bytes)
                 if (part_bytes := min(left_bytes, most - page.promised_bytes)) > 0:
                     left_bytes -= part_bytes
-                    found[key] = replace(page, promised_bytes=page.promised_bytes + part_bytes)
+                    shared_out[key] = replace(page, promised_bytes=page.promised_bytes + part_bytes)
         if left_bytes:
             name, nodes = f"{claim.namespace}/{claim.name}", NodeSet(held.by_node())
             idle.append(ContainerPages(claim.key, name, nodes, left_bytes))
-    return found, tuple(idle)
+    return shared_out, tuple(idle)
 
 
 def _uids(decision: Decision) -> tuple[str, ...]:

@@ -100,22 +100,22 @@ def environment_of(machine: Machine, decision: Decision, given: Collection[str] 
     own, placement = decision.placement.own_cpus, decision.placement
     if not own:
         return {}
-    found = dict[str, str]()
+    variables = dict[str, str]()
     for program in decision.request.environment:
         match program:
             case "openmp":
                 places = ",".join(f"{{{','.join(map(str, core))}}}" for core in _cores(machine, own))
-                found |= {"OMP_PLACES": places, "OMP_NUM_THREADS": str(len(own))}
+                variables |= {"OMP_PLACES": places, "OMP_NUM_THREADS": str(len(own))}
             case "go":
-                found["GOMAXPROCS"] = str(len(own))
+                variables["GOMAXPROCS"] = str(len(own))
             case "jvm":
                 nodes = placement.mems or machine.nodes_of(own)
                 numa = " -XX:+UseNUMA" if len(nodes) > 1 else ""
-                found["JAVA_TOOL_OPTIONS"] = f"-XX:ActiveProcessorCount={len(own)}{numa}"
+                variables["JAVA_TOOL_OPTIONS"] = f"-XX:ActiveProcessorCount={len(own)}{numa}"
             case "dpdk":
                 # It reads no variable: this is for its command line.
-                found["DPDK_EAL_ARGS"] = f"{_dpdk_lcores(own)}{_socket_memory(machine, decision)}"
-    return {name: value for name, value in found.items() if name not in given}
+                variables["DPDK_EAL_ARGS"] = f"{_dpdk_lcores(own)}{_socket_memory(machine, decision)}"
+    return {name: value for name, value in variables.items() if name not in given}
 
 
 def _dpdk_lcores(own: CpuSet) -> str:

@@ -108,13 +108,13 @@ def reconcile(
         # They may have been written while another engine decided.
         agreed = engine.converted(basis.with_ledger(agreed))
         entries = list(agreed.entries.values())
-    found = _adopted(basis.with_ledger(_with_claims(ledger, agreed)), engine, pods, observed, cpusets)
-    if found:
-        agreed = Ledger.of([*entries, *found])
-        candidates = [entry for entry in found if not (kubelet_pins_cpus and _is_kubelets(entry))]
+    adopted = _adopted(basis.with_ledger(_with_claims(ledger, agreed)), engine, pods, observed, cpusets)
+    if adopted:
+        agreed = Ledger.of([*entries, *adopted])
+        candidates = [entry for entry in adopted if not (kubelet_pins_cpus and _is_kubelets(entry))]
         pools = shared_pools(basis.with_ledger(agreed), candidates, lost=not known)
         if members := _members(basis.with_ledger(agreed), pools, candidates):
-            agreed = Ledger.of([*entries, *found, *members])
+            agreed = Ledger.of([*entries, *adopted, *members])
     if recovered:
         # What a pod has as a whole is in the annotation of the container that was its first.
         agreed, _ = with_completed_claims(basis.with_ledger(agreed), engine)
@@ -128,7 +128,7 @@ def reconcile(
     agreed = agreed.with_notified_cpus(
         {update.container_id: update.cpuset_cpus for update in updates if update.cpuset_cpus}
     )
-    return _reconciliation(ledger, agreed, gone, found, tuple(updates), recovered)
+    return _reconciliation(ledger, agreed, gone, adopted, tuple(updates), recovered)
 
 
 def _gone(ledger: Ledger, observed: Mapping[str, Container], listed: Collection[str]) -> tuple[str, ...]:

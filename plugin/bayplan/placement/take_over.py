@@ -108,24 +108,24 @@ def take_over(
 def _taken(
     basis: Basis,
     engine: Engine,
-    one: _Found,
+    placed: _Found,
     state: KubeletState,
 ) -> Entry:
     """The entry of a container once it is ours. What a file that is left out would say stays as it is."""
     ledger = basis.ledger
-    entry = one.entry
+    entry = placed.entry
     request, before = entry.decision.request, entry.decision.placement
     cpus, mems, notified = before.exclusive_cpus, before.mems, entry.notified_cpus
-    if state.cpus is not None and one.cpus is not None:
-        request, cpus, notified = replace(request, pinned_cpus=None), one.cpus, one.cpus
-    if state.memory is not None and one.nodes is not None:
-        request, mems = replace(request, pinned_mems=None), one.nodes
+    if state.cpus is not None and placed.cpus is not None:
+        request, cpus, notified = replace(request, pinned_cpus=None), placed.cpus, placed.cpus
+    if state.memory is not None and placed.nodes is not None:
+        request, mems = replace(request, pinned_mems=None), placed.nodes
     request = replace(request, pinned_by_update=False)
     base = ledger.without(entry.container_id)
     placement = engine.adopt(basis.with_ledger(base), request, mems or request.pinned_mems)
     placement = replace(placement.staying(), mems=mems, exclusive_cpus=cpus)
-    what = [cpus_text(one.cpus)] if one.cpus else []
-    what += [f"memory on {nodes_text(one.nodes)}"] if one.nodes else []
+    what = [cpus_text(placed.cpus)] if placed.cpus else []
+    what += [f"memory on {nodes_text(placed.nodes)}"] if placed.nodes else []
     reason = Reason(TAKEN_OVER, f"kubelet had given it {' and '.join(what)}; taken over from its state files")
     return replace(
         entry, decision=Decision(request, Outcome.PLACED, placement, (reason,)), notified_cpus=notified

@@ -120,25 +120,25 @@ class _Document:
         return _cpus(machine, "complete_cpuset") | shown, shown if online is None else shown & _mask(online)
 
     def _nodes(self, online: CpuSet) -> tuple[Node, ...]:
-        found = self.objects["NUMANode"]
-        if not found:
-            found = self.objects["Machine"][:1]
-            if not found:
+        elements = self.objects["NUMANode"]
+        if not elements:
+            elements = self.objects["Machine"][:1]
+            if not elements:
                 raise invalid("Machine", "no object of that type", "one, or objects of the type NUMANode")
-        ids = [_index(one) if one.get("type") == "NUMANode" else 0 for one in found]
+        ids = [_index(one) if one.get("type") == "NUMANode" else 0 for one in elements]
         if len(set(ids)) != len(ids):
             raise invalid("NUMANode", f"nodes with the ids {sorted(ids)}", "each os_index once")
         near = {
             node: (_cpus(one) if one.get("type") == "NUMANode" else online) & online
-            for node, one in zip(ids, found, strict=True)
+            for node, one in zip(ids, elements, strict=True)
         }
         own = in_first_nodes(near)
-        memory = {node: _amount(one, "local_memory") for node, one in zip(ids, found, strict=True)}
+        memory = {node: _amount(one, "local_memory") for node, one in zip(ids, elements, strict=True)}
         if not any(memory.values()):
             self.assumed.append(assumed_memory())
             memory = {node: len(cpus) * ASSUMED_BYTES_PER_CPU for node, cpus in own.items()}
         distances = self._distances(ids)
-        tiers = self._tiers(ids, found)
+        tiers = self._tiers(ids, elements)
         return tuple(
             Node(
                 node,
@@ -150,7 +150,7 @@ class _Document:
                 initiators=self._initiators(own, near, node),
                 owner=_owner(one),
             )
-            for node, one in zip(ids, found, strict=True)
+            for node, one in zip(ids, elements, strict=True)
         )
 
     def _initiators(self, own: Mapping[int, CpuSet], near: Mapping[int, CpuSet], node: int) -> NodeSet:

@@ -118,7 +118,7 @@ def _of_files(directory: Path) -> Iterator[Problem]:
             continue
         if stat.S_ISLNK(status.st_mode):
             # SQLite follows a link to a database, and then keeps its log there; it refuses a log that is one.
-            found = f"a symbolic link to {path.readlink()}"
+            kind = f"a symbolic link to {path.readlink()}"
             target = os.path.realpath(path)
             # Of a loop there is no other end.
             moved = (
@@ -126,15 +126,15 @@ def _of_files(directory: Path) -> Iterator[Problem]:
                 if name == "state.db" and os.path.exists(target)  # noqa: PTH110 - Path.resolve raises RuntimeError
                 else ""
             )
-            yield Problem(name, found, " ".join(filter(None, (f"a regular file (rm {path})", moved))))
+            yield Problem(name, kind, " ".join(filter(None, (f"a regular file (rm {path})", moved))))
         elif not stat.S_ISREG(status.st_mode):
             if name == "lock":
                 yield Problem(name, kind_of(status), f"a regular file (rm -r {path})")
         elif status.st_uid not in (0, os.geteuid()):
             yield Problem(name, f"a file of user {status.st_uid}", f"one of root's (chown root {path})")
         elif status.st_mode & stat.S_IWOTH:
-            found = f"a file with mode {stat.S_IMODE(status.st_mode):o}"
-            yield Problem(name, found, f"one that others cannot write (chmod go-w {path})")
+            kind = f"a file with mode {stat.S_IMODE(status.st_mode):o}"
+            yield Problem(name, kind, f"one that others cannot write (chmod go-w {path})")
 
 
 _PROBE_BYTES: Final = 256 << 10

@@ -152,7 +152,7 @@ def claimable_by_node(basis: Basis, *, jointly: bool = False) -> dict[int, dict[
 
 def _together(basis: Basis, alone: Mapping[int, Mapping[str, int]]) -> dict[int, dict[str, int]]:
     """As large a part of what each node *alone* has, the same of all, as they have together."""
-    flows, found = ResourceFlows(basis), {node: dict(row) for node, row in alone.items()}
+    flows, room_by_node = ResourceFlows(basis), {node: dict(row) for node, row in alone.items()}
     for resource in flows.capacity:
 
         def part(parts: int, resource: str = resource) -> dict[int, int]:
@@ -164,9 +164,9 @@ def _together(basis: Basis, alone: Mapping[int, Mapping[str, int]]) -> dict[int,
 
         most = bisect_left(range(1, _PARTS + 1), 1, key=exceeds)
         for node, amount in part(most).items():
-            if resource in found[node]:
-                found[node][resource] = amount
-    return found
+            if resource in room_by_node[node]:
+                room_by_node[node][resource] = amount
+    return room_by_node
 
 
 def node_rooms(basis: Basis, request: Request | None = None) -> list[View]:

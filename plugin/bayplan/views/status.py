@@ -112,11 +112,11 @@ def nodes_view(snapshot: Snapshot, spreads: Spreads | None = None) -> View:
 def _cpu_pools(snapshot: Snapshot) -> list[View]:
     """The named pools: those of the configuration, and those that still have members."""
     ledger, configured = snapshot.ledger, snapshot.policy.cpu_pools
-    found = []
+    views = []
     for name in sorted(configured.keys() | ledger.pool_ids.keys()):
         members = [entry.decision.request for entry in ledger.members(name)]
         pool = configured.get(name)
-        found.append(
+        views.append(
             {
                 "name": name,
                 "cpus": str(ledger.pool_cpus(name)),
@@ -127,16 +127,16 @@ def _cpu_pools(snapshot: Snapshot) -> list[View]:
                 "containers": sorted(one.name for one in members),
             }
         )
-    return found
+    return views
 
 
 def _resource_claims(snapshot: Snapshot) -> list[View]:
     """The resource claims that are held, each with what it has by device, and the containers that have it."""
     ledger = snapshot.ledger
-    found = []
+    views = []
     for held in ledger.resource_claims.values():
         claim = held.claim
-        found.append(
+        views.append(
             {
                 "name": f"{claim.namespace}/{claim.name}",
                 "uid": claim.uid,
@@ -157,7 +157,7 @@ def _resource_claims(snapshot: Snapshot) -> list[View]:
                 "containers": sorted(one.decision.request.name for one in users_of(ledger, claim.uid)),
             }
         )
-    return sorted(found, key=lambda one: (one["name"], one["uid"]))
+    return sorted(views, key=lambda one: (one["name"], one["uid"]))
 
 
 def _kept_for_pods(snapshot: Snapshot) -> list[View]:

@@ -124,8 +124,8 @@ class WantedClaims(Struct, frozen=True):
 
 def wanted_of(pod: Object) -> WantedClaims | None:
     """What *pod*, as the API server has it, says of claims; None if it has none, or they are not made yet."""
-    one = msgspec.convert(pod, _Pod)
-    spec, status = one.spec, one.status
+    described = msgspec.convert(pod, _Pod)
+    spec, status = described.spec, described.status
     names = {each.name: each.resource_claim_name for each in spec.resource_claims}
     names |= {each.name: each.resource_claim_name for each in status.resource_claim_statuses or ()}
     rows = [
@@ -140,7 +140,7 @@ def wanted_of(pod: Object) -> WantedClaims | None:
             (each.container_name, extended.resource_claim_name, each.request_name)
             for each in extended.request_mappings
         ]
-    return WantedClaims(one.metadata.namespace, one.metadata.uid, tuple(rows)) if rows else None
+    return WantedClaims(described.metadata.namespace, described.metadata.uid, tuple(rows)) if rows else None
 
 
 def place_of(name: str, driver: str, attributes: Mapping[str, Mapping[str, Any]]) -> ClaimedDevice | None:

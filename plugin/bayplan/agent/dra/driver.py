@@ -195,10 +195,10 @@ class ClaimDriver:
         fields = {"claim": f"{claim.namespace}/{claim.name}", "problem": problem}
         logger.warning("a resource claim was held, and nobody needs it", extra=fields)
 
-    async def _say(self, claim: pb.Claim, found: ClaimObject, problem: str) -> None:
+    async def _say(self, claim: pb.Claim, claim_object: ClaimObject, problem: str) -> None:
         """Write into the claim's status that it is prepared, or the *problem*: kubelet's event on the pod has
         it too, and goes after an hour. Nothing is written where it says so."""
-        if found.status.said == problem:
+        if claim_object.status.said == problem:
             return
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         condition = {
@@ -216,7 +216,7 @@ class ClaimDriver:
                 **({} if one.share_id is None else {"shareID": one.share_id}),
                 "conditions": [condition],
             }
-            for one in found.own
+            for one in claim_object.own
         ]
         applied = {
             "apiVersion": f"{API_GROUP}/{API_VERSION}",

@@ -342,23 +342,23 @@ def events_of(report: View) -> list[tuple[PageEvent, NodeSet]]:
     """What the answer to ``report`` says happened, in order, each with the nodes that it concerns. A refusal
     concerns all: none of them had room; so does what is bound to none."""
     everywhere = NodeSet(range(NodeSet.max_id + 1))
-    found: list[tuple[PageEvent, NodeSet]] = []
+    events: list[tuple[PageEvent, NodeSet]] = []
     for one in report["containers"]:
         nodes = _nodes(one["mems"]) or everywhere
-        found.append((_event(one, one["outcome"], f"{one['name']}: {why(one['reasons'])}"), nodes))
+        events.append((_event(one, one["outcome"], f"{one['name']}: {why(one['reasons'])}"), nodes))
     for one in report["moves"]:
         words = f"{one['name']} from {one['before']} to {one['after']} for {one['for']}"
-        found.append((_event(one, "moved", words), _nodes(one["before"], one["after"])))
+        events.append((_event(one, "moved", words), _nodes(one["before"], one["after"])))
     for one in report["pageMoves"]:
         words = f"{format_bytes(one['movedBytes'])} of {one['name']}"
         words += f" from node {one['fromNode']} to {one['toNode']}"
         what = "moved" if one["done"] else "not moved"
         words += f"; {one['obstacle']}" if one["obstacle"] else ""
-        found.append((_event(one, what, words), NodeSet([one["fromNode"], one["toNode"]])))
+        events.append((_event(one, what, words), NodeSet([one["fromNode"], one["toNode"]])))
     for one in report["evictions"]:
         words = f"{one['name']}: {one['text']}"
-        found.append((_event(one, "evicted", words), _nodes(one["mems"]) or everywhere))
-    return sorted(found, key=lambda pair: pair[0].at)
+        events.append((_event(one, "evicted", words), _nodes(one["mems"]) or everywhere))
+    return sorted(events, key=lambda pair: pair[0].at)
 
 
 def happened(events: Sequence[PageEvent], node: int | None, now_s: float, width: float) -> str:

@@ -263,14 +263,14 @@ class CpuLayout:
         """The groups of *within*, by the outermost of *levels*."""
         kinds, masks = levels[0]
         unit = sum(1 << self.fields.of_kind[kind] for kind in kinds)
-        found = []
+        groups = []
         for mask in filter(None, [one & within for one in masks]):
             node = None
             if "node" in kinds:
                 node = next((node for node, cpus in self.node_masks.items() if cpus & mask), None)
             if len(levels) > 1:
                 children = self._built(mask, levels[1:], clusters)
-                found.append(_Group(mask, unit, children, node=node))
+                groups.append(_Group(mask, unit, children, node=node))
                 continue
             parts = _within(clusters, mask)
             children = tuple(
@@ -283,8 +283,8 @@ class CpuLayout:
                 for part in parts
             )
             cores = () if children else tuple(_within(self.cores, mask))
-            found.append(_Group(mask, unit, children, cores, node, is_cell=True))
-        return tuple(found)
+            groups.append(_Group(mask, unit, children, cores, node, is_cell=True))
+        return tuple(groups)
 
     def cores_in(self, group: _Group, wanted: WantedCpus) -> "_Cores":
         """The cores of *group* with CPUs of *wanted*."""
@@ -548,7 +548,7 @@ class _Choosing:
         return found
 
     def _sum(self, one: Table, other: Table, most: int, *, only: bool) -> Table:
-        found: Table = {}
+        sums: Table = {}
         if only:
             pairs = [
                 (count, cost, other[most - count]) for count, cost in one.items() if most - count in other
@@ -559,7 +559,7 @@ class _Choosing:
         self.steps -= len(one) * len(other)
         if self.steps < 0:
             return {}
-        get = found.get
+        get = sums.get
         for count, cost in one.items():
             for more, rest in other.items():
                 total = count + more
@@ -567,8 +567,8 @@ class _Choosing:
                     summed = cost + rest
                     known = get(total)
                     if known is None or summed < known:
-                        found[total] = summed
-        return self._limited(found)
+                        sums[total] = summed
+        return self._limited(sums)
 
     def _limited(self, table: Table) -> Table:
         """Of *table* what can be a part of the best choice: by as many broken and split cores as it has."""
@@ -604,7 +604,7 @@ class _Choosing:
             node_left = free.bit_count() - (group.mask & wanted.kept).bit_count()
             node_all = 1 << fields.node_bits * max(0, node_left)
         wholes = self._wholes(group) if group.is_cell or group.is_cluster else 0
-        found = {}
+        costs = {}
         for count, inner in table.items():
             cost = inner
             if count or begun:
@@ -621,8 +621,8 @@ class _Choosing:
                     size, position = fields.cell_bits, fields.cell_pieces
                     cost -= touched << fields.touched
                 cost += (1 << size * wholes) - (1 << size * (wholes - touched)) << position
-            found[count] = cost
-        return found
+            costs[count] = cost
+        return costs
 
     def _wholes(self, group: _Group) -> int:
         """How many whole cores *group* has."""

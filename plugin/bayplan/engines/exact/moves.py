@@ -219,7 +219,7 @@ def moves_back(flows: ResourceFlows, staying: Collection[str]) -> tuple[Move, ..
     """The first few of the containers that became wider and for which there is room again where they were
     placed, and of those that are to leave nodes with their pages, without those *staying*. A container that
     lacks a part of its promise stays wide: on more nodes it is more likely to get it."""
-    trial, found = None, []
+    trial, moves = None, []
     for container_id, entry in sorted(flows.ledger.entries.items()):
         if container_id in staying or not entry.decision.placement.promise.amounts_bytes:
             continue
@@ -227,7 +227,7 @@ def moves_back(flows: ResourceFlows, staying: Collection[str]) -> tuple[Move, ..
         if placement.leaving is not None:
             # What it is promised is elsewhere already.
             before = claim.nodes | placement.leaving
-            found.append(Move(container_id, entry.decision.request.name, before, claim.nodes))
+            moves.append(Move(container_id, entry.decision.request.name, before, claim.nodes))
         if placement.original_nodes is None or claim.short_bytes or not is_confined(entry.decision.request):
             continue
         trial = trial or flows.copy()
@@ -237,12 +237,12 @@ def moves_back(flows: ResourceFlows, staying: Collection[str]) -> tuple[Move, ..
             trial.change(back)
             moved_bytes = _outside_bytes(flows.basis, container_id, back.nodes)
             name = entry.decision.request.name
-            found.append(Move(container_id, name, claim.nodes, back.nodes, moved_bytes))
-            if len(found) >= MAX_RETURNS:
+            moves.append(Move(container_id, name, claim.nodes, back.nodes, moved_bytes))
+            if len(moves) >= MAX_RETURNS:
                 break
         else:
             trial.change(claim)
-    return tuple(found)
+    return tuple(moves)
 
 
 def _outside_bytes(basis: Basis, container_id: str, nodes: NodeSet) -> int:

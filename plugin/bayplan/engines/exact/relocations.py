@@ -99,13 +99,13 @@ class Movable(Struct, frozen=True):
 
 def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
     """*plan* as moves out of *ledger*. Who has memory on any node moves its CPUs alone."""
-    found = []
+    moves = []
     for one in plan.relocations:
         placement = ledger.entries[one.container_id].decision.placement
         before, after = one.before, one.after
         if placement.mems is None:
             before = after = placement.claimed.nodes
-        found.append(
+        moves.append(
             Move(
                 one.container_id,
                 one.name,
@@ -116,7 +116,7 @@ def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
                 cpus=one.cpus_after,
             )
         )
-    return tuple(found)
+    return tuple(moves)
 
 
 def may_relocate(entry: Entry, ledger: Ledger) -> bool:
@@ -423,11 +423,11 @@ class RelocationSearch:
         for movable, _ in self._chosen:
             ledger = ledger.without(movable.entry.container_id)
         coming = [(target, movable) for movable, target in self._chosen]
-        found: dict[str, CpuSet] = {}
+        cpus_by_id: dict[str, CpuSet] = {}
         asking: list[tuple[int, Movable | None]] = [*coming, (nodes, None)]
-        for target, one in sorted(asking, key=lambda each: each[0].bit_count()):
-            request = self._request if one is None else one.entry.decision.request
-            count = self._exclusive.count if one is None else one.cpus
+        for target, mover in sorted(asking, key=lambda each: each[0].bit_count()):
+            request = self._request if mover is None else mover.entry.decision.request
+            count = self._exclusive.count if mover is None else mover.cpus
             if not count:
                 continue
             exclusive = ExclusiveCpus(self._topology, basis.with_ledger(ledger), request, None)
@@ -436,7 +436,7 @@ class RelocationSearch:
             away = exclusive.away_from(mems, taken.cpus)
             if taken.lacking is not None or len(taken.cpus) != count or away:
                 return None
-            found[request.container_id] = taken.cpus
+            cpus_by_id[request.container_id] = taken.cpus
             placement = Placement(mems, taken.cpus, claim=Claim(mems))
             ledger = ledger.with_entry(Entry(Decision(request, Outcome.PLACED, placement)))
         return tuple(
@@ -446,7 +446,7 @@ class RelocationSearch:
                 NodeSet.of_mask(movable.home),
                 NodeSet.of_mask(target),
                 movable.entry.decision.placement.exclusive_cpus,
-                found.get(movable.entry.container_id, CpuSet()),
+                cpus_by_id.get(movable.entry.container_id, CpuSet()),
                 self._moved_bytes(movable, target),
             )
             for movable, target in sorted(self._chosen, key=lambda one: one[0].entry.container_id)
@@ -482,8 +482,8 @@ class RelocationSearch:
         """Where *movable* would be as well off: on as many nodes or fewer, which are no farther apart and no
         farther from its devices; on the same ones where it is the CPUs that can lie otherwise."""
         home, hints, key = movable.home, movable.hints, (movable.home, movable.hints, bool(movable.cpus))
-        found = self._targets_of.get(key)
-        if found is None:
+        targets = self._targets_of.get(key)
+        if targets is None:
             topology, width = self._topology, home.bit_count()
             allowed, far = topology.machine.ordinary_nodes.mask, _far(home, hints)
             farthest, sets = topology.distance(home), list[int]()
@@ -496,8 +496,8 @@ class RelocationSearch:
             if home in sets and not (movable.cpus and width > 1):
                 sets.remove(home)
             self._rooms.steps += len(sets) // _SETS_A_STEP
-            found = self._targets_of[key] = tuple(sets)
-        return found
+            targets = self._targets_of[key] = tuple(sets)
+        return targets
 
     def _moved_bytes(self, movable: Movable, nodes: int) -> int:
         """How much of it cannot stay where it lies, at most, on *nodes*."""

@@ -76,7 +76,7 @@ def _representatives(nodes: list[int], rows: Mapping[int, list[int]]) -> dict[in
     a socket can."""
     position = {node: index for index, node in enumerate(nodes)}
     kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    found = {}
+    representatives = {}
     for node in nodes:
         row, here = rows[node], position[node]
         kind = kinds[tuple(sorted(row))]
@@ -84,13 +84,13 @@ def _representatives(nodes: list[int], rows: Mapping[int, list[int]]) -> dict[in
             exchanged, there = rows[other].copy(), position[other]
             exchanged[here], exchanged[there] = row[here], row[there]
             if row == exchanged:
-                found[node] = other
+                representatives[node] = other
                 break
         else:
-            found[node] = node
+            representatives[node] = node
             if len(kind) < _MOST_KINDS:
                 kind.append(node)
-    return found
+    return representatives
 
 
 class NodeTopology:
@@ -199,23 +199,23 @@ class NodeTopology:
 
         Where these are too many to enumerate only good ones, among them the nodes with the most of *rooms*.
         """
-        found = self._ranked.get((allowed, width))
+        sets = self._ranked.get((allowed, width))
         many = self.too_many(allowed, width)
-        if found is None:
+        if sets is None:
             if many:
-                found = sorted(set(self._grown(allowed, width)), key=self._rank)
+                sets = sorted(set(self._grown(allowed, width)), key=self._rank)
             else:
                 # They come by ids already.
                 every = list(map(sum, combinations(bits(allowed), width)))
-                found = sorted(every, key=lambda nodes: (self.distance(nodes), self.remote_initiators(nodes)))
-            self._ranked[allowed, width] = found
+                sets = sorted(every, key=lambda nodes: (self.distance(nodes), self.remote_initiators(nodes)))
+            self._ranked[allowed, width] = sets
         if not many:
-            return found
+            return sets
         roomiest = sum(sorted(bits(allowed), key=lambda node: (-rooms.get(node, 0), node))[:width])
-        if roomiest not in found:
-            found = found.copy()
-            insort(found, roomiest, key=self._rank)
-        return found
+        if roomiest not in sets:
+            sets = sets.copy()
+            insort(sets, roomiest, key=self._rank)
+        return sets
 
     def too_many(self, allowed: int, width: int) -> bool:
         """Whether the sets of *width* of the *allowed* nodes are more than are looked at one by one."""

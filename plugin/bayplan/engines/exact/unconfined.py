@@ -86,7 +86,7 @@ def widened_placements(basis: Basis) -> dict[str, Placement]:
     """The placements of those that are confined to no set, on all ordinary nodes that there are now; only
     those that had fewer, and none that lost some."""
     machine, ledger = basis.machine, basis.ledger
-    nodes, found = machine.ordinary_nodes, {}
+    nodes, placements = machine.ordinary_nodes, {}
     for container_id, entry in ledger.entries.items():
         request, placement = entry.decision.request, entry.decision.placement
         claim = placement.promise
@@ -98,14 +98,14 @@ def widened_placements(basis: Basis) -> dict[str, Placement]:
         ):
             continue
         mems = None if placement.mems is None else open_mems(machine, request)
-        found[container_id] = replace(
+        placements[container_id] = replace(
             placement,
             mems=mems,
             claim=replace(claim, nodes=nodes),
             booked_bytes={},
             previous_mems=placement.mems,
         )
-    return found
+    return placements
 
 
 def is_left_alone(request: Request) -> bool:

@@ -335,30 +335,30 @@ class MessageReader:
             self._start = 0
         return None
 
-    def _read(self, one: _Incoming, available_bytes: int) -> MessageHeader | None:
+    def _read(self, incoming: _Incoming, available_bytes: int) -> MessageHeader | None:
         """Take of the current frame what belongs to the next message, at most so many bytes; its header, once
         it is complete."""
         backlog, start = self._backlog, self._start
-        end, header = start + available_bytes, one.header
+        end, header = start + available_bytes, incoming.header
         if header is None:
-            begun, start = start, min(end, start + MESSAGE_HEADER_BYTES - len(one.head))
-            one.head += backlog[begun:start]
-            if len(one.head) == MESSAGE_HEADER_BYTES:
-                one.header = header = MessageHeader._make(_MESSAGE_HEADER.unpack(one.head))
-                one.head.clear()
-                one.missing_bytes, one.ruling = header.length, one.judge(header)
+            begun, start = start, min(end, start + MESSAGE_HEADER_BYTES - len(incoming.head))
+            incoming.head += backlog[begun:start]
+            if len(incoming.head) == MESSAGE_HEADER_BYTES:
+                incoming.header = header = MessageHeader._make(_MESSAGE_HEADER.unpack(incoming.head))
+                incoming.head.clear()
+                incoming.missing_bytes, incoming.ruling = header.length, incoming.judge(header)
         if header is not None:
-            begun, start = start, min(end, start + one.missing_bytes)
-            if one.ruling.verdict is not Verdict.READ:
+            begun, start = start, min(end, start + incoming.missing_bytes)
+            if incoming.ruling.verdict is not Verdict.READ:
                 pass
-            elif one.body:
-                one.body += backlog[begun:start]
+            elif incoming.body:
+                incoming.body += backlog[begun:start]
             else:
-                one.body = backlog[begun:start]
-            one.missing_bytes -= start - begun
+                incoming.body = backlog[begun:start]
+            incoming.missing_bytes -= start - begun
         self._left_bytes -= start - self._start
         self._start = start
-        return None if one.missing_bytes else header
+        return None if incoming.missing_bytes else header
 
 
 class Connection:
