@@ -159,7 +159,7 @@ complete -c bayplan -n '_shtab_bayplan_using simulate' -l config -xka "(__fish_c
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l set -x -d 'a key as baypland'"'"'s flags have it, like topologyManagerPolicy=restricted; with ENGINE it is for that engine only'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l steps -d 'show every decision, not only the refused ones'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l trace-format -x -d 'a public format: alibaba-gpu-2023 or alibaba-gpu-2025; else CSV or JSON lines whose columns are called name, cpus, memory, arrives, lasts and so on'
-complete -c bayplan -n '_shtab_bayplan_using simulate' -l column -x -d 'where a field of a pod stands, like cpus=cpu_milli:milli or resource.gpu=num_gpu'
+complete -c bayplan -n '_shtab_bayplan_using simulate' -l column -x -d 'where a field of a pod stands, like cpus=cpu_milli:milli or resource.gpu=num_gpu; memory==4:Gi is the same for all'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l scheduler -x -d 'least-allocated (the default), most-allocated, nrt, nrt-least-numa, dra or ask; several are compared'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l load -x -d 'cut the trace, or repeat its pods, so that at most this part of the cluster is asked for at once'
 complete -c bayplan -n '_shtab_bayplan_using simulate' -l seed -x -d 'of everything that is random'

@@ -49,7 +49,8 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIELD=COLUMN[:UNIT]",
-        help="where a field of a pod stands, like cpus=cpu_milli:milli or resource.gpu=num_gpu",
+        help="where a field of a pod stands, like cpus=cpu_milli:milli or resource.gpu=num_gpu; "
+        "memory==4:Gi is the same for all",
     )
     parser.add_argument(
         "--scheduler",

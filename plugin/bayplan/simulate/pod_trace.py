@@ -13,10 +13,12 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from math import ceil
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -36,6 +38,10 @@ _NUMBERED: Final = re.compile(r"#[1-9][0-9]*")
 """A column of a file without a line of names."""
 RESOURCE: Final = "resource."
 """What stands before the name of an extended resource in the name of a field."""
+_DATE: Final = "date"
+"""Of times: ISO 8601, also with a space in it, and UTC where no zone is given."""
+_PODS: Final = "pods"
+_TOTAL: Final = "total"
 _UNITS: Final[Mapping[str, Mapping[str, Decimal]]] = MappingProxyType(
     {
         "cpus": {"": Decimal(1000), "cores": Decimal(1000), "milli": Decimal(1)},
@@ -44,9 +50,10 @@ _UNITS: Final[Mapping[str, Mapping[str, Decimal]]] = MappingProxyType(
         },
         "arrives": {
             "": Decimal(1), "s": Decimal(1), "us": Decimal("0.000001"), "ms": Decimal("0.001"),
-            "min": Decimal(60), "h": Decimal(3600), "d": Decimal(86400),
+            _DATE: Decimal(1), "min": Decimal(60), "h": Decimal(3600), "d": Decimal(86400),
         },
         RESOURCE: {"": Decimal(1)},
+        _PODS: {"": Decimal(1), "each": Decimal(1), _TOTAL: Decimal(1)},
     }
 )  # fmt: skip
 """By what the number of a column is multiplied: to milli-CPUs, bytes, seconds, pieces."""
@@ -61,7 +68,9 @@ _KIND_OF: Final = {
     "lasts": "arrives",
 }
 _TEXTS: Final = ("name", "qos", "group")
-FIELDS: Final = (*_TEXTS, *_KIND_OF, "mostPerNode", f"{RESOURCE}NAME")
+FIELDS: Final = (*_TEXTS, *_KIND_OF, "mostPerNode", _PODS, f"{RESOURCE}NAME")
+_MOST_PODS: Final = 10_000
+"""Of one row."""
 _QOS: Final = {one.value: one for one in QosClass}
 
 
@@ -90,11 +99,14 @@ class TimedPod(Struct, frozen=True):
 
 
 class TraceFormat(Struct, frozen=True):
-    """How rows become pods: ``columns`` has ``(column, unit)`` by field. ``qos`` names of a trace are mapped
+    """How rows become pods: ``columns`` has ``(column, unit)`` by field, and ``constants`` what stands in no
+    column; ``shared``: amounts of a row are of all its pods together. ``qos`` names of a trace are mapped
     to classes; a name that is not there has the class that its amounts give it."""
 
     columns: Mapping[str, tuple[str, str]]
     qos: Mapping[str, QosClass] = MappingProxyType({})
+    constants: Mapping[str, str] = MappingProxyType({})
+    shared: bool = False
 
 
 FORMATS: Final[Mapping[str, TraceFormat]] = MappingProxyType(
@@ -145,7 +157,8 @@ PLAIN: Final = TraceFormat({field: (field, "") for field in (*_TEXTS, *_KIND_OF,
 
 def read_pod_trace(path: Path, name: str = "", columns: Sequence[str] = ()) -> list[TimedPod]:
     """The pods of the file at *path* (``-``: the standard input) by arrival. *name* is one of `FORMATS`;
-    *columns* are ``FIELD=COLUMN[:UNIT]``, instead of its.
+    *columns* are ``FIELD=COLUMN[:UNIT]``, or ``FIELD==VALUE[:UNIT]`` for all rows, instead of its. Where
+    times are dates the first pod arrives at 0.
 
     Raises:
         ConfigError: everything that is wrong with the flags or the file, up to 20 rows.
@@ -158,7 +171,7 @@ def read_pod_trace(path: Path, name: str = "", columns: Sequence[str] = ()) -> l
     with collector:
         for place, row in _rows(content, trace_format):
             with collector:
-                pods.append(_pod(place, row, trace_format))
+                pods += _pods(place, row, trace_format)
             if len(collector.problems) >= _MOST_PROBLEMS:
                 break
     if not collector.problems:
@@ -167,6 +180,9 @@ def read_pod_trace(path: Path, name: str = "", columns: Sequence[str] = ()) -> l
             collector.problems.append(Problem("the file", "no row", "a row for each pod"))
     if collector.problems:
         raise ConfigError(where, tuple(collector.problems[:_MOST_PROBLEMS]))
+    if any(unit == _DATE for _, unit in trace_format.columns.values()):
+        first_s = min(pod.arrives_s for pod in pods)
+        pods = [replace(pod, arrives_s=pod.arrives_s - first_s) for pod in pods]
     return sorted(pods, key=lambda pod: (pod.arrives_s, pod.name))
 
 
@@ -211,26 +227,37 @@ def _format(name: str, columns: Sequence[str]) -> TraceFormat:
         problem = Problem("--trace-format", repr(name), f"one of {', '.join(FORMATS)}")
         raise ConfigError("command line", (problem,))
     chosen = FORMATS.get(name, PLAIN)
-    named = dict(chosen.columns)
+    named, constants, shared = dict(chosen.columns), dict(chosen.constants), chosen.shared
     problems: list[Problem] = []
     for text in columns:
         field, equals, source = text.partition("=")
+        constant = source.startswith("=")
+        source = source.removeprefix("=")
         column, _, unit = source.rpartition(":") if ":" in source else (source, "", "")
-        kind = RESOURCE if field.startswith(RESOURCE) else _KIND_OF.get(field, "")
+        kind = (
+            RESOURCE if field.startswith(RESOURCE) else _KIND_OF.get(field, field if field == _PODS else "")
+        )
         units = _UNITS.get(kind, {"": Decimal(1)})
-        known = field in (*_TEXTS, *_KIND_OF, "mostPerNode") or (kind == RESOURCE and field != RESOURCE)
+        known = field in FIELDS[:-1] or (kind == RESOURCE and field != RESOURCE)
         if not equals or not column or not known:
             problems.append(
-                Problem("--column", repr(text), f"FIELD=COLUMN[:UNIT], with one of {', '.join(FIELDS)}")
+                Problem(
+                    "--column",
+                    repr(text),
+                    f"FIELD=COLUMN[:UNIT] or FIELD==VALUE[:UNIT], with one of {', '.join(FIELDS)}",
+                )
             )
         elif unit not in units:
             expected = f"one of the units {', '.join(filter(None, units))}" if len(units) > 1 else "no unit"
             problems.append(Problem(f"--column {field}", repr(unit), expected))
         else:
-            named[field] = (column, unit)
+            # In no file: a column's name is not empty.
+            named[field] = ("" if constant else column, unit)
+            constants[field] = column if constant else ""
+            shared = unit == _TOTAL if field == _PODS else shared
     if problems:
         raise ConfigError("command line", tuple(problems))
-    return replace(chosen, columns=named)
+    return replace(chosen, columns=named, constants=constants, shared=shared)
 
 
 def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -247,9 +274,8 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
     names = _numbers(lines, trace_format)
     reader = csv.DictReader(lines, names, strict=True)
     present = reader.fieldnames or ()
-    missing = [trace_format.columns[field][0] for field in ("cpus", "memory")]
-    for column in missing:
-        if column not in present:
+    for column in (trace_format.columns[field][0] for field in ("cpus", "memory")):
+        if column and column not in present:
             raise invalid(
                 "the first line", ", ".join(present) or "nothing", f"the column {column}, or --column"
             )
@@ -276,18 +302,28 @@ def _flat(row: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found | {f"{name}.{key}": one for name, value in inner.items() for key, one in value.items()}
 
 
-def _pod(where: str, row: Mapping[str, Any], trace_format: TraceFormat) -> TimedPod:
-    def text(field: str) -> str:
-        column, _ = trace_format.columns.get(field, (field, ""))
-        value = row.get(column)
+class _Row(NamedTuple):
+    """A row of a trace, at *where*."""
+
+    where: str
+    columns: Mapping[str, Any]
+    form: TraceFormat
+
+    def text(self, field: str) -> str:
+        """What stands there for *field*, "" for nothing."""
+        column, _ = self.form.columns.get(field, (field, ""))
+        value = self.form.constants.get(field) or self.columns.get(column)
         return "" if value is None else str(value).strip()
 
-    def number(field: str) -> Decimal | None:
-        column, unit = trace_format.columns.get(field, (field, ""))
-        found = text(field)
+    def number(self, field: str) -> Decimal | None:
+        """That as a number in our units."""
+        column, unit = self.form.columns.get(field, (field, ""))
+        found = self.text(field)
         if not found:
             return None
         kind = RESOURCE if field.startswith(RESOURCE) else _KIND_OF.get(field, "")
+        if unit == _DATE:
+            return _seconds_of(f"{self.where}: {column or field}", found)
         try:
             value = Decimal(found)
         except InvalidOperation:
@@ -295,32 +331,68 @@ def _pod(where: str, row: Mapping[str, Any], trace_format: TraceFormat) -> Timed
         if field == "mostPerNode" and value == -1:
             return None
         if not value.is_finite() or value < 0:
-            raise invalid(f"{where}: {column}", show(row.get(column)), "a number that is not negative")
+            raise invalid(f"{self.where}: {column or field}", show(found), "a number that is not negative")
         return value * _UNITS.get(kind, {unit: Decimal(1)})[unit]
 
+    def amount(self, field: str) -> Decimal:
+        """Of each of its pods."""
+        return (self.number(field) or Decimal(0)) / (self.count if self.form.shared else 1)
+
+    @property
+    def count(self) -> int:
+        """How many pods it is."""
+        asked = self.number(_PODS)
+        count = 1 if asked is None else int(asked)
+        if not 0 < count <= _MOST_PODS or (asked is not None and asked != count):
+            expected = f"a whole number from 1 to {_MOST_PODS}"
+            raise invalid(f"{self.where}: {_PODS}", show(self.text(_PODS)), expected)
+        return count
+
+
+def _pods(where: str, row: Mapping[str, Any], trace_format: TraceFormat) -> Iterator[TimedPod]:
+    """The pods of a row: one, or as many alike as it says."""
+    one = _Row(where, row, trace_format)
+    pod, count = _pod(one), one.count
+    if count == 1:
+        yield pod
+        return
+    for number in range(1, count + 1):
+        yield replace(pod, name=f"{pod.name}.{number}")
+
+
+def _pod(row: _Row) -> TimedPod:
     resources = {
-        field.removeprefix(RESOURCE): int(amount)
-        for field in trace_format.columns
-        if field.startswith(RESOURCE) and (amount := number(field))
+        field.removeprefix(RESOURCE): ceil(amount)
+        for field in row.form.columns
+        if field.startswith(RESOURCE) and (amount := row.amount(field))
     }
-    arrives = number("arrives") or Decimal(0)
-    begins, ends, lasts = number("starts") or arrives, number("ends"), number("lasts")
+    arrives = row.number("arrives") or Decimal(0)
+    begins, ends, lasts = row.number("starts") or arrives, row.number("ends"), row.number("lasts")
     if lasts is None and ends is not None:
         lasts = max(Decimal(0), ends - begins)
-    amounts = [int(number(field) or 0) for field in ("cpus", "memory", "cpusLimit", "memoryLimit")]
+    amounts = [int(row.amount(field)) for field in ("cpus", "memory", "cpusLimit", "memoryLimit")]
     return TimedPod(
-        name=text("name") or where.replace(" ", "-"),
+        name=row.text("name") or row.where.replace(" ", "-"),
         arrives_s=float(arrives),
         lasts_s=None if lasts is None else float(lasts),
         milli_cpus=amounts[0],
         memory_bytes=amounts[1],
         milli_cpus_limit=amounts[2],
         memory_limit_bytes=amounts[3],
-        qos=_class(where, text("qos"), amounts, trace_format),
+        qos=_class(row.where, row.text("qos"), amounts, row.form),
         resources=resources,
-        group=text("group"),
-        most_per_node=int(number("mostPerNode") or 0),
+        group=row.text("group"),
+        most_per_node=int(row.number("mostPerNode") or 0),
     )
+
+
+def _seconds_of(where: str, text: str) -> Decimal:
+    """Since 1970."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise invalid(where, repr(text), "a date with a time, like 2026-11-26 08:16:00+01:00") from None
+    return Decimal(str((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()))
 
 
 def _class(where: str, name: str, amounts: Sequence[int], trace_format: TraceFormat) -> QosClass:

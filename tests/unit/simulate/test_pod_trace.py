@@ -57,6 +57,25 @@ def test_a_file_without_names_has_numbered_columns(tmp_path: Path) -> None:
         read_pod_trace(path, "", ["cpus=#9", "memory=#8"])
 
 
+def test_dates_constants_and_rows_of_several_pods(tmp_path: Path) -> None:
+    """As job logs of GPU clusters have them: dates, no memory, and amounts of all nodes of a job together."""
+    text = (
+        "job_id,node_num,gpu_num,cpu_num,submit_time,duration\n"
+        "a,1,8,128,2023-03-01 00:18:22+08:00,117\n"
+        "b,2,16,97,2023-02-28 16:18:32,60\n"
+    )
+    columns = ["name=job_id", "pods=node_num:total", "cpus=cpu_num", "resource.gpu=gpu_num"]
+    columns += ["memory==4:Gi", "arrives=submit_time:date", "lasts=duration"]
+    pods = read_pod_trace(write(tmp_path, text), columns=columns)
+    assert [(pod.name, pod.arrives_s, pod.milli_cpus) for pod in pods] == [
+        ("a", 0, 128_000), ("b.1", 10, 48_500), ("b.2", 10, 48_500),
+    ]  # fmt: skip
+    assert [pod.resources["gpu"] for pod in pods] == [8, 8, 8]
+    assert {pod.memory_bytes for pod in pods} == {4 * GIB, 2 * GIB}
+    columns[1] = "pods=node_num:each"
+    assert read_pod_trace(write(tmp_path, text), columns=columns)[-1].resources["gpu"] == 16
+
+
 def test_fields_of_objects_are_named_with_a_dot(tmp_path: Path) -> None:
     path = write(tmp_path, '{"time": "1500000", "request": {"cpus": 0.25, "memory": 0.5}}\n')
     columns = ["cpus=request.cpus", "memory=request.memory:Gi", "arrives=time:us"]
@@ -88,6 +107,11 @@ def test_json_lines_and_names_that_are_missing(tmp_path: Path) -> None:
         ("cpus,memory\n1,1\n", ["cpus=c:weeks"], "--column cpus"),
         ("cpus,memory\n1,1\n", ["resource.=c"], "--column"),
         ("{not json\n", [], "line 1"),
+        ("cpus,memory,at\n1,1,tomorrow\n", ["arrives=at:date"], "line 2: at"),
+        ("cpus,memory,n\n1,1,0\n", ["pods=n"], "line 2: pods"),
+        ("cpus,memory,n\n1,1,1.5\n", ["pods=n:total"], "line 2: pods"),
+        ("cpus,memory\n1,1\n", ["memory=="], "--column"),
+        ("cpus,memory\n1,1\n", ["memory==many"], "line 2: memory"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, columns: list[str], where: str) -> None:
