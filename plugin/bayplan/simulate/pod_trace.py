@@ -336,10 +336,10 @@ class _Row(NamedTuple):
 
     def amount(self, field: str) -> Decimal:
         """Of each of its pods."""
-        return (self.number(field) or Decimal(0)) / (self.count if self.form.shared else 1)
+        return (self.number(field) or Decimal(0)) / (self.pods if self.form.shared else 1)
 
     @property
-    def count(self) -> int:
+    def pods(self) -> int:
         """How many pods it is."""
         asked = self.number(_PODS)
         count = 1 if asked is None else int(asked)
@@ -352,7 +352,7 @@ class _Row(NamedTuple):
 def _pods(where: str, row: Mapping[str, Any], trace_format: TraceFormat) -> Iterator[TimedPod]:
     """The pods of a row: one, or as many alike as it says."""
     one = _Row(where, row, trace_format)
-    pod, count = _pod(one), one.count
+    pod, count = _pod(one), one.pods
     if count == 1:
         yield pod
         return
