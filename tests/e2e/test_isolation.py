@@ -14,6 +14,7 @@ from testbed.crictl import Running
 from testbed.forms import WRAPPER
 from testbed.kernel import parse_ids
 from testbed.node import Node
+from testbed.podman import Asked
 from testbed.pods import Pod, best_effort, guaranteed
 from testbed.scenario import on, on_systemd
 from testbed.topology import THIS_MACHINE, TWO_NODES
@@ -27,6 +28,7 @@ SHOWN = {**dict.fromkeys(CPUSET_FILES, ""), "cpuset.cpus.partition": "member"}
 """What they show where nobody has set them."""
 ALL = frozenset(range(4))
 EXECS = int(os.environ.get("EXECS", "1000"))
+EMULATED_EXECS = 20
 APART = {"bayplan.dev/cpus": "exclusive=1", "bayplan.dev/exec-cpus": "shared"}
 SHOW_STATUS = ("/bin/cat", "/proc/self/status")
 RUNC = "/usr/sbin/runc"
@@ -258,6 +260,24 @@ def test_processes_that_enter_a_container_begin_beside_its_own_cpus(node: Node, 
     own = allowed - parse_ids(node.bayplan.status()["sharedCpus"])
     assert len(own) == 1
     assert begins(node, running, runtime, EXECS) == {allowed - own: EXECS}
+
+
+@pytest.mark.matrix
+@on_systemd(TWO_NODES)
+@pytest.mark.parametrize("form", ["precreate", "wrapper"])
+def test_processes_that_podman_has_enter_a_container_begin_beside_its_own_cpus(node: Node, form: str) -> None:
+    install_runc(node)
+    node.forms.install()
+    node.bayplan.start("--oci-deadline", "20s")
+    # This runc is built without seccomp.
+    more = ("--security-opt=seccomp=unconfined",)
+    asked = Asked(form, memory="100m", cpus=1.5, annotations=APART, more=more)
+    running = node.podman.run(node.forms.engine(form, "runc"), asked)
+    allowed = cpus_allowed(node.guest.read(f"/proc/{node.podman.pid(running)}/status"))
+    own = allowed - parse_ids(node.bayplan.status()["sharedCpus"])
+    assert len(own) == 1
+    said = [node.podman("exec", running, *SHOW_STATUS).stdout for _ in range(EMULATED_EXECS)]
+    assert Counter(map(cpus_allowed, said)) == {allowed - own: EMULATED_EXECS}
 
 
 @pytest.mark.matrix
