@@ -34,7 +34,7 @@ from bayplan.model.life import LifeStep, Phase, Report
 from bayplan.model.machine import Machine
 from bayplan.model.origin import NRI, Origin
 from bayplan.model.pod_as_a_whole import held_cpus
-from bayplan.model.policy import Defragment
+from bayplan.model.policy import Defragment, KeepWhole
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.resources import Resources
 from bayplan.model.sentences import memory_text, refusal
@@ -152,7 +152,7 @@ class Placements:
         # Pools of huge pages may have grown for it.
         basis = self._state.basis
         creation = Creation(basis, pod, container, origin, ability)
-        if basis.policy.learns_requests:
+        if basis.policy.keep_whole is KeepWhole.NODE:
             transaction.saw(decision.request)
         for step in self._admission:
             if decision.outcome is not Outcome.REFUSED:
@@ -229,7 +229,7 @@ class Placements:
             beside = partial(Current.with_ledger, ledger=base)
             decision = await self.once_pools_grew(transaction, beside, again, decision)
             basis = transaction.basis
-        if basis.policy.learns_requests:
+        if basis.policy.keep_whole is KeepWhole.NODE:
             transaction.saw(decision.request)
         if decision.outcome is Outcome.REFUSED:
             self.refuse(decision)

@@ -406,7 +406,7 @@ class Confinement:
         container's part."""
         if placement.mems is None:
             return placement
-        claim = placement.claimed
+        claim = placement.claim or placement.claimed
         if not claim.nodes.mask & (claim.nodes.mask - 1):
             booked = _on_one(claim.nodes, claim.amounts_bytes)
             return placement if placement.booked_bytes == booked else replace(placement, booked_bytes=booked)
