@@ -63,10 +63,14 @@ class LibmemEngine:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._process: subprocess.Popen[str] | None = None
-        self._nodes = [
+
+    def _nodes(self, basis: Basis) -> list[dict[str, object]]:
+        """Without what is reserved, as other engines have them."""
+        machine, allocatable = self._machine, basis.allocatable.bytes_by_node
+        return [
             {
                 "id": node.id,
-                "bytes": node.memory_bytes,
+                "bytes": allocatable[node.id].get(MEMORY, 0),
                 "cpus": str(node.cpus),
                 "distances": [machine.distance(node.id, other) for other in machine.node_ids],
             }
@@ -88,11 +92,12 @@ class LibmemEngine:
             if entry.decision.placement.claim is not None
         }
         asked = claim_in_full(request, self._affinity(held, size_bytes))
-        steps: list[dict[str, object]] = [{"nodes": self._nodes}]
+        steps: list[dict[str, object]] = [{"nodes": self._nodes(basis)}]
         steps += [_allocation(container_id, claim) for container_id, claim in held.items()]
         steps.append(_allocation(request.container_id, asked))
         *before, answer = self._told(steps)
-        assert not any("error" in one for one in before), "what was placed before does not fit any more"
+        for (container_id, claim), said in zip(held.items(), before[1:], strict=True):
+            assert said.get("zones") == {container_id: str(claim.nodes)}, (said, claim)
         if "error" in answer:
             return Decision(request, Outcome.REFUSED, reasons=(Reason(LIBMEM, str(answer["error"])),))
         zones = {name: NodeSet.parse(zone) for name, zone in answer["zones"].items()}
