@@ -13,8 +13,9 @@ from testbed.containerd import NRI_SOCKET
 from testbed.crictl import SOCKET as CONTAINERD_SOCKET
 from testbed.crictl import Running
 from testbed.crio import SOCKET as CRIO_SOCKET
-from testbed.crio import CrioNode, in_slice
+from testbed.crio import WRAPPER_HANDLER, CrioNode, in_slice
 from testbed.critest import CONTAINERD_SETTINGS, Critest, Outcome
+from testbed.forms import HOOKS_DIR
 from testbed.node import Node
 from testbed.pods import guaranteed
 from testbed.topology import TWO_NODES
@@ -26,13 +27,22 @@ CRIO = "crio"
 # The newest one, and the long-term one.
 CONTAINERD = ("2.4", "2.3")
 WAYS = ("nri", "hook", "wrapper")
-# What a test's name is to match and not to match: about a third of the time each.
+CONTAINERS = (
+    "basic operations on container",
+    "adding volume and device",
+    "support log",
+    "Multiple Containers",
+)
+# What a test's name is to match and not to match: some minutes each.
 PARTS = {
-    "security": ("Security Context", ()),
+    "namespaces": ("NamespaceOption|NoNewPrivs", ()),
+    "users": ("bucket|SupplementalGroupsPolicy|UserNamespaces", ()),
+    "seccomp": ("SeccompProfilePath", ()),
     "nri": ("NRI", ()),
-    "others": ("", ("Security Context", "NRI")),
+    "containers": ("|".join(CONTAINERS), ()),
+    "others": ("", ("Security Context", "NRI", *CONTAINERS)),
 }
-# A runtime without NRI has none of its tests. CRI-O has these alone here: the rest takes hours.
+# A runtime without NRI has none of its tests. On CRI-O the others take hours.
 CASES = [
     *(
         (one, part, way)
@@ -42,6 +52,7 @@ CASES = [
         if part != "nri" or way == "nri"
     ),
     (CRIO, "nri", "nri"),
+    *((CRIO, part, way) for part in ("containers", "namespaces") for way in WAYS),
 ]
 PATIENT = ("--oci-deadline", "20s")
 
@@ -59,7 +70,7 @@ class Bed:
         if part not in self._alone:
             self._start("nri")
             self._launch_owner()
-            self._alone[part] = self._run(part, "nri")
+            self._alone[part] = self._run(part, "nri", handler="")
         return self._alone[part]
 
     def beside(self, part: str, way: str) -> dict[str, Outcome]:
@@ -72,12 +83,13 @@ class Bed:
         node.bayplan.start(*PATIENT)
         if way == "nri":
             node.bayplan.await_synchronized()
-        owner = self._launch_owner(handler=_handler(way))
+        handler = self._handler(way)
+        owner = self._launch_owner(handler=handler)
         before = node.view(owner).placement
         assert len(before.cpus) == 1
-        found = self._run(part, way)
+        found = self._run(part, way, handler=handler)
         if missing := passed(self.alone(part)) - passed(found):
-            found |= self._run(part, way, only=missing)
+            found |= self._run(part, way, handler=handler, only=missing)
         assert node.view(owner).placement == before
         node.bayplan.await_known([owner.container_id])
         return found
@@ -87,7 +99,11 @@ class Bed:
         node.prepare()
         self.suite.prepare()
         if isinstance(node, CrioNode):
-            node.crio.start(nri=way == "nri")
+            if way != "nri":
+                node.install_forms()
+            if way == "wrapper":
+                node.guest.run("rm", "-r", HOOKS_DIR)
+            node.crio.start(nri=way == "nri", wrapper=way == "wrapper")
             return
         handlers = []
         if way != "nri":
@@ -100,7 +116,13 @@ class Bed:
         pod = guaranteed("owner", 1, "100Mi")
         return self.node.launch(in_slice(pod) if isinstance(self.node, CrioNode) else pod, handler=handler)
 
-    def _run(self, part: str, way: str, *, only: Collection[str] = ()) -> dict[str, Outcome]:
+    def _handler(self, way: str) -> str:
+        """CRI-O runs the hook with every runtime, and has the wrapper as one."""
+        if isinstance(self.node, CrioNode):
+            return WRAPPER_HANDLER if way == "wrapper" else ""
+        return "" if way == "nri" else way
+
+    def _run(self, part: str, way: str, *, handler: str, only: Collection[str] = ()) -> dict[str, Outcome]:
         focus, skip = PARTS[part]
         if only:
             # To Go a space is nothing to escape.
@@ -110,12 +132,8 @@ class Bed:
             focus=focus,
             skip=skip,
             nri_socket=NRI_SOCKET if way == "nri" else "",
-            handler=_handler(way),
+            handler=handler,
         )
-
-
-def _handler(way: str) -> str:
-    return "" if way == "nri" else way
 
 
 @pytest.fixture(scope="module")
