@@ -2,7 +2,7 @@
 
 Pinned are the Python packages of requirements.lock, the modules that each go.mod requires itself, and what
 the test bed builds from modules (Kubernetes, etcd, containerd, CRI-O, cri-tools). The registries are asked
-by their own clients, `pip` and `go list`. What could not be asked is `unknown`, with what the client said;
+by the clients that install from them, `uv` and `go list`. What could not be asked is `unknown`, with what the client said;
 what Debian brings is not pinned, and is said as that. Nothing is changed.
 
 Invariant: everything that is pinned has a line if it is not the newest of all, or if that is not known.
@@ -83,7 +83,7 @@ def _test_bed_pins(root: Path) -> Iterator[tuple[str, str, str, Path]]:
 
 
 def newest_packages(said: str) -> dict[str, str]:
-    """The newest versions by name in what ``pip list --outdated --format json`` says."""
+    """The newest versions by name in what ``uv pip list --outdated --format json`` says."""
     return {one["name"].lower(): one["latest_version"] for one in json.loads(said)}
 
 
@@ -157,14 +157,14 @@ def _ask(pinned: Iterable[Pin]) -> dict[tuple[str, str], Newest]:
     modules = sorted({pin.name for pin in pinned if pin.kind == GO})
     with tempfile.TemporaryDirectory() as nowhere:
         # Of the interpreter that runs this, whose environment has what requirements.lock says.
-        pip = ["python3", "-m", "pip", "--python", sys.executable, "list", "--outdated", "--format", "json"]
-        packages, pip_problem = _said(pip, nowhere)
+        uv = ["uv", "pip", "list", "--python", sys.executable, "--outdated", "--format", "json"]
+        packages, problem = _said(uv, nowhere)
         listed, go_problem = _said(["go", "list", "-m", "-e", "-versions", "-json", *modules], nowhere)
-    newer = {} if pip_problem else newest_packages(packages)
+    newer = {} if problem else newest_packages(packages)
     known = published(listed)
     for pin in pinned:
         if pin.kind == PYTHON:
-            answer = Newest(of_all=newer.get(pin.name.lower(), pin.version), problem=pip_problem)
+            answer = Newest(of_all=newer.get(pin.name.lower(), pin.version), problem=problem)
         else:
             versions = known.get(pin.name, go_problem or "go list does not name it")
             answer = (

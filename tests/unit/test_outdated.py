@@ -8,7 +8,7 @@ from outdated import GO, PYTHON, Newest, Pin, lines, newest_of, newest_packages,
 
 ROOT = Path(__file__).parents[2]
 
-# As pip 23.2 and go 1.26 say it; the third is of a module whose versions the proxy does not list.
+# As uv 0.13 and go 1.26 say it; the third is of a module whose versions the proxy does not list.
 PIP = '[{"name": "PyYAML", "version": "6.0.3", "latest_version": "6.0.4", "latest_filetype": "wheel"}]'
 GO_LIST = """{
 \t"Path": "k8s.io/kubernetes",
