@@ -2,8 +2,8 @@
 
 Pinned are the Python packages of requirements.lock, the modules that each go.mod requires itself, and what
 the test bed builds from modules (Kubernetes, etcd, containerd, CRI-O, cri-tools). The registries are asked
-by the clients that install from them, `uv` and `go list`. What could not be asked is `unknown`, with what the client said;
-what Debian brings is not pinned, and is said as that. Nothing is changed.
+by the clients that install from them, `uv` and `go list`. What could not be asked is `unknown`, with what the
+client said; what Debian brings is not pinned, and is said as that. Nothing is changed.
 
 Invariant: everything that is pinned has a line if it is not the newest of all, or if that is not known.
 """
