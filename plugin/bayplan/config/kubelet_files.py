@@ -6,6 +6,7 @@ anything else replaces. The default of evictionHard is filled in before the firs
 What kubelet's documents leave out has kubelet's default, unless another file or a flag says something of it.
 """
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Final
@@ -47,13 +48,50 @@ _PINNING: Final[Mapping[tuple[str, str], PinningManager]] = {
 }
 _RESERVED_TWICE: Final = ("reservedSystemCPUs", "systemReservedCgroup", "kubeReservedCgroup")
 _GATES: Final = "featureGates"
+_SHUTDOWN: Final = (
+    "specifying shutdownGracePeriod or shutdownGracePeriodCriticalPods requires feature gate {gate}"
+)
 _MEMORY_QOS: Final = "MemoryQoS"
 _FACTOR: Final = "memoryThrottlingFactor"
 _RESERVATION: Final = "memoryReservationPolicy"
+_REQUIRES: Final = "{key} {value} requires feature gate {gate}"
+_REQUIRED: Final = "{gate} feature gate is required for Kubelet configuration option {key}"
+_NOT_SET: Final = "`{key}` must not be set if {gate} feature gate is not enabled"
+_GATED: Final[Mapping[str, tuple[str, str]]] = {
+    "cpuCFSQuotaPeriod": (
+        "CustomCPUCFSQuotaPeriod",
+        _REQUIRES.replace("{key}", "{key} (--cpu-cfs-quota-period)"),
+    ),
+    "crashLoopBackOff": (
+        "KubeletCrashLoopBackOffMax",
+        "FeatureGate {gate} not enabled, CrashLoopBackOff.MaxContainerRestartPeriod must not be set",
+    ),
+    "defaultPodSysctls": ("DefaultPodSysctls", _REQUIRED),
+    "enableSystemLogQuery": ("NodeLogQuery", "{gate} feature gate is required for {key}"),
+    "imageMaximumGCAge": ("ImageMaximumGCAge", _REQUIRED),
+    "imagePullCredentialsVerificationPolicy": ("KubeletEnsureSecretPulledImages", _NOT_SET),
+    "preloadedImagesVerificationAllowlist": ("KubeletEnsureSecretPulledImages", _NOT_SET),
+    "serverTLSBootstrap": ("RotateKubeletServerCertificate", _REQUIRES),
+    "shutdownGracePeriod": ("GracefulNodeShutdown", _SHUTDOWN),
+    "shutdownGracePeriodCriticalPods": ("GracefulNodeShutdown", _SHUTDOWN),
+    "shutdownGracePeriodByPodPriority": (
+        "GracefulNodeShutdownBasedOnPodPriority",
+        "Specifying {key} requires feature gate {gate}",
+    ),
+}
+"""The feature gates that keys take, and kubelet's sentence without: pkg/kubelet/apis/config/validation. One
+that is locked in all versions has no row."""
+_FILLED_IN: Final[Mapping[str, object]] = {
+    "crashLoopBackOff": {"maxContainerRestartPeriod": "5m0s"},
+    "imagePullCredentialsVerificationPolicy": "NeverVerifyPreloadedImages",
+}
+"""What these get where their gate is on, before the first drop-in is read: v1beta1/defaults.go."""
+_SAYS_NOTHING: Final = re.compile(r"[0.hmsunµ]*")
+"""A text that is empty, or a duration of zero."""
+
 _PARTNERS: Final[Mapping[str, Sequence[str]]] = {
     _RESERVED_TWICE[0]: _RESERVED_TWICE,
-    _FACTOR: (_FACTOR, _GATES),
-    _RESERVATION: (_RESERVATION, _GATES),
+    **{key: (key, _GATES) for key in (_FACTOR, _RESERVATION, *_GATED)},
 }
 """The keys that do not go together, by the one that a problem names."""
 
@@ -106,23 +144,29 @@ _TEXTS: Final = (
 def kubelet_sources(documents: Sequence[Document], kubelet: KubeletRules) -> list[Source]:
     """*documents*, all of kubelet's, in order: each with the keys that it is the last one to set, and the
     values that these have in the end for that *kubelet*."""
-    values, setters = _merged(documents)
+    values, setters = _merged(documents, kubelet)
     blamed = _wrong_gates(documents, _said_gates(values), kubelet)
     gates = resolved(kubelet.minor, _said_gates(values))
     if gates:
         values[_GATES] = gates
     known = _KEYS_OF_1_34 | kubelet.later_keys
     values = {key: value for key, value in values.items() if key in known}
-    wrong = (*_reserved_twice(values), *_without_memory_qos(values, gates, kubelet))
+    wrong = (
+        *_reserved_twice(values),
+        *_without_memory_qos(values, gates, kubelet),
+        *_without_gate(values, gates, kubelet),
+    )
     # The last who sets one of two that do not go together is who is wrong.
     blamed |= {
-        problem: max((setters[key] for key in _PARTNERS[problem.path] if values.get(key)), default=0)
+        problem: max(
+            (setters[key] for key in _PARTNERS[problem.path] if values.get(key) and key in setters), default=0
+        )
         for problem in wrong
     }
     return [
         _source(
             document,
-            {key: value for key, value in values.items() if setters[key] == number},
+            {key: value for key, value in values.items() if setters.get(key) == number},
             [problem for problem, by in blamed.items() if by == number],
             remarks=tuple(_unknown_keys(document, known, kubelet)),
         )
@@ -143,22 +187,26 @@ def kubelet_defaults(documents: Sequence[Document], kubelet: KubeletRules) -> li
     return [Source("kubelet's defaults", taken, of_managers=managers)]
 
 
-def _merged(documents: Sequence[Document]) -> tuple[dict[str, object], dict[str, int]]:
+def _merged(documents: Sequence[Document], kubelet: KubeletRules) -> tuple[dict[str, object], dict[str, int]]:
     """The configuration that *documents* come to, and which of them was the last to set each key.
 
     Like kubelet it takes nothing and the empty text for a key that is not there.
     """
     values: dict[str, object] = {}
     setters: dict[str, int] = {}
+    with_drop_ins = len(documents) > 1 or any(document.file.drop_in for document in documents)
     for number, document in enumerate(documents):
-        if number == 0 and not document.file.drop_in:
+        own = number == 0 and not document.file.drop_in
+        if own:
             values = dict(document.values)
             if values.get(_HARD) is not None or len(documents) > 1:
                 values[_HARD] = _with_default_eviction(values)
-        else:
+        if number == 0 and with_drop_ins:
+            values = _filled_in(values, kubelet)
+        if not own:
             values = _patched(values, document.values)
         setters |= dict.fromkeys(document.values, number)
-    if len(documents) > 1 or any(document.file.drop_in for document in documents):
+    if with_drop_ins:
         if _HARD in setters:
             values.setdefault(_HARD, {})
         else:
@@ -181,6 +229,18 @@ def _patched(values: Mapping[str, object], patch: Mapping[str, object]) -> dict[
         else:
             result[key] = value
     return result
+
+
+def _filled_in(values: Mapping[str, object], kubelet: KubeletRules) -> dict[str, object]:
+    """*values* with defaults that last if a drop-in switches off what they take."""
+    gates: dict[str, object] = {name: gate.default for name, gate in gates_of(kubelet.minor).items()}
+    gates |= resolved(kubelet.minor, _said_gates(values))
+    found = dict(values)
+    for key, default in _FILLED_IN.items():
+        if gates[_GATED[key][0]] is True:
+            said = {} if found.get(key) in (None, "") else {key: found[key]}
+            found |= _patched({key: default}, said)
+    return found
 
 
 def _with_default_eviction(values: Mapping[str, object]) -> object:
@@ -272,6 +332,35 @@ def _without_memory_qos(
     ):
         sentence = "memoryThrottlingFactor must not be set when MemoryQoS feature gate is disabled"
         yield Problem(_FACTOR, show(factor), f"none, {only}, or {gate}; kubelet: {sentence}")
+
+
+def _without_gate(
+    values: Mapping[str, object], gates: Mapping[str, object], kubelet: KubeletRules
+) -> Iterator[Problem]:
+    """The keys whose feature gate is off, or not there yet."""
+    known = gates_of(kubelet.minor)
+    for key, (gate, sentence) in _GATED.items():
+        if (
+            not kubelet.refuses_gates
+            or gate not in known
+            or gates.get(gate, known[gate].default) is not False
+        ):
+            continue
+        if _says_something(key, values.get(key)):
+            kubelets = sentence.format(key=key, gate=gate, value=show(values[key]).strip("'"))
+            expected = (
+                f"nothing, or {_GATES} with {gate} true, which kubelet {kubelet} does not have by itself"
+            )
+            yield Problem(key, show(values[key]), f"{expected}; kubelet: {kubelets}")
+
+
+def _says_something(key: str, value: object) -> bool:
+    """Whether *value* of a key that takes a feature gate takes it."""
+    if key == "cpuCFSQuotaPeriod":
+        return value not in (None, "100ms", "0.1s")
+    if key == "crashLoopBackOff" and isinstance(value, Mapping):
+        return value.get("maxContainerRestartPeriod") is not None
+    return bool(value) and not (isinstance(value, str) and _SAYS_NOTHING.fullmatch(value))
 
 
 def _source(

@@ -276,6 +276,72 @@ def test_feature_gates_that_kubelet_does_not_take(
     assert [re.sub(r"\S*/|configuration: ", "", one) for one in found] == wrong
 
 
+POLICY, BACK_OFF = "imagePullCredentialsVerificationPolicy", "crashLoopBackOff"
+
+
+@pytest.mark.parametrize(
+    ("text", "gate", "by_default", "refused"),
+    [
+        # What kubelet 1.36.3 and 1.37.2 said; 1.34 and 1.35 have the same lines, and other defaults of gates.
+        ("cpuCFSQuotaPeriod: 5ms", "CustomCPUCFSQuotaPeriod", "1.34 1.35", "1.34 1.35 1.36 1.37"),
+        ("cpuCFSQuotaPeriod: 100ms", "CustomCPUCFSQuotaPeriod", "", ""),
+        (f"{BACK_OFF}: {{maxContainerRestartPeriod: 5m0s}}", "KubeletCrashLoopBackOffMax",
+         "1.34", "1.34 1.35 1.36 1.37"),
+        (f"{BACK_OFF}: {{}}", "KubeletCrashLoopBackOffMax", "", ""),
+        ('defaultPodSysctls: {net.ipv4.tcp_syncookies: "1"}', "DefaultPodSysctls", "1.37", "1.37"),
+        ("enableSystemLogHandler: true\nenableSystemLogQuery: true", "NodeLogQuery",
+         "1.34 1.35", "1.34 1.35"),
+        ("enableSystemLogQuery: false", "NodeLogQuery", "", ""),
+        ("imageMaximumGCAge: 24h", "ImageMaximumGCAge", "", "1.34"),
+        ("imageMaximumGCAge: 0s", "ImageMaximumGCAge", "", ""),
+        (f"{POLICY}: NeverVerifyPreloadedImages", "KubeletEnsureSecretPulledImages",
+         "1.34", "1.34 1.35 1.36 1.37"),
+        ("serverTLSBootstrap: true", "RotateKubeletServerCertificate", "", "1.34 1.35 1.36 1.37"),
+        ("serverTLSBootstrap: false", "RotateKubeletServerCertificate", "", ""),
+        ("shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: 10}]",
+         "GracefulNodeShutdownBasedOnPodPriority", "", "1.34 1.35 1.36 1.37"),
+    ],
+)  # fmt: skip
+def test_a_key_takes_its_feature_gate(
+    files: Files, text: str, gate: str, by_default: str, refused: str
+) -> None:
+    """``by_default``: the versions that refuse it as it is; ``refused``: those that do with the gate off, where
+    it is there and may be off."""
+    (plain, _) = files(text)
+    off = plain.with_name("off.yaml")
+    off.write_text(f"{plain.read_text()}\nfeatureGates: {{{gate}: false}}\n")
+    key = text.rpartition("\n")[2].partition(":")[0]
+    for version in ("1.34", "1.35", "1.36", "1.37"):
+        assert (key in wrong_keys([plain], version)) == (version in by_default.split())
+        gate_is_wrong = f"featureGates.{gate}" in wrong_keys([off], version)
+        assert gate_is_wrong or (key in wrong_keys([off], version)) == (version in refused.split())
+
+
+def wrong_keys(paths: list[Path], version: str) -> list[str]:
+    try:
+        load_settings(paths, {"kubeletVersion": [version]})
+    except ConfigError as error:
+        return [problem.path for problem in error.problems]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("base", "drop_in", "wrong"),
+    [
+        ("", "featureGates: {KubeletCrashLoopBackOffMax: false}", [BACK_OFF]),
+        ("featureGates: {KubeletCrashLoopBackOffMax: false}", "port: 10250", []),
+        ("", f"featureGates: {{KubeletEnsureSecretPulledImages: false}}\n{POLICY}: null", []),
+        (None, "featureGates: {KubeletEnsureSecretPulledImages: false, KubeletCrashLoopBackOffMax: false}",
+         [BACK_OFF, POLICY]),
+    ],
+)  # fmt: skip
+def test_a_default_that_stood_there_before_the_first_drop_in_lasts(
+    files: Files, base: str | None, drop_in: str, wrong: list[str]
+) -> None:
+    """Each with kubelet 1.37.2 itself."""
+    assert wrong_keys(files(base, a=drop_in), "1.37") == wrong
+
+
 @pytest.mark.parametrize(
     ("version", "refused"),
     [
