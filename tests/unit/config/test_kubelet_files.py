@@ -305,8 +305,8 @@ POLICY, BACK_OFF = "imagePullCredentialsVerificationPolicy", "crashLoopBackOff"
 def test_a_key_takes_its_feature_gate(
     files: Files, text: str, gate: str, by_default: str, refused: str
 ) -> None:
-    """``by_default``: the versions that refuse it as it is; ``refused``: those that do with the gate off, where
-    it is there and may be off."""
+    """``by_default``: the versions that refuse it as it is; ``refused``: those that do with the gate off,
+    where it is there and may be off."""
     (plain, _) = files(text)
     off = plain.with_name("off.yaml")
     off.write_text(f"{plain.read_text()}\nfeatureGates: {{{gate}: false}}\n")
