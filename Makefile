@@ -122,7 +122,7 @@ critest: setup-e2e ## cri-tools' validation suite on containerd and CRI-O, witho
 	$(PYTEST_E2E) tests/e2e/test_critest.py $(ARGS)
 
 cluster: setup-cluster ## Kubernetes' control plane itself (built here, an hour): the agent, the chart, and a node that joins it
-	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/interop/test_kube_scheduler.py tests/interop/test_claims_in_cluster.py tests/e2e/test_cluster.py tests/e2e/test_cluster_scheduling.py tests/e2e/test_chart_in_cluster.py
+	$(PYTEST_E2E) tests/interop/test_api_server.py tests/interop/test_install.py tests/interop/test_scheduler.py tests/interop/test_kube_scheduler.py tests/interop/test_claims_in_cluster.py tests/e2e/test_cluster.py tests/e2e/test_cluster_scheduling.py tests/e2e/test_claims.py tests/e2e/test_chart_in_cluster.py
 
 lint: setup ## ruff, mypy --strict, import-linter, generated code up to date
 	$(RUN) ruff format --check .

@@ -98,6 +98,15 @@ def compiled(
     return program
 
 
+def kube_scheduler(directory: Path) -> Path:
+    """*directory*, in which bin/scheduler is Kubernetes' own now; raises GoSideError as `compiled`."""
+    source = Path(__file__).parent / "kubescheduler"
+    program = compiled(source, "kube-scheduler", package="k8s.io/kubernetes/cmd/kube-scheduler")
+    (directory / "bin").mkdir()
+    (directory / "bin/scheduler").symlink_to(program)
+    return directory
+
+
 class GoSide:
     """The Go program, running."""
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from goside import GoSideError, compiled
+from goside import GoSideError, kube_scheduler
 from msgspec.structs import replace
 from testbed import kubernetes
 
@@ -48,7 +48,6 @@ from support.resource_claims import environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("control-plane")]
 
-SOURCE = Path(__file__).parent / "kubescheduler"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 STEPS = 30
 RUNNING = {"status": {"phase": "Running"}}
@@ -74,16 +73,12 @@ CLASS = {
 
 
 @pytest.fixture(scope="module")
-def kube_scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with bin/scheduler, Kubernetes' own."""
     try:
-        program = compiled(SOURCE, "kube-scheduler", package="k8s.io/kubernetes/cmd/kube-scheduler")
+        return kube_scheduler(tmp_path_factory.mktemp("scheduler"))
     except GoSideError as error:
         pytest.fail(str(error), pytrace=False)
-    directory = tmp_path_factory.mktemp("scheduler")
-    (directory / "bin").mkdir()
-    (directory / "bin/scheduler").symlink_to(program)
-    return directory
 
 
 class Node:
@@ -258,11 +253,11 @@ def _room_is_published(plane: ControlPlane, nodes: dict[str, Node]) -> bool:
 
 
 async def outcomes(
-    plane: ControlPlane, kube_scheduler: Path, way: Way, features: Collection[str] = ()
+    plane: ControlPlane, of_kubernetes: Path, way: Way, features: Collection[str] = ()
 ) -> Counter[str]:
     """What becomes of STEPS pods, some of which end in between, on nodes that declare these features."""
     configuration = scheduler_configuration()
-    scheduler = kubernetes.scheduler() if way is Way.TOPOLOGY else kube_scheduler
+    scheduler = kubernetes.scheduler() if way is Way.TOPOLOGY else of_kubernetes
     if way is not Way.TOPOLOGY:
         configuration = {key: one for key, one in configuration.items() if key != "profiles"}
     draw = random.Random(37)
@@ -281,8 +276,8 @@ async def outcomes(
 
 
 @pytest.mark.usefixtures("topologies")
-async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, kube_scheduler: Path) -> None:
-    found = {way: await outcomes(control_plane, kube_scheduler, way) for way in Way}
+async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, scheduler: Path) -> None:
+    found = {way: await outcomes(control_plane, scheduler, way) for way in Way}
     print({way.name: dict(counts) for way, counts in found.items()})
     assert found[Way.BLIND]["refused"] > 0
     assert found[Way.TOPOLOGY]["refused"] == 0
@@ -305,10 +300,10 @@ def counting_plane() -> Iterator[ControlPlane]:
 
 @pytest.mark.parametrize("features", [(COUNTS_CLAIMS,), ()], ids=["declared", "not declared"])
 async def test_where_claims_count_as_requests_none_counts_twice(
-    counting_plane: ControlPlane, kube_scheduler: Path, features: tuple[str, ...]
+    counting_plane: ControlPlane, scheduler: Path, features: tuple[str, ...]
 ) -> None:
     """Also on a node whose kubelet has the gate off, while the rest of the cluster has it on."""
-    found = await outcomes(counting_plane, kube_scheduler, Way.CLAIMS, features)
+    found = await outcomes(counting_plane, scheduler, Way.CLAIMS, features)
     print(dict(found))
     assert found["refused"] == 0
     assert found["pending, would fit"] == 0

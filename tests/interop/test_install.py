@@ -192,13 +192,7 @@ def test_an_agent_writes_the_object_of_its_own_node_only(
     }
     uid = control_plane.ask("POST", f"{NAMESPACE}/pods", pod)["metadata"]["uid"]
     bound = {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": uid}
-    asked: Object = {
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {"boundObjectRef": bound},
-    }
-    account = f"{NAMESPACE}/serviceaccounts/bayplan-agent"
-    token = control_plane.ask("POST", f"{account}/token", asked)["status"]["token"]
+    token = control_plane.token(f"{NAMESPACE}/serviceaccounts/bayplan-agent", bound)
     agent = f"kubectl --kubeconfig {control_plane.kubeconfig('agent', token=token)}"
 
     def write(node: str) -> str:

@@ -255,7 +255,13 @@ class ControlPlane:
         )
         for role in (own, *roles):
             self._bind(name, role)
-        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        return self.token(account)
+
+    def token(self, account: str, bound: Object | None = None) -> str:
+        """A token of the service account at the path *account*, which says of the object *bound*, a pod or a
+        node, that it is its bearer's."""
+        spec = {} if bound is None else {"boundObjectRef": bound}
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         return str(self.ask("POST", f"{account}/token", asked)["status"]["token"])
 
     def _bind(self, account: str, role: str) -> None:

@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from bayplan.agent.cluster.topology import pod_fingerprint
@@ -13,10 +14,11 @@ from bayplan.model.workload import parts_in_pod
 from bayplan.sets import CpuSet
 from support.control_plane import GUESTS_VIEW, SERVICE, ControlPlane
 from testbed.agent import GROUP, start_agent
+from testbed.agent import SERVICE as AGENT
 from testbed.channel import LIMIT_S
 from testbed.errors import GuestError
 from testbed.guest import Guest
-from testbed.kubelet import Kubelet
+from testbed.kubelet import ROOT, Kubelet
 from testbed.kubernetes import KUBERNETES_VERSION
 from testbed.node import Node
 from testbed.oci import WORKLOAD_IMAGE
@@ -24,6 +26,7 @@ from testbed.oci import WORKLOAD_IMAGE
 PODS = "/api/v1/namespaces/default/pods"
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 POLL_S = 0.5
+TASKS = "topology,pods,events,evictions"
 # What QEMU's user-mode network expects of its only guest.
 NETWORK = """modprobe virtio_net && ip link set eth0 up && ip addr add 10.0.2.15/24 dev eth0 &&
 ip route add default via 10.0.2.2"""
@@ -80,6 +83,33 @@ def join(node: Node, plane: ControlPlane, name: str, token: str, *flags: str) ->
     return kubelet
 
 
+def join_with_claims(
+    node: Node, plane: ControlPlane, name: str, account: str, *flags: str
+) -> tuple[Kubelet, Callable[[], None]]:
+    """The same as a DRA driver, as of `serve_claims`; what that returns is beside kubelet."""
+    node.bayplan.start("--agent-group", GROUP, *flags)
+    node.bayplan.await_synchronized()
+    kubelet = start_kubelet(node.guest, plane, name)
+    return kubelet, serve_claims(node.guest, plane, name, account)
+
+
+def serve_claims(guest: Guest, plane: ControlPlane, name: str, account: str) -> Callable[[], None]:
+    """Start the agent with the task claims, once kubelet's node `name` is ready: with a token of the service
+    account at the path *account* that says on which node its bearer is, as those of pods do, and with the
+    directories that the chart gives to its pod. What is returned starts it again."""
+    uid = await_object(plane, f"/api/v1/nodes/{name}", is_ready)["metadata"]["uid"]
+    token = plane.token(account, {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid})
+    plugins, registry = (f"{ROOT}/{one}" for one in ("plugins", "plugins_registry"))
+    own = (f"{plugins}/bayplan.dev", f"{registry}/bayplan.dev")
+    guest.run("install", "--directory", "--owner=nobody", "--group=nogroup", *own)
+    # kubelet's directories are closed to others; a pod has its mounts below others of these names.
+    guest.run("chmod", "o+x", ROOT, plugins, registry)
+    start = partial(follow, guest, plane, name, token, "topology,pods,events,claims")
+    start()
+    guest.await_socket(f"{registry}/bayplan.dev/bayplan.dev-reg.sock", service=AGENT)
+    return start
+
+
 def start_kubelet(guest: Guest, plane: ControlPlane, name: str) -> Kubelet:
     """Have kubelet register the guest as the node `name`."""
     guest.run("sh", "-c", NETWORK)
@@ -105,12 +135,12 @@ def serve_kubelet(guest: Guest, plane: ControlPlane) -> None:
     plane.to_nodes.symlink_to(guest.forwarded(KUBELET_SOCKET))
 
 
-def follow(guest: Guest, plane: ControlPlane, name: str, token: str) -> None:
+def follow(guest: Guest, plane: ControlPlane, name: str, token: str, tasks: str = TASKS) -> None:
     """Start the agent, which knows of pods from the API server alone."""
     path = "/run/agent.kubeconfig"
     guest.write(path, plane.kubeconfig(f"{name}-agent", GUESTS_VIEW, token=token).read_text())
-    tasks = "--cluster-tasks=topology,pods,events,evictions"
-    start_agent(guest, "--kubelet-pods-socket=none", f"--kubeconfig={path}", f"--node-name={name}", tasks)
+    words = (f"--kubeconfig={path}", f"--node-name={name}", f"--cluster-tasks={tasks}")
+    start_agent(guest, "--kubelet-pods-socket=none", *words)
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:

@@ -1,0 +1,228 @@
+"""Two nodes that are DRA drivers, with the rights that the chart gives them: pods with claims go where
+Kubernetes' scheduler sends them, and kubelet itself has their claims prepared and released.
+"""
+
+import itertools
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chart import kubectl_program, rendered
+from goside import kube_scheduler
+from testbed import kubernetes
+from testbed.agent import LOG as AGENT_LOG
+from testbed.channel import LIMIT_S
+from testbed.cluster import PODS, POLL_S, is_ready, join_with_claims, pod
+from testbed.kubelet import kubelet_disks
+from testbed.kubernetes import KUBERNETES_VERSION
+from testbed.node import Node
+from testbed.topology import CLUSTER_NODE
+
+from bayplan.agent.dra.slices import COLLECTION
+from bayplan.sets import CpuSet, NodeSet
+from support.control_plane import ADMIN, MERGE, ControlPlane, running_control_plane
+
+pytestmark = [pytest.mark.cluster, pytest.mark.matrix]
+
+NAMES = ("node-a", "node-b")
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+ACCOUNT = "/api/v1/namespaces/bayplan/serviceaccounts/bayplan-agent"
+RIGHTS = ("namespace", "serviceaccounts", "agent-rbac", "agent-own-node", "deviceclasses")
+"""The chart's templates that the nodes need."""
+SPECS = "/var/run/cdi"
+BLIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
+ROOM = 4
+"""Pods: one for each NUMA node, as a claim is more than half of it."""
+NEAR: Mapping[str, Any] = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "ResourceClaimTemplate",
+    "metadata": {"name": "near"},
+    "spec": {
+        "spec": {
+            "devices": {
+                "requests": [
+                    {
+                        "name": "near",
+                        "exactly": {
+                            "deviceClassName": "numa.bayplan.dev",
+                            "capacity": {"requests": {"bayplan.dev/memory": "600Mi", "bayplan.dev/cpu": "1"}},
+                        },
+                    }
+                ]
+            }
+        }
+    },
+}
+
+
+class Driver:
+    """A node."""
+
+    def __init__(self, name: str, node: Node) -> None:
+        self.name = name
+        self.node = node
+
+    def held(self) -> dict[str, Mapping[str, Any]]:
+        """The claims that the daemon holds, by their names; without their containers, which come and go."""
+        found = self.node.bayplan.ask("claims")["claims"]
+        return {one["name"]: {key: one[key] for key in one if key != "containers"} for one in found}
+
+    def specs(self) -> set[str]:
+        return set(self.node.guest.read_files(f"{SPECS}/*.json", pattern=True))
+
+    def logs(self) -> str:
+        read = self.node.guest.read_files(AGENT_LOG, "/var/log/kubelet.log")
+        return "\n".join(text[-3000:] for text in read.values()) + self.node.bayplan.log()[-3000:]
+
+
+class Cluster:
+    """The control plane with scheduler and the controller that makes claims, and the nodes by name."""
+
+    def __init__(self, plane: ControlPlane, drivers: Mapping[str, Driver]) -> None:
+        self.plane = plane
+        self.drivers = drivers
+        self._numbers = itertools.count()
+
+    def launch(self) -> str:
+        """Make a pod with a claim; its name. Where a pod has no time to end, it is gone for the scheduler
+        before kubelet has its claims released (kubernetes#131513)."""
+        name = f"pod-{next(self._numbers)}"
+        made = pod(name, {"claims": [{"name": "near"}]}, terminationGracePeriodSeconds=1)
+        made["spec"]["resourceClaims"] = [{"name": "near", "resourceClaimTemplateName": "near"}]
+        self.plane.ask("POST", PODS, made)
+        return name
+
+    def fill(self) -> None:
+        """Have a pod on each NUMA node."""
+        while len(self.pods()) < ROOM:
+            self.launch()
+        self.await_that(lambda: sum(map(is_ready, self.pods().values())) == ROOM, "all of them run")
+
+    def pods(self) -> dict[str, Mapping[str, Any]]:
+        return {one["metadata"]["name"]: one for one in self.plane.ask("GET", PODS)["items"]}
+
+    def delete(self, name: str) -> None:
+        self.plane.ask("DELETE", f"{PODS}/{name}")
+
+    def await_that(self, condition: Callable[[], Any], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(one.logs() for one in self.drivers.values())
+                pytest.fail(f"{what}: not within {LIMIT_S} s; {self.pods()}\n{logs}")
+            time.sleep(POLL_S)
+
+    def claim_of(self, made: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The claim of a pod."""
+        (one,) = made["status"]["resourceClaimStatuses"]
+        return self.plane.ask("GET", f"{CLAIMS}/{one['resourceClaimName']}")
+
+    def runs_on_what_is_booked(self, name: str) -> tuple[str, frozenset[int], frozenset[int]]:
+        """Where a pod that is ready is, by scheduler, ledger, kernel and its own environment, which
+        all say the same: machine, NUMA nodes, CPUs."""
+        self.await_that(lambda: is_ready(self.pods()[name]), f"{name} runs")
+        made = self.pods()[name]
+        claim, driver = self.claim_of(made), self.drivers[made["spec"]["nodeName"]]
+        uid = claim["metadata"]["uid"]
+        (result,) = claim["status"]["allocation"]["devices"]["results"]
+        held = driver.held()[f"default/{claim['metadata']['name']}"]
+        assert (held["uid"], held["podUids"]) == (uid, [made["metadata"]["uid"]])
+        assert (result["pool"], result["device"]) == (driver.name, f"numa-{held['nodes']}")
+        (status,) = made["status"]["containerStatuses"]
+        view = driver.node.view(status["containerID"].removeprefix("containerd://"))
+        assert view.mems_allowed == frozenset(NodeSet.parse(held["nodes"]))
+        assert view.cpus_allowed == frozenset(CpuSet.parse(held["cpus"]))
+        assert view.cpus_allowed <= driver.node.kernel.cpus_of_nodes()[min(view.mems_allowed)]
+        environment = driver.node.guest.read(f"/proc/{view.pid}/environ").split("\0")
+        assert f"{uid}/near" in [one.partition("=")[2] for one in environment]
+        return driver.name, view.mems_allowed, view.cpus_allowed
+
+    def refusals(self) -> int:
+        """What the nodes refused so far."""
+        counters = (one.node.bayplan.status()["counters"] for one in self.drivers.values())
+        return sum(found.get("decisions_refused", 0) for found in counters)
+
+    def clear(self) -> None:
+        """No pods, no claims; the nodes hold nothing."""
+        for name in self.pods():
+            self.delete(name)
+        self.await_that(lambda: not self.pods(), "the pods go")
+        for driver in self.drivers.values():
+            self.await_that(lambda driver=driver: not driver.held() and not driver.specs(), "claims go")
+
+
+@pytest.fixture(scope="module")
+def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kube_scheduler(tmp_path_factory.mktemp("scheduler"))
+
+
+@pytest.fixture(scope="module")
+def joined(scheduler: Path) -> Iterator[Cluster]:
+    """The cluster, whose nodes are joined once for all scenarios."""
+    with ExitStack() as running:
+        plane = running.enter_context(running_control_plane(kubernetes.api_server(), *NAMES))
+        plane.define(kubernetes.topology_crd())
+        objects = rendered(
+            "--set=agent.clusterTasks={topology,pods,events,claims}",
+            "--set=namespace.create=true",
+            *(f"--show-only=templates/{one}.yaml" for one in RIGHTS),
+        )
+        kubeconfig = plane.kubeconfig("admin", token=ADMIN)
+        words = (kubectl_program(), f"--kubeconfig={kubeconfig}", "create", "--filename=-")
+        subprocess.run(words, input=objects, text=True, check=True, capture_output=True)
+        plane.ask("POST", TEMPLATES, dict(NEAR))
+        drivers = {}
+        for name in NAMES:
+            node = Node(CLUSTER_NODE, "2.3", more_disks=kubelet_disks(KUBERNETES_VERSION))
+            running.callback(node.shut_down)
+            join_with_claims(node, plane, name, ACCOUNT)
+            drivers[name] = Driver(name, node)
+            # Of a kubelet that was not ready yet; a controller takes it away.
+            plane.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
+        plane.start_controllers(kubernetes.controller_manager(), "resourceclaim-controller")
+        plane.start_scheduler(scheduler, BLIND)
+        cluster = Cluster(plane, drivers)
+        cluster.await_that(lambda: len(published(plane)) == len(NAMES), "ResourceSlices")
+        yield cluster
+        cluster.clear()
+
+
+@pytest.fixture
+def cluster(joined: Cluster) -> Cluster:
+    """The cluster with a pod on each NUMA node."""
+    joined.fill()
+    return joined
+
+
+def published(plane: ControlPlane) -> dict[str, int]:
+    """The generation of what each node has published."""
+    slices = [one["spec"] for one in plane.ask("GET", COLLECTION)["items"]]
+    return {one["nodeName"]: one["pool"]["generation"] for one in slices if one["driver"] == "bayplan.dev"}
+
+
+def is_unschedulable(made: Mapping[str, Any]) -> bool:
+    return any(one.get("reason") == "Unschedulable" for one in made["status"].get("conditions", ()))
+
+
+def test_no_node_refuses_a_claim_and_none_waits_that_would_fit(cluster: Cluster) -> None:
+    names = list(cluster.pods())
+    places = {name: cluster.runs_on_what_is_booked(name) for name in names}
+    taken = {(machine, min(nodes)) for machine, nodes, _ in places.values()}
+    assert taken == {(name, node) for name in NAMES for node in (0, 1)}
+    late, one = cluster.launch(), names[0]
+    cluster.await_that(lambda: is_unschedulable(cluster.pods()[late]), "there is no room for one more")
+    # What kubelet was told of the devices.
+    cluster.await_that(lambda: health_of(cluster.pods()[one]) == {"Healthy"}, "a healthy device")
+    assert cluster.refusals() == 0
+
+
+def health_of(made: Mapping[str, Any]) -> set[str]:
+    """What a pod's status says of the health of its devices."""
+    statuses = made["status"].get("containerStatuses", ())
+    rows = (row for one in statuses for row in one.get("allocatedResourcesStatus", ()))
+    return {one["health"] for row in rows for one in row.get("resources", ())}
