@@ -212,7 +212,7 @@ class Cpusets:
     def _write_all(self, *, mems: bool) -> None:
         version = self._version()
         expected = [one for one in self._expected() if one.cpus is not None]
-        # Who gets CPUs of its own while it runs gets them once the others have left them.
+        # What gets CPUs of its own while it runs gets them once the others have left them.
         expected.sort(key=lambda one: one.apart)
         for one in expected:
             with self._lock:

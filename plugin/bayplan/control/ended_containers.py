@@ -2,8 +2,8 @@
 
 A hook that was killed, a poststop that crun does not run after a failed creation, an OCI runtime that fails
 before the runtime has an event for it, an exit that a runtime did not see: no report about such a container
-will follow. So the kernel is asked, with every verification, whether it still has a process. Who had one and
-has none has ended. Who never had one is about to start, which is bounded: it keeps what it was promised as
+will follow. So the kernel is asked, with every verification, whether it still has a process. What had one and
+has none has ended. What never had one is about to start, which is bounded: it keeps what it was promised as
 long as its runtime lists it over CRI, as that may start it at any time, and else for `PATIENCE_S`, unless
 CRI-O's storage shows that its creation failed. One that is started after that is found when it starts, before
 its first instruction.
@@ -118,7 +118,7 @@ class EndedContainers:
                 await self._release(suspect, report)
 
     def _held(self) -> Iterable[_Suspect]:
-        """Those who hold something, as far as it is known where they are."""
+        """Those that hold something, as far as it is known where they are."""
         controller = self._controller
         known, lives = controller.state.known, controller.state.lives
         for container_id, entry in controller.state.ledger.entries.items():

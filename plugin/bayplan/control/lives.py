@@ -93,7 +93,7 @@ class Lives:
 
     @property
     def held(self) -> set[str]:
-        """The ids of those who hold something."""
+        """The ids of those that hold something."""
         return {key for key, life in self._lives.items() if life.phase in HELD}
 
     @property

@@ -69,7 +69,7 @@ class Bounds(NamedTuple):
 
 
 class _Returning:
-    """Who goes back now, and what became of it so far. ``moving_s``: the last time that there was something
+    """What goes back now, and what became of it so far. ``moving_s``: the last time that there was something
     to move."""
 
     def __init__(self, move: Move, now_s: float) -> None:
@@ -100,10 +100,10 @@ class PromisedNodes:
         self._verify_soon = verify_soon
         self._clock_s = clock_s
         self._staying: set[str] = set()
-        """Who could not go back: not again before there is other room."""
+        """What could not go back: not again before there is other room."""
         self._offered: tuple[Move, ...] = ()
         self._passed_over: set[str] = set()
-        """Who could go back by the ledger, and not by the pages: others are asked about first."""
+        """What could go back by the ledger, and not by the pages: others are asked about first."""
         self._all_asked = False
         self._returning: _Returning | None = None
         self._ending: asyncio.Future[None] | None = None

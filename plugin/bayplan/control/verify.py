@@ -4,7 +4,7 @@ Whether what agreed is still as it was is much cheaper to see than to compare it
 follows from values that are replaced when they change; what the kernel shows is watched.
 
 Runtimes log and ignore updates that fail, and anybody may write to a cgroup. A difference is repaired when
-it is seen twice in a row: right after a reply the runtime may still be carrying it out. Who does not run yet
+it is seen twice in a row: right after a reply the runtime may still be carrying it out. What does not run yet
 is repaired as well, but not reported: its cgroup is just being made. Only what the kernel was seen to have
 afterwards counts as repaired; what it does not take is tried again less and less often.
 """
@@ -139,7 +139,7 @@ class Drift(Struct, frozen=True):
 
     @property
     def has_other_cpus(self) -> bool:
-        """Whether it has CPUs that were not decided. Who does not run yet has no process on them but the
+        """Whether it has CPUs that were not decided. What does not run yet has no process on them but the
         runtime's."""
         return not self.expectation.starting and self.expectation.cpus != self.cpus
 

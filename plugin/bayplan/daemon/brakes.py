@@ -34,11 +34,11 @@ from bayplan.quantity import MIB
 logger = logging.getLogger(__name__)
 
 STALLED_S: Final = 15.0
-"""Who waits and has got nothing for so long is let go: probes give a container as little as 30 s."""
+"""What waits and has got nothing for so long is let go: probes give a container as little as 30 s."""
 LET_GO_S: Final = 60.0
 """And for so long it is not slowed down again."""
 URGENT_S: Final = 5.0
-"""Who has just been bound may soon wait."""
+"""What has just been bound may soon wait."""
 _RISE_BYTES: Final = MIB
 """Less than this is no progress."""
 
@@ -181,7 +181,7 @@ class Brakes:
                 self._give_back(directory)
 
     def take_over(self) -> None:
-        """Find whom an earlier process left slowed down. Who is known by then is looked at with the next
+        """Find what an earlier process left slowed down. What is known by then is looked at with the next
         `adjust`; the others are waited for, but not for long."""
         if not self.is_possible:
             return
@@ -193,7 +193,7 @@ class Brakes:
         self._left_s = dict.fromkeys(found, self._clock_s() + STALLED_S)
 
     def problems(self) -> tuple[str, ...]:
-        """Who waits for memory, each a sentence."""
+        """What waits for memory, each a sentence."""
         now_s, entries = self._clock_s(), self._state.ledger.entries
         return tuple(
             slowed_down(entries[key].decision.request.name, now_s - one.since_s)
@@ -202,7 +202,7 @@ class Brakes:
         )
 
     def _held_back(self) -> set[str]:
-        """Who was slowed down or waited lately: others do not grow by themselves."""
+        """What was slowed down or waited lately: others do not grow by themselves."""
         now_s = self._clock_s()
         return {key for key, one in self._slowed.items() if now_s - one.waited_s < URGENT_S}
 

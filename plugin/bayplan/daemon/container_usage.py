@@ -60,7 +60,7 @@ class ContainerUsage:
     def running(self, signal: str) -> list[RunningContainer]:
         """What every container uses now of what *signal* is about."""
         containers, ledger = list(self._state.known.containers.values()), self._state.ledger
-        # Who has just started may be the one who uses most.
+        # What has just started may be the one that uses most.
         for lookup in lookups_of(self._state):
             with suppress(HostError):
                 self._watch.memory.find(*lookup)

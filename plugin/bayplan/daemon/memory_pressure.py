@@ -1,7 +1,7 @@
 """Sees that the nodes can give what was promised on them, before the kernel has to kill somebody for it.
 
 Each second it is asked whether a look is due, which costs one number of each node and does not wake the event
-loop: that would take ten times as long as the question. Who holds what on them, two hundred files on a full
+loop: that would take ten times as long as the question. What each holds on them, two hundred files on a full
 node, is read only when nodes lost so much that it matters, when the ledger is another one, or after a while.
 Everything blocks in threads of its own. Nothing is decided here: `page_placement` says what is at risk, and
 which pages would have to lie elsewhere, be it for a promise or because a container goes back to its own
@@ -266,7 +266,7 @@ class PressureWatch:
                 await due.wait()
                 due.clear()
                 try:
-                    # Who is moved is looked at again at once: others go on meanwhile.
+                    # What is moved is looked at again at once: others go on meanwhile.
                     begun_s = self._clock_s()
                     while (moved_bytes := await self.look()) >= CRUMB_BYTES or self.brakes.is_urgent:
                         if moved_bytes < CRUMB_BYTES:
@@ -509,7 +509,7 @@ class PressureWatch:
         returns: Sequence[Move],
         kept_bytes: Mapping[int, int],
     ) -> LivePages:
-        """Who holds what on *nodes* now, and what follows; *returns* are the moves by which somebody could go
+        """What each holds on *nodes* now, and what follows; *returns* are the moves by which somebody could go
         back. Blocks."""
         machine = look.machine
         known = {one.container_id for one in lookups}

@@ -510,7 +510,7 @@ def after_look(
     observations: Mapping[str, SignalObservation],
     now_ns: int,
 ) -> Pressure:
-    """What is known after *observations* at *now_ns*. Who was acted on stays due until its minimum was
+    """What is known after *observations* at *now_ns*. What was acted on stays due until its minimum was
     reclaimed; who is not observed is not met."""
     found = met(thresholds, observations)
     unresolved = met((one for one in before.due if one in thresholds), observations, until_reclaimed=True)

@@ -210,7 +210,7 @@ class Basis(Struct, frozen=True, dict=True):
 
     @cached_property
     def shared_cpus(self) -> CpuSet:
-        """The CPUs of those who have none of their own."""
+        """The CPUs of those that have none of their own."""
         return self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
 
     def shared_cpus_minimum(self, more_milli: int = 0, growing: str = "") -> int:

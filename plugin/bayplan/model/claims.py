@@ -89,7 +89,7 @@ def in_proportion(amounts_bytes: Amounts, shares: Mapping[int, int]) -> Parts:
 
 def proportional(count: int, shares: Mapping[int, int]) -> dict[int, int]:
     """*count* divided by *shares*, as near to them as whole numbers are: what is left of the division goes to
-    those who lack most, of equal ones to the lowest."""
+    those that lack most, of equal ones to the lowest."""
     whole = sum(shares.values())
     found = {node: count * part // whole for node, part in shares.items()}
     left = count - sum(found.values())

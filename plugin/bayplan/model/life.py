@@ -44,7 +44,7 @@ class Phase(enum.Enum):
 
 
 HELD: Final = frozenset({Phase.DECIDED, Phase.CREATED, Phase.STARTING, Phase.REWRITTEN, Phase.RUNNING})
-"""The phases of those who hold what they were promised."""
+"""The phases of those that hold what they were promised."""
 
 NOT_RUNNING_YET: Final = frozenset({Phase.DECIDED, Phase.CREATED, Phase.STARTING})
 """The phases in which the NRI runtime still makes the cgroup from what it has, or has just made it."""
@@ -157,7 +157,7 @@ def _row(
     undecided: LifeStep,
     ended: LifeStep,
 ) -> Mapping[Phase, LifeStep]:
-    """A row of the table: *action* for all who hold something, with the phase *after* it where that is
+    """A row of the table: *action* for all that hold something, with the phase *after* it where that is
     another one; and what is done about the others."""
     return {
         **{before: LifeStep(action, after.get(before, before)) for before in HELD},
@@ -232,7 +232,7 @@ TABLE: Final[Mapping[Report, Mapping[Phase, LifeStep]]] = {
     Report.UPDATED: _end_of((), Action.KEEP),
     Report.STOPPED: _end(Action.RELEASE),
     Report.REMOVED: _end(Action.RELEASE),
-    # Also of those who were created and never started: in a stopped pod nothing starts.
+    # Also of those that were created and never started: in a stopped pod nothing starts.
     Report.POD_STOPPED: _end_of(HELD, Action.RELEASE_IF_DEAD),
     # The list is made at the connection, and is newer than all that was said before.
     Report.LISTED_CREATED: _row(

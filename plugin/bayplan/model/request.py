@@ -316,7 +316,7 @@ def _is_by_shares(resources: Resources, qos: QosClass) -> bool:
 
 
 def _own_cpus(wish: CpuWish | None, qos: QosClass, cpu_milli: int, *, pod_level: bool) -> int:
-    """How many CPUs a container gets for itself: by kubelet's rule, unless it wishes otherwise. Who asks for
+    """How many CPUs a container gets for itself: by kubelet's rule, unless it wishes otherwise. What asks for
     no whole number gets none."""
     if wish is None or pod_level:
         return exclusive_cpu_count(qos, cpu_milli, pod_level=pod_level)
@@ -377,7 +377,7 @@ def _in_part(
     machine: Machine, qos: QosClass, memory: Interval, cpu_milli: int, words: Resources
 ) -> tuple[QosClass, Interval, int, dict[str, int]]:
     """What a container outside of kubelet's tree is promised: half of the machine at most, so that it does
-    not keep out kubelet's pods. Who is promised less than the limits is not Guaranteed."""
+    not keep out kubelet's pods. What is promised less than the limits is not Guaranteed."""
     whole = memory.high_bytes <= most_bytes(machine) and cpu_milli <= most_milli(machine)
     if qos is QosClass.GUARANTEED and not whole:
         qos = QosClass.BURSTABLE

@@ -1,7 +1,7 @@
 """Whose memory may grow by how much, while nodes cannot give yet what was promised there.
 
 Pages that are in the way move at one rate, and containers touch memory at a higher one. Until a promise is
-backed, the kernel therefore slows down those who could take it (`memory.high`), instead of killing somebody.
+backed, the kernel therefore slows down those that could take it (`memory.high`), instead of killing somebody.
 Slowed down are owners of promises that have no memory yet, each by the part that it lacks, and whoever else
 starts or was seen to take memory where it could soon take what others need who cannot go elsewhere. Nobody
 else: who lies on nodes that have enough for all, or does not grow, is left alone.
@@ -19,16 +19,16 @@ from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 
 LEAST_GROWTH_BYTES: Final = 2 * MIB
-"""Who took less of a node since the look before is not growing there: counters lag, and programs breathe."""
+"""What took less of a node since the look before is not growing there: counters lag, and programs breathe."""
 _SLICE_BYTES: Final = 4 * MIB
 """So much of what it was promised somebody may always take who has room elsewhere: from where it takes it is
 seen whether it is in anybody's way."""
 _FEW: Final = 16
-"""Who took less than this part of what it took of a node goes on elsewhere."""
+"""What took less than this part of what it took of a node goes on elsewhere."""
 
 
 class _Taker(NamedTuple):
-    """Who is about to take memory: so much of nodes that are ``short``, and so much of others; of those only
+    """What is about to take memory: so much of nodes that are ``short``, and so much of others; of those only
     the ones count that it takes memory of. ``least_bytes`` it gets in any case."""
 
     short: NodeSet

@@ -1,7 +1,7 @@
 """The promises held against the pages that lie on the nodes: where memory may run out although all fits.
 
 The kernel fills nodes by first touch, so that pages of containers that may lie anywhere can take what was
-promised to those who may not. For every set of nodes, what is free there, what can be reclaimed at once, and
+promised to those that may not. For every set of nodes, what is free there, what can be reclaimed at once, and
 pages there that may lie elsewhere (as far as there is room for them) must be at least what is outstanding to
 containers that must stay within the set: promised and not yet used there. That is Hall's condition, and one
 maximum flow answers it for all sets. Pure: nothing here knows how pages are counted or moved.
@@ -178,7 +178,7 @@ def plan(
     moved for them, nothing is at risk: everything is promised, as it may be. Pages go to the nearest nodes
     that have room for them.
 
-    Where not everything has a place, pages make room for the promises on narrow sets first. Who must stay on
+    Where not everything has a place, pages make room for the promises on narrow sets first. What must stay on
     one node is killed when that one is full, who may lie on every node only when all are.
     """
     outstanding = _outstanding(containers)
@@ -236,7 +236,7 @@ def short_nodes(
     containers: Iterable[ContainerPages],
     kept_bytes: Mapping[int, int] = MappingProxyType({}),
 ) -> NodeSet:
-    """The nodes that cannot give what is outstanding to those who must stay on them, alone or together, with
+    """The nodes that cannot give what is outstanding to those that must stay on them, alone or together, with
     *kept_bytes* left beside it, unless pages are moved."""
     loads, lacking = _promises(nodes, _outstanding(containers), kept_bytes)
     return NodeSet.of_mask(reduce(or_, (loads.reached(one) for one in lacking), 0))
@@ -453,7 +453,7 @@ def _targets(
 
 
 def _movers(containers: Iterable[ContainerPages]) -> dict[tuple[int, int], list[tuple[str, int]]]:
-    """Who can be moved from a node within a set: ids and bytes, in the order in which they are moved."""
+    """What can be moved from a node within a set: ids and bytes, in the order in which they are moved."""
     found: dict[tuple[int, int], list[tuple[bool, int, int, str]]] = {}
     for one in containers:
         for node, amount in one.movable_bytes.items():

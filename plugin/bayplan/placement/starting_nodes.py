@@ -26,8 +26,8 @@ STARTS_ELSEWHERE: Final = "starts-elsewhere"
 
 
 class StartingRoom(Struct, frozen=True):
-    """What one look says to all who start after it: by node, ``room_bytes`` that no confined container is
-    promised, and ``to_come_bytes`` that are outstanding to those who are not confined."""
+    """What one look says to all that start after it: by node, ``room_bytes`` that no confined container is
+    promised, and ``to_come_bytes`` that are outstanding to those that are not confined."""
 
     room_bytes: Mapping[int, int]
     to_come_bytes: int
@@ -47,7 +47,7 @@ def with_starting_nodes(
 ) -> Decision:
     """*decision* with the memory policy that its container should start with by what was seen last.
 
-    Nobody gets one who asked for another, who is placed by somebody else, or where the runtime passes none
+    Nobody gets one that asked for another, that is placed by somebody else, or where the runtime passes none
     on. The kernel has preferred-many from 5.15 on; weighted interleave, which can be looked for, from 6.9.
     """
     request = decision.request

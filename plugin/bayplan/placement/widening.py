@@ -4,7 +4,7 @@ Memory that nobody promised, or an eviction threshold, can take what the ledger 
 elsewhere are moved first (`page_placement`). For what still has no place a container is promised the same on
 one node more, and on those without which its set would cross another one with promises, if the exact engine's
 flows prove that all of it fits there beside every other promise, and the nodes have the memory. Its pages may
-then be moved there, too. It goes back when its own nodes have what they need. Who may not be moved stays
+then be moved there, too. It goes back when its own nodes have what they need. What may not be moved stays
 (`page_owners.stays`). Pure.
 """
 
@@ -99,7 +99,7 @@ def goes_back(live: LivePages, moves: Iterable[Move], kept_bytes: Mapping[int, i
 
 
 def _movers(flows: ResourceFlows, live: LivePages) -> Iterator[Mover]:
-    """Who may be moved: those that may lie where memory lacks, then those that may make room for these; the
+    """What may be moved: those that may lie where memory lacks, then those that may make room for these; the
     smallest promises first."""
     at_risk = NodeSet(node for one in live.plan.risks for node in one.nodes)
 

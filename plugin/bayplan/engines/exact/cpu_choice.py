@@ -79,7 +79,7 @@ class Occupation(Struct, frozen=True):
         If containers end independently, each as likely as any other, a cache with n of them is empty after
         1 + 1/2 + ... + 1/n of what each lasts on average; one more adds 1/(n + 1). The rest is measured
         (tests/bench/cpu_fit.py): each cache where it has CPUs costs an eighth of that, one that nobody had a
-        quarter, and free CPUs that stay, for others who keep it from becoming whole, a seventh.
+        quarter, and free CPUs that stay, for others that keep it from becoming whole, a seventh.
         """
         lost = 0
         for cache, count in self.holders.items():

@@ -101,7 +101,7 @@ class ExclusiveCpus:
 
     @property
     def _occupation(self) -> Occupation:
-        """Who has CPUs at which L3 cache."""
+        """Which containers have CPUs at which L3 cache."""
         ledger = self._basis.ledger
         held = [one.decision.placement.exclusive_cpus.mask for one in ledger.entries.values()]
         held += [cpus.mask for cpus in ledger.cpus_of_pools.values()]

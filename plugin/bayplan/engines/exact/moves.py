@@ -68,7 +68,7 @@ def with_all_widened(flows: ResourceFlows, movers: Iterable[Mover]) -> ResourceF
         for resource, amount_bytes in mover.claim.amounts_bytes.items():
             for nodes, difference in ((mover.claim.nodes, -amount_bytes), (mover.widest, amount_bytes)):
                 changes[resource, nodes] = changes.get((resource, nodes), 0) + difference
-    # Those who leave make the room that those who come take.
+    # Those that leave make the room that those that come take.
     for (resource, nodes), difference in sorted(changes.items(), key=lambda one: one[1]):
         if difference:
             loose.flow(resource).change(nodes.mask, difference)

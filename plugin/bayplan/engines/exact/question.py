@@ -176,7 +176,7 @@ class Crossings(Struct, frozen=True):
 class CountedFlows:
     """The questions that one decision asks of *flows* as they are now; ``steps`` is what the answers cost.
 
-    The one who asks charges the difference of ``steps`` to a `StepBudget`.
+    The one that asks charges the difference of ``steps`` to a `StepBudget`.
     """
 
     __slots__ = ("_asked", "_crossing_cost", "_trials", "claimed", "flows", "memory", "steps")
@@ -409,7 +409,7 @@ _CPUS: Final = (
     "split cores",  # those that it shares with others
 )
 # How many caches have nobody's CPUs yet, and will have some of the container's and some that are free: whole
-# ones stay for those who need one. And what caches lose of becoming whole again (keepWhole: cache).
+# ones stay for those that need one. And what caches lose of becoming whole again (keepWhole: cache).
 _WHOLE_CACHES: Final = (OPENED_CACHES,)
 _LOST_CACHES: Final = ("lost caches",)
 # Over how many its CPUs lie at least; before the two others where these are whole ones.

@@ -5,7 +5,7 @@ What is free in sum can be in pieces. Then some set of nodes is *short*: asked f
 memory, of huge pages or of CPUs. A shortage ends only if somebody leaves the set who lies within it. So the
 search takes one, and tries everybody who could leave on all nodes outside of it, until nothing is short or
 `MAX_RELOCATIONS` have moved. That misses nothing: while a part of some plan is carried out, each shortage
-that is left is ended by one who is still to move.
+that is left is ended by one that is still to move.
 
 Invariants: everybody who moves is afterwards on no more nodes than before, no farther apart, and no farther
 from its devices; what it was promised is promised still, and its CPUs are its own. Nobody else is touched.
@@ -98,7 +98,7 @@ class Movable(Struct, frozen=True):
 
 
 def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
-    """*plan* as moves out of *ledger*. Who has memory on any node moves its CPUs alone."""
+    """*plan* as moves out of *ledger*. What has memory on any node moves its CPUs alone."""
     moves = []
     for one in plan.relocations:
         placement = ledger.entries[one.container_id].decision.placement
@@ -390,7 +390,7 @@ class RelocationSearch:
         return best[0], [self._movables[place] for place in sorted(best[1])]
 
     def _within(self, shortage: OverfullSet) -> dict[int, int]:
-        """How much of what is short each of those who did not move has within the set, by their places in the
+        """How much of what is short each of those that stayed has within the set, by their places in the
         order of sizes."""
         holders, outside, have = self._holders.get(shortage.resource, ()), ~shortage.nodes, dict[int, int]()
         self._rooms.steps += 1 + len(holders) // _HOLDERS_A_STEP

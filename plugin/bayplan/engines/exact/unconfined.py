@@ -1,14 +1,14 @@
 """Containers whose nodes nobody chooses here: those that are confined to no set, those whose cpusets somebody
 else chose, and those that opted out; and claims that could not be promised in full.
 
-Who is confined to no set is never refused: its use is not bounded by its claim, so that a refusal would
+What is confined to no set is never refused: its use is not bounded by its claim, so that a refusal would
 protect no other container. The decision says what could not be promised, with the minimum cut.
 
 What somebody else chose stays, and is claimed. A wish counts beside a pin as far as the pin leaves it open.
 Of one whose CPUs alone are pinned the memory is ours to place, so that wishes for nodes, tiers and huge pages
 are granted as for any other container. Of one whose nodes are pinned they can only be held against these
 nodes: a required one that they do not meet is refused, because otherwise the container would run where its
-author ruled out; CPUs of its own it gets near them. Who opted out is never refused.
+author ruled out; CPUs of its own it gets near them. What opted out is never refused.
 """
 
 from msgspec.structs import replace
