@@ -509,7 +509,7 @@ class PressureWatch:
         returns: Sequence[Move],
         kept_bytes: Mapping[int, int],
     ) -> LivePages:
-        """What each holds on *nodes* now, and what follows; *returns* are the moves by which somebody could go
+        """What each holds on *nodes*, and what follows; *returns* are the moves by which somebody could go
         back. Blocks."""
         machine = look.machine
         known = {one.container_id for one in lookups}
