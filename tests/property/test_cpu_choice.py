@@ -13,7 +13,7 @@ from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, WantedCpus, choos
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
-from bayplan.model.machine import Machine
+from bayplan.model.machine import Cpu, Machine
 from bayplan.model.policy import KeepWhole, PlacementPolicy
 from bayplan.sets import CpuSet
 from support import cpu_order
@@ -64,6 +64,77 @@ def test_no_choice_is_better(puzzle: Puzzle) -> None:
         sorted(best),
     )
     assert found.proven
+
+
+GROUPS = ("l3_cache_id", "cluster_id", "die_id")
+
+
+@st.composite
+def crossed_machines(draw: st.DrawFn) -> Machine:
+    """Machines whose nodes, sockets, caches, clusters and dies cut cores, as virtual machines are told, and
+    as the L3 caches of POWER10 do."""
+    machine = draw(machines())
+
+    def drawn(cpu: Cpu) -> Cpu:
+        changes: dict[str, int | None] = {}
+        for key in GROUPS:
+            if draw(st.integers(0, 2)) == 0:
+                changes[key] = draw(st.sampled_from([None, *(other.id for other in machine.cpus)]))
+        if draw(st.integers(0, 4)) == 0:
+            changes["node_id"] = draw(st.sampled_from(sorted(machine.node_ids)))
+        return replace(cpu, **changes)
+
+    cpus = tuple(map(drawn, machine.cpus))
+    nodes = tuple(
+        replace(node, cpus=CpuSet(cpu.id for cpu in cpus if cpu.node_id == node.id)) for node in machine.nodes
+    )
+    return replace(machine, nodes=nodes, cpus=cpus)
+
+
+def nested(machine: Machine) -> Machine:
+    """The machine with cores that end with their node, and one group of each kind for each core."""
+    cpus = list(machine.cpus)
+    of = {
+        cpu.id: min(
+            other.id
+            for other in cpus
+            if (other.core_id, other.node_id, other.socket_id) == (cpu.core_id, cpu.node_id, cpu.socket_id)
+        )
+        for cpu in cpus
+    }
+    cpus = [replace(cpu, core_id=of[cpu.id]) for cpu in cpus]
+    for key in GROUPS:
+        for _ in cpus:  # once for each is enough for the farthest to hear of it
+            for core in {cpu.core_id for cpu in cpus}:
+                ids = {getattr(cpu, key) for cpu in cpus if cpu.core_id == core} - {None}
+                if ids:
+                    cpus = [
+                        replace(cpu, **{key: min(ids)})
+                        if cpu.core_id == core or getattr(cpu, key) in ids
+                        else cpu
+                        for cpu in cpus
+                    ]
+    return replace(machine, cpus=tuple(cpus))
+
+
+@given(crossed_machines(), st.data())
+def test_cores_that_others_cut_end_there_or_keep_them_together(machine: Machine, data: st.DataObject) -> None:
+    ids = [cpu.id for cpu in machine.cpus]
+    free = data.draw(st.lists(st.sampled_from(ids), min_size=1, unique=True))
+    count = data.draw(st.integers(1, len(free)))
+    mask = CpuSet(free).mask
+    wanted = WantedCpus(count, mask, mask)
+    layout = CpuLayout(machine)
+    found = choose(layout, wanted)
+    order = partial(cpu_order.key, nested(machine), wanted)
+    chosen = frozenset(CpuSet.of_mask(found.cpus))
+    best = min(map(frozenset, combinations(free, count)), key=order)
+    assert len(chosen) == count
+    assert chosen <= set(free)
+    # Groups that cross each other count by their parts: how many there are is another question.
+    assert order(chosen)[:2] == order(best)[:2]
+    cost = fit(layout, mask, count, Rules())
+    assert (cost.broken, cost.split) == order(best)[:2]
 
 
 @given(puzzles())

@@ -203,7 +203,7 @@ class CpuLayout:
     """The CPUs of a machine by what they share; worked out once. See `choose`."""
 
     def __init__(self, machine: Machine) -> None:
-        online = [cpu for cpu in machine.cpus if cpu.online]
+        online = _nested([cpu for cpu in machine.cpus if cpu.online])
         self.cores = _masks(online, lambda cpu: cpu.core_id)
         self.size_of_core = {core: core.bit_count() for core in self.cores}
         self.node_masks = {
@@ -747,6 +747,46 @@ def _by_key(cpus: Iterable[Cpu], key: Callable[[Cpu], _Key]) -> dict[_Key, int]:
 def _masks(cpus: Iterable[Cpu], key: Callable[[Cpu], object]) -> list[int]:
     """The CPUs by *key*, those with the lowest id first."""
     return sorted(_by_key(cpus, key).values(), key=lambda mask: mask & -mask)
+
+
+def _nested(cpus: Sequence[Cpu]) -> list[Cpu]:
+    """*cpus* of cores that lie within one group of each kind.
+
+    A core ends where its node or socket ends, as for the kernel, which takes threads on several nodes for no
+    siblings (a virtual machine can be told so). Caches, clusters and dies that a core has several of are one:
+    each half of a core of POWER10 has an L3 cache.
+    """
+    cores: dict[tuple[int, int | None, int], int] = {}
+    for cpu in cpus:
+        cores.setdefault((cpu.core_id, cpu.node_id, cpu.socket_id), cpu.id)
+    found = [replace(cpu, core_id=cores[cpu.core_id, cpu.node_id, cpu.socket_id]) for cpu in cpus]
+    caches = _by_core((cpu.core_id, cpu.l3_cache_id) for cpu in found)
+    clusters = _by_core((cpu.core_id, cpu.cluster_id) for cpu in found)
+    dies = _by_core((cpu.core_id, cpu.die_id) for cpu in found)
+    return [
+        replace(
+            cpu,
+            l3_cache_id=caches.get(cpu.core_id),
+            cluster_id=clusters.get(cpu.core_id),
+            die_id=dies.get(cpu.core_id),
+        )
+        for cpu in found
+    ]
+
+
+def _by_core(pairs: Iterable[tuple[int, int | None]]) -> dict[int, int]:
+    """The group of each core, of *pairs* of cores and groups of theirs; those that a core has several of are
+    one, which goes by the least of them. Cores without any are left out."""
+    groups_of: dict[int, set[int]] = {}
+    for core, group in pairs:
+        if group is not None:
+            groups_of.setdefault(core, set()).add(group)
+    least = {group: group for groups in groups_of.values() for group in groups}
+    for groups in groups_of.values():
+        joined = {least[group] for group in groups}
+        if len(joined) > 1:
+            least = {group: min(joined) if one in joined else one for group, one in least.items()}
+    return {core: least[min(groups)] for core, groups in groups_of.items()}
 
 
 def _within(masks: Iterable[int], outer: int) -> list[int]:
