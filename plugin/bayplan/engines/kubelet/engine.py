@@ -78,7 +78,7 @@ def _respect_pins(basis: Basis, request: Request, current: Placement) -> Decisio
 INFEASIBLE: Final = "Infeasible"
 """kubelet's word for a resize that it never tries."""
 
-_NO_RESIZE: Final = "ResizeDecision is infeasible for Guaranteed Pods alongside"
+_NO_RESIZE: Final = "Resize is infeasible for Guaranteed Pods alongside"
 
 
 class ResizeDecision:
