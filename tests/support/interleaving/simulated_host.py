@@ -9,7 +9,7 @@ import asyncio
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -286,7 +286,7 @@ class SimulatedHost:
         # The largest of all is what cannot be had at once, however the promises are carried: what a smaller
         # machine left of one node is not the fault of whoever comes to another.
         excess_bytes, nodes = max((more_bytes, str(nodes)) for nodes, more_bytes in _excess_bytes(basis))
-        comparable = before is not None and same and not _found(before.ledger, basis.ledger)
+        comparable = before is not None and same and not _found(before.ledger, basis.ledger, self.alive)
         if comparable and excess_bytes > self._excess_bytes:
             raise InvariantError(f"nodes {nodes} lack {excess_bytes} bytes of what is promised")
         self._excess_bytes = excess_bytes
@@ -374,12 +374,14 @@ class SimulatedHost:
         return self.runtime.containers[container_id].spec.linux.cgroups_path
 
 
-def _found(before: Ledger, after: Ledger) -> bool:
-    """Whether a container was found running, or has CPUs or nodes that somebody else gave it: what it has, or
-    grows to, is a fact, which may exceed what there is."""
+def _found(before: Ledger, after: Ledger, alive: Collection[str]) -> bool:
+    """Whether a container was found, being *alive* before it was in the ledger, or has CPUs or nodes that
+    somebody else gave it: what it has, or grows to, is a fact, which may exceed what there is. One whose
+    creation was under way when its runtime listed the others was released, and others may have its room."""
     return any(
         (
             entry.decision.outcome is Outcome.ADOPTED
+            or (key in alive and key not in before.entries)
             or entry.decision.request.pinned_mems is not None
             or entry.decision.request.pinned_cpus is not None
         )
