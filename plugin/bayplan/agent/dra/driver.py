@@ -14,6 +14,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
@@ -466,20 +467,21 @@ class DraService:
         return answer
 
     async def _health(self) -> AsyncIterator[health_pb2.NodeWatchResourcesResponse]:
-        """All devices, whenever something is new, and now and then again."""
+        """All devices, whenever something is new, and now and then again however often the mirror changes."""
+        loop = asyncio.get_running_loop()
         said: dict[str, str] | None = None
+        due_s = 0.0
         while True:
             seen, snapshot = self._mirror.revision, self._mirror.snapshot
             if snapshot is not None and self._mirror.connected:
                 problems = await asyncio.to_thread(device_problems, snapshot)
-                if problems != said:
-                    said = problems
+                if problems != said or loop.time() >= due_s:
+                    said, due_s = problems, loop.time() + self._repeat_s
                     yield _health_answer(self._node_name, problems)
-            try:
-                async with asyncio.timeout(self._repeat_s):
+            left_s = due_s - loop.time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left_s if left_s > 0 else self._repeat_s):
                     await self._mirror.wait_for_change(seen)
-            except TimeoutError:
-                said = None
 
 
 def _fields(claim: pb.Claim, problem: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from bayplan._proto.dra import api_pb2 as pb
 from bayplan.agent.dra.driver import device_problems
 from bayplan.agent.dra.slices import devices_of
+from bayplan.agent_protocol import Observed
 from bayplan.model.decision import QosClass
 from bayplan.sets import CpuSet
 from bayplan.views.snapshot import Drifted
@@ -274,6 +275,24 @@ async def test_a_claim_that_the_next_pod_has_meanwhile_is_not_released(node: Dra
         elsewhere = [{**each, "pool": "node-b"} for each in WIDE]
         node.api.objects[PATH] = resource_claim(*elsewhere)
         await until(lambda: not one.controller.state.ledger.resource_claims)
+
+
+async def test_health_is_said_again_however_often_the_daemon_says_something(node: DraNode) -> None:
+    """What kubelet has not heard of for 30 s is unknown to it."""
+    async with node.daemon(), node.agent() as mirror, registered(node.registry) as kubelet:
+        await until(lambda: mirror.connected)
+        watch = kubelet.health()
+        first = await anext(watch)
+
+        async def change() -> None:
+            while True:
+                assert mirror.snapshot is not None
+                mirror.take(Observed(mirror.snapshot.observation))
+                await asyncio.sleep(0.01)
+
+        changing = asyncio.create_task(change())
+        assert [await anext(watch) for _ in range(3)] == [first] * 3
+        changing.cancel()
 
 
 async def test_health_says_which_nodes_are_short_or_gone(node: DraNode) -> None:
