@@ -1,8 +1,10 @@
 """Two nodes that are DRA drivers, with the rights that the chart gives them: pods with claims go where
-Kubernetes' scheduler sends them, and kubelet itself has their claims prepared and released.
+Kubernetes' scheduler sends them, and kubelet itself has their claims prepared and released, whoever is
+started again in between.
 """
 
 import itertools
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +17,11 @@ from chart import kubectl_program, rendered
 from goside import kube_scheduler
 from testbed import kubernetes
 from testbed.agent import LOG as AGENT_LOG
+from testbed.agent import SERVICE as AGENT
 from testbed.channel import LIMIT_S
 from testbed.cluster import PODS, POLL_S, is_ready, join_with_claims, pod
-from testbed.kubelet import kubelet_disks
+from testbed.kubelet import SERVICE as KUBELET
+from testbed.kubelet import Kubelet, kubelet_disks
 from testbed.kubernetes import KUBERNETES_VERSION
 from testbed.node import Node
 from testbed.topology import CLUSTER_NODE
@@ -61,11 +65,16 @@ NEAR: Mapping[str, Any] = {
 
 
 class Driver:
-    """A node."""
+    """A node: its parts, each of which can be ended and started again."""
 
-    def __init__(self, name: str, node: Node) -> None:
+    def __init__(self, name: str, node: Node, kubelet: Kubelet, start_agent: Callable[[], None]) -> None:
         self.name = name
         self.node = node
+        self.kubelet = kubelet
+        self.start_agent = start_agent
+
+    def kill(self, service: str) -> None:
+        self.node.guest.signal(service, signal.SIGKILL)
 
     def held(self) -> dict[str, Mapping[str, Any]]:
         """The claims that the daemon holds, by their names; without their containers, which come and go."""
@@ -105,6 +114,10 @@ class Cluster:
 
     def pods(self) -> dict[str, Mapping[str, Any]]:
         return {one["metadata"]["name"]: one for one in self.plane.ask("GET", PODS)["items"]}
+
+    def on(self, name: str) -> list[str]:
+        """The pods of a node."""
+        return [pod for pod, one in self.pods().items() if one["spec"].get("nodeName") == name]
 
     def delete(self, name: str) -> None:
         self.plane.ask("DELETE", f"{PODS}/{name}")
@@ -180,8 +193,7 @@ def joined(scheduler: Path) -> Iterator[Cluster]:
         for name in NAMES:
             node = Node(CLUSTER_NODE, "2.3", more_disks=kubelet_disks(KUBERNETES_VERSION))
             running.callback(node.shut_down)
-            join_with_claims(node, plane, name, ACCOUNT)
-            drivers[name] = Driver(name, node)
+            drivers[name] = Driver(name, node, *join_with_claims(node, plane, name, ACCOUNT))
             # Of a kubelet that was not ready yet; a controller takes it away.
             plane.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
         plane.start_controllers(kubernetes.controller_manager(), "resourceclaim-controller")
@@ -218,6 +230,10 @@ def test_no_node_refuses_a_claim_and_none_waits_that_would_fit(cluster: Cluster)
     cluster.await_that(lambda: is_unschedulable(cluster.pods()[late]), "there is no room for one more")
     # What kubelet was told of the devices.
     cluster.await_that(lambda: health_of(cluster.pods()[one]) == {"Healthy"}, "a healthy device")
+    cluster.delete(one)
+    cluster.await_that(lambda: is_ready(cluster.pods()[late]), "the late one runs")
+    machine, nodes, _ = cluster.runs_on_what_is_booked(late)
+    assert (machine, nodes) == places[one][:2]
     assert cluster.refusals() == 0
 
 
@@ -226,3 +242,44 @@ def health_of(made: Mapping[str, Any]) -> set[str]:
     statuses = made["status"].get("containerStatuses", ())
     rows = (row for one in statuses for row in one.get("allocatedResourcesStatus", ()))
     return {one["health"] for row in rows for one in row.get("resources", ())}
+
+
+def test_whoever_is_killed_in_between_nothing_is_lost_and_all_is_released(cluster: Cluster) -> None:
+    driver = cluster.drivers[NAMES[0]]
+    stays, goes = cluster.on(driver.name)
+    before, held = cluster.runs_on_what_is_booked(stays), driver.held()
+
+    # Without an agent nobody releases a claim; kubelet asks the next one.
+    driver.kill(AGENT)
+    cluster.delete(goes)
+    time.sleep(5)
+    assert goes in cluster.pods()
+    assert driver.held() == held
+    driver.start_agent()
+    cluster.await_that(lambda: goes not in cluster.pods(), "the pod goes")
+    cluster.await_that(lambda: len(driver.held()) == 1, "its claim is released")
+
+    # Daemon, agent and kubelet, and all that a reboot loses: CDI specs, sandboxes, containers.
+    generation = published(cluster.plane)[driver.name]
+    driver.kill(AGENT)
+    driver.kill(KUBELET)
+    driver.node.bayplan.kill()
+    driver.node.guest.run("sh", "-c", f"rm -rf {SPECS}/*")
+    driver.node.crictl.remove_everything()
+    driver.kubelet.start_again()
+    driver.node.bayplan.start_again()
+    driver.start_agent()
+    cluster.await_that(
+        lambda: restarts(cluster.pods()[stays]) and is_ready(cluster.pods()[stays]), "it runs again"
+    )
+    assert cluster.runs_on_what_is_booked(stays) == before
+    assert driver.held().items() < held.items()
+    # kubelet deleted them at its start.
+    cluster.await_that(lambda: published(cluster.plane).get(driver.name, 0) >= generation, "ResourceSlices")
+    late = cluster.launch()
+    machine, nodes, _ = cluster.runs_on_what_is_booked(late)
+    assert (machine, nodes & before[1]) == (driver.name, frozenset())
+
+
+def restarts(made: Mapping[str, Any]) -> int:
+    return sum(one["restartCount"] for one in made["status"].get("containerStatuses", ()))
