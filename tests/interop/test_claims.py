@@ -18,7 +18,7 @@ from goside import GoSideError, compiled
 from msgspec.structs import replace
 
 from bayplan._proto.dra import api_pb2 as pb
-from bayplan.agent.dra.driver import Claim, allocated_here
+from bayplan.agent.dra.driver import ClaimObject, allocated_here
 from bayplan.agent.dra.slices import (
     CPU,
     devices_of,
@@ -225,7 +225,7 @@ SHAPES = (evenly, unevenly, first_of_several, every_node, selected, beside_anoth
 
 def of_bayplan(claim: Object) -> ResourceClaim | None:
     """What the daemon is told of *claim*; None if nothing of its devices was allocated."""
-    metadata, found = claim["metadata"], msgspec.convert(claim, Claim)
+    metadata, found = claim["metadata"], msgspec.convert(claim, ClaimObject)
     asked = pb.Claim(namespace="default", name=metadata["name"], uid=metadata["uid"])
     return allocated_here(asked, found, NODE) if found.own else None
 

@@ -189,4 +189,6 @@ def test_the_cores_of_each_cache_and_kind_stand_in_a_frame_that_says_what_they_a
     frames = [sum(box.get("class") == "group" for box in picture.iter(f"{SVG}rect")) for picture in pictures]
     assert frames == [0, 3, 2]
     assert "L3 cache of 4-7,16-19: 4 of 4 cores whole" in tips(pictures[1])
-    assert {"0-5,8-13: performance cores", "6-7,14-15: efficiency cores"} <= set(words(pictures[2]))
+    assert {"0-5,8-13: cores of kind performance", "6-7,14-15: cores of kind efficiency"} <= set(
+        words(pictures[2])
+    )

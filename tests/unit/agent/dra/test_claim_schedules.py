@@ -233,12 +233,18 @@ class Schedule:
         life = self._any(lambda _: True)
         if life is None or self.kubelet is None:
             return
-        problem = (await self.kubelet.unprepare(life.claim))[life.uid]
-        while self.one is not None and AWAY in problem:
-            problem = (await self.kubelet.unprepare(life.claim))[life.uid]
+        problem = await self._unprepare(life)
         assert bool(problem) == (self.one is None or bool(life.containers))
         if not problem:
             self._forget(life)
+
+    async def _unprepare(self, life: Life) -> str:
+        """Ask until the agent has found a daemon that is there, as kubelet does."""
+        assert self.kubelet is not None
+        problem = (await self.kubelet.unprepare(life.claim))[life.uid]
+        while self.one is not None and AWAY in problem:
+            problem = (await self.kubelet.unprepare(life.claim))[life.uid]
+        return problem
 
     def _forget(self, life: Life) -> None:
         del self.lives[life.number]
@@ -311,8 +317,7 @@ class Schedule:
             for key in list(life.containers):
                 await self._stop(life, key)
             if self.draw.randrange(2):
-                assert self.kubelet is not None
-                assert (await self.kubelet.unprepare(life.claim))[life.uid] == ""
+                assert await self._unprepare(life) == ""
             self._forget(life)
         state = self.one.controller.state
         await until(lambda: not state.ledger.resource_claims)
