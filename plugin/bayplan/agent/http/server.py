@@ -198,6 +198,9 @@ logger = logging.getLogger(__name__)
 
 MAX_CLIENTS: Final = 128
 CLIENT_TIMEOUT_S: Final = 10.0
+_TURNS_OF_AN_ACCEPT: Final = 3
+"""So many turns of the loop asyncio needs from a connection to its protocol; of a server that is closed
+meanwhile it leaves the connection open, and tells nobody."""
 
 Check = Callable[[PageRequest], HttpResponse | None]
 """The answer to somebody who may not ask, None for others."""
@@ -226,6 +229,7 @@ class HttpServer:
         self._max_clients = max_clients
         self._client_timeout_s = client_timeout_s
         self._server: asyncio.Server | None = None
+        self._closed = False
         self._clients: set[asyncio.Task[None]] = set()
         self._waiting: dict[asyncio.Task[None], None] = {}
         """The clients that have nothing to be answered, first those that have waited longest."""
@@ -244,16 +248,21 @@ class HttpServer:
             HostError: that address cannot be had.
         """
         try:
-            # Without TLS: who has not finished the handshake is a client too (`_connected`).
+            # Without TLS: who has not finished the handshake is a client too (`_serve`).
             self._server = await asyncio.start_server(
-                self._connected, self._host, self._port, limit=MAX_REQUEST_BYTES
+                self._accept, self._host, self._port, limit=MAX_REQUEST_BYTES
             )
         except (OSError, OverflowError) as error:
             raise HostError(f"{self._host}:{self._port}", f"cannot be listened at: {error}") from error
 
     async def close(self) -> None:
-        """Disconnect everybody."""
+        """Disconnect everybody, also who was accepted and is not served yet."""
+        self._closed = True
         if self._server is not None:
+            for listener in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listener)
+            for _ in range(_TURNS_OF_AN_ACCEPT):
+                await asyncio.sleep(0)
             self._server.close()
             for client in self._clients:
                 client.cancel()
@@ -261,11 +270,25 @@ class HttpServer:
             await self._server.wait_closed()
             self._server = None
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closed:
+            writer.transport.abort()
+            return
+        client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._clients.add(client)
+        # What is cancelled before its first step runs nothing of its own.
+        client.add_done_callback(partial(self._disconnected, writer))
+        self._set_waiting(client, waiting=True)
+        self._make_room()
+
+    def _disconnected(self, writer: asyncio.StreamWriter, client: asyncio.Task[None]) -> None:
+        self._clients.discard(client)
+        self._waiting.pop(client, None)
+        writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client = asyncio.current_task()
         assert client is not None
-        self._clients.add(client)
-        self._set_waiting(client, waiting=True)
         connection = ClientConnection(
             reader,
             writer,
@@ -274,7 +297,6 @@ class HttpServer:
             self._client_timeout_s,
         )
         try:
-            self._make_room()
             if self._tls is not None:
                 await writer.start_tls(self._tls, ssl_handshake_timeout=self._client_timeout_s)
             await connection.serve()
@@ -284,10 +306,6 @@ class HttpServer:
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
             # Cancelled for the sake of another client, or at the end; nobody waits for more of it.
             logger.debug("an HTTP client is disconnected", extra={"why": repr(error)})
-        finally:
-            self._clients.discard(client)
-            self._waiting.pop(client, None)
-            writer.transport.abort()
 
     def _set_waiting(self, client: asyncio.Task[None], *, waiting: bool) -> None:
         self._waiting.pop(client, None)

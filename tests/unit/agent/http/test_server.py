@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
@@ -193,6 +194,22 @@ async def test_clients_that_are_being_answered_are_not_disconnected_for_others()
             assert await exchange(address, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n") == b""
         go.set()
         assert [(await one).text for one in busy] == ["done\n", "done\n"]
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_that_is_accepted_while_the_server_closes_is_disconnected(turns: int) -> None:
+    """It would be answered for ever by a server that does not follow the daemon any more."""
+    server = HttpServer("127.0.0.1", 0, ROUTES)
+    await server.start()
+    with contextlib.closing(socket.create_connection(server.address)) as client:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.close()
+        with contextlib.suppress(OSError):
+            client.sendall(b"GET /hello HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        client.setblocking(False)
+        with contextlib.suppress(ConnectionError):  # that it was accepted and aborted
+            assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
 
 
 async def test_an_address_that_cannot_be_had_is_named() -> None:
