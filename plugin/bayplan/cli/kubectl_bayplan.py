@@ -574,17 +574,18 @@ class UnknownNameError(BayplanError):
 
 def _mapped(directory: Path | None, node_answer: NodeAnswer) -> NodeAnswer:
     """*node_answer* with what a map needs of it; its picture is written to *directory*, if one is given."""
-    from bayplan.drawing.maps import cluster_map  # noqa: PLC0415 - only this verb draws
-    from bayplan.drawing.maps import machine_map as drawing  # noqa: PLC0415 - as above
-
     if node_answer.answer is None:
         return node_answer
+    picture = ""
     try:
         found = node_answer.answer["nodes"]
         digest = map_digest(node_answer.answer)
         cluster_blocks([("", [{"name": node_answer.node, "nodes": digest}])])
-        picture = "" if directory is None else drawing(found)
-        cluster_map([{"name": node_answer.node, "pool": "", "nodes": digest}])
+        if directory is not None:
+            from bayplan.drawing.maps import cluster_map, machine_map  # noqa: PLC0415 - only pictures need it
+
+            picture = machine_map(found)
+            cluster_map([{"name": node_answer.node, "pool": "", "nodes": digest}])
     except _OTHER_FIELDS:
         return node_answer._replace(answer=None, problem=_OTHER_VERSION)
     answer = {"apiVersion": API_VERSION, "kind": "Map", "nodes": len(found), "numaNodes": digest}

@@ -32,7 +32,7 @@ from bayplan.model.basis import MOST_READ, Basis, SeenRequests, SeenSize
 from bayplan.model.decision import Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.policy import KeepWhole, PlacementPolicy
 from bayplan.model.records import changed_entries
 from bayplan.model.workload import Adjustment
 from bayplan.nri import Clock, Runtime, Timer
@@ -306,7 +306,7 @@ class NodeState:
             for move in decision.moves
             if move.relocates
         ]
-        if self.policy.learns_requests:
+        if self.policy.keep_whole is KeepWhole.NODE:
             await self.remember()
 
     async def remember(self) -> None:
@@ -321,14 +321,11 @@ class NodeState:
 
     def learn(self) -> None:
         """Have decisions depend on what was seen."""
-        basis = self.basis.with_seen(self.seen_by(self.policy))
-        if self._became is not None:
-            self._became(basis)
-        self.basis = basis
+        self._become(self.basis.with_seen(self.seen_by(self.policy)), _NOTHING_CHANGED)
 
     def seen_by(self, policy: PlacementPolicy) -> tuple[SeenSize, ...]:
         """What decisions by *policy* depend on of what was seen."""
-        return self.seen.sizes() if policy.learns_requests else ()
+        return self.seen.sizes() if policy.keep_whole is KeepWhole.NODE else ()
 
     def relocations_within_hour(self) -> int:
         """How many containers were relocated for others in the last hour."""

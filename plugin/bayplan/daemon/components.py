@@ -57,6 +57,7 @@ from bayplan.host.placement_files import PlacementDirectory
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
 from bayplan.model.ledger import Ledger
+from bayplan.model.policy import KeepWhole
 from bayplan.model.sentences import ignores_silence
 from bayplan.model.workload import Container, Pod
 from bayplan.nri import Identity, Session, Timeouts, UnixSocket, launched_by_runtime
@@ -468,7 +469,7 @@ class Daemon:
                 logger.info("the node's kubelet is known", extra=fields)
 
     async def _take_settings(self, settings: Settings) -> None:
-        policy, learned = self.hardware.policy_for(settings), self.state.policy.learns_requests
+        policy, kept_whole = self.hardware.policy_for(settings), self.state.policy.keep_whole
         self.settings = settings
         self.hardware.take_settings(settings)
         self.state.take_engine(engine_for(settings, self.recording))
@@ -477,7 +478,7 @@ class Daemon:
         self.pressure.mode = settings.memory_pressure
         self.pressure.relief.rate_bytes = settings.page_move_rate_bytes
         self.state.decision_log.pins.configured = tuple(settings.kubelet_managers)
-        if self.state.policy.learns_requests and not learned:
+        if self.state.policy.keep_whole is KeepWhole.NODE and kept_whole is not KeepWhole.NODE:
             await self.state.remember()
         await self._limit_cpu_lists()
         logs.set_level(settings.log_level)

@@ -162,6 +162,7 @@ class Ledger(Struct, frozen=True):
         others = self.ids_by_score.get(key, ())
         order = _in_order(others, entry) if others else (container_id,)
         after = _added(base, entry, base.ids_by_score.with_item(key, order))
+        # Asked only of a booking: a call less on the way of each creation.
         alone = not others and not (placement.claim or placement.promise).explained_bytes
         return after if alone else _settled(after, key)
 

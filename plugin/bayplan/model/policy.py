@@ -46,8 +46,8 @@ class PlacementStrategy(enum.Enum):
 
 class KeepWhole(enum.Enum):
     """What is kept in one piece for requests to come, where containers are packed. NODE: what requests like
-    those of late need of nodes, then nodes that nobody has memory of. CACHE: L3 caches that nobody has CPUs
-    of. OFF: whichever comes first by its id."""
+    those of late need of nodes, so that decisions depend on these; then nodes that nobody has memory of.
+    CACHE: L3 caches that nobody has CPUs of. OFF: whichever comes first by its id."""
 
     NODE = "node"
     CACHE = "cache"
@@ -203,11 +203,6 @@ class PlacementPolicy(Struct, frozen=True):
     return_most_bytes: int = 64 * GIB
     hugepage_pools: Mapping[int, Mapping[int, PoolBounds]] = field(default_factory=dict)
     keep_whole: KeepWhole = KeepWhole.CACHE
-
-    @property
-    def learns_requests(self) -> bool:
-        """Whether decisions depend on what was asked for lately."""
-        return self.keep_whole is KeepWhole.NODE
 
     @property
     def kubelet_rules(self) -> KubeletRules:

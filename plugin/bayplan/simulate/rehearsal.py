@@ -17,7 +17,7 @@ from bayplan.model.basis import Basis, SeenRequests, SeenSize
 from bayplan.model.decision import Decision, Move, Outcome, QosClass, Reason, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.policy import PlacementPolicy
+from bayplan.model.policy import KeepWhole, PlacementPolicy
 from bayplan.model.resources import Resources, changed_resources
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.decide import (
@@ -130,7 +130,8 @@ class Rehearsal(Struct):
         self.containers.pop(container_id, None)
 
     def _saw(self, request: Request) -> None:
-        if self.policy.learns_requests and self.requests is not None and self.requests.see(request):
+        learns = self.policy.keep_whole is KeepWhole.NODE
+        if learns and self.requests is not None and self.requests.see(request):
             self.seen = self.requests.sizes()
 
     def _relieve(self, left: Ledger) -> None:

@@ -406,6 +406,7 @@ class Confinement:
         container's part."""
         if placement.mems is None:
             return placement
+        # As in `ExactEngine.decide`.
         claim = placement.claim or placement.claimed
         if not claim.nodes.mask & (claim.nodes.mask - 1):
             booked = _on_one(claim.nodes, claim.amounts_bytes)

@@ -94,6 +94,7 @@ class ExactEngine:
         if request.cpus is not None or decision.placement.beside_cpus.mask:
             decision = _with_beside(machine, decision)
         if decision.outcome is Outcome.PLACED and not decision.moves:
+            # Asked only of a booking: a call less on the way of each creation.
             claim = decision.placement.claim or decision.placement.claimed
             if current is None or without(claim.amounts_bytes, current.promise.amounts_bytes):
                 flows.check(claim)

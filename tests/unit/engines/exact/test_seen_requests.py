@@ -72,8 +72,8 @@ def test_a_container_goes_where_requests_of_late_lose_no_room(
     basis = Basis(MACHINE, replace(NODE, strategy=strategy), IN_PIECES, seen(*before))
     decision = ExactEngine().decide(basis, asking("new", 3))
     assert str(decision.placement.mems) == node
-    learned = strategy is PlacementStrategy.PACK and decision.advantage is not None
-    by_requests = learned and decision.advantage.criterion == LOST_REQUESTS  # type: ignore[union-attr]  # as asked
+    advantage = decision.advantage if strategy is PlacementStrategy.PACK else None
+    by_requests = advantage is not None and advantage.criterion == LOST_REQUESTS
     assert (KEEPS_ROOM in {reason.code for reason in decision.reasons}) == by_requests
     assert by_requests == (len(before) in (1, 3) and strategy is PlacementStrategy.PACK)
 
