@@ -123,12 +123,16 @@ class _CoreGroup(NamedTuple):
 def _groups(cpus: Mapping[str, Any]) -> list[_CoreGroup]:
     """The cores of a node by their L3 caches and kinds, in the order of both."""
     caches = [(CpuSet.parse(one["cpus"]), _of_cache(one)) for one in cpus["l3CacheUse"]]
-    kinds = [(CpuSet.parse(ids), f"{ids}: cores of kind {kind}") for kind, ids in cpus["kinds"].items()]
+    kinds = [(CpuSet.parse(ids), _of_kind(kind, ids)) for kind, ids in cpus["kinds"].items()]
     found: dict[tuple[str, ...], list[list[int]]] = {}
     for core in map(CpuSet.parse, cpus["cores"]):
         of = [tip for one in (caches, kinds) for cpus_of, tip in one if not core.isdisjoint(cpus_of)]
         found.setdefault(tuple(of), []).append(list(core))
     return [_CoreGroup("; ".join(of), cores) for of, cores in found.items()]
+
+
+def _of_kind(kind: str, cpus: str) -> str:
+    return f"{cpus}: cores of kind {kind}"
 
 
 def _of_cache(cache: Mapping[str, Any]) -> str:
@@ -249,7 +253,7 @@ class Card:
             f"{cpus['wholeCores']} of {counted(len(cpus['cores']), 'core')} free as a whole", of_caches
         )
         for kind, ids in cpus["kinds"].items():
-            self._label(f"{ids}: cores of kind {kind}")
+            self._label(_of_kind(kind, ids))
 
     def _containers(self) -> None:
         holders = holders_of(self._node)
