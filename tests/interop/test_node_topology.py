@@ -12,7 +12,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from bayplan.agent.cluster.topology import pod_fingerprint, topology_object
+from bayplan.agent.cluster.node_objects import pod_fingerprint, topology_object
 from bayplan.agent.pod_resources import KubeletPodResources, PodResourcesService
 from bayplan.host.sysfs import read_machine
 from bayplan.model.decision import Placement

@@ -7,9 +7,9 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.exact.branching import Branching
 from bayplan.engines.exact.question import CountedFlows, Question, StepBudget
 from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.exact.search import Branching
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Claim

@@ -24,7 +24,7 @@ from bayplan.model.decision import CpuUse, CpuWish, Decision, Outcome, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import CpuAlignment, CpuPool, KeepWhole, PlacementPolicy, TopologyPolicy
-from bayplan.placement.freed_room import with_resized_pools
+from bayplan.placement.changed_promises import with_resized_pools
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support import cpu_order

@@ -21,9 +21,8 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.request import derive_request
 from bayplan.model.workload import Container, ContainerState, Pod
 from bayplan.placement.adjustment import cpus_updates
-from bayplan.placement.hand_back import hand_back
+from bayplan.placement.kubelet_handover import KubeletState, Names, hand_back, take_over
 from bayplan.placement.reconcile import reconcile
-from bayplan.placement.take_over import KubeletState, Names, take_over
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from support.machines import container, pod

@@ -4,8 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.placement.losing_nodes import LEAD_S, LEAST_S, soon_lost_bytes, widened
-from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan, plan
+from bayplan.placement.page_placement import (
+    LEAD_S,
+    LEAST_S,
+    ContainerPages,
+    LivePages,
+    NodeMemory,
+    Plan,
+    plan,
+    soon_lost_bytes,
+    widened,
+)
 from bayplan.sets import NodeSet
 from support.page_scenes import Scene, moved, promised_on_single_nodes
 

@@ -29,7 +29,7 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
-from bayplan.placement.freed_room import after_removal
+from bayplan.placement.changed_promises import after_removal
 from bayplan.placement.ledger_check import check
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet, NodeSet

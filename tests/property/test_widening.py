@@ -27,6 +27,14 @@ from bayplan.model.decision import (
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
+from bayplan.placement.changed_promises import (
+    LEAST_GAIN_BYTES,
+    MOST_TRIED,
+    goes_back,
+    widening,
+    widenings,
+    with_widened,
+)
 from bayplan.placement.page_owners import container_pages, goal_bytes, start_bytes, stays
 from bayplan.placement.page_placement import (
     ContainerPages,
@@ -36,14 +44,6 @@ from bayplan.placement.page_placement import (
     homeward,
     plan,
     unmet_bytes,
-)
-from bayplan.placement.widening import (
-    LEAST_GAIN_BYTES,
-    MOST_TRIED,
-    goes_back,
-    widening,
-    widenings,
-    with_widened,
 )
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet

@@ -21,18 +21,18 @@ from bayplan.nri.wire import (
     TtrpcRequest,
     TtrpcResponse,
 )
-from bayplan.nri.wire.connection_events import (
-    FIRST_FRAME_BYTES,
-    MAX_MESSAGE_BYTES,
-    MAX_UNANSWERED_BYTES,
-    MAX_UNANSWERED_REQUESTS,
-)
-from bayplan.nri.wire.envelope import (
+from bayplan.nri.wire.connection import (
     UndecodableError,
     request_from,
     request_parts,
     response_from,
     response_parts,
+)
+from bayplan.nri.wire.connection_events import (
+    FIRST_FRAME_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_UNANSWERED_BYTES,
+    MAX_UNANSWERED_REQUESTS,
 )
 from support import ttrpc_messages
 

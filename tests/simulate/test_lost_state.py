@@ -21,7 +21,7 @@ from bayplan.model.decision import Claim
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.wishes import DECISION_ANNOTATION
 from bayplan.nri import Session
-from bayplan.placement.freed_room import with_completed_claims
+from bayplan.placement.changed_promises import with_completed_claims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet
 from bayplan.state.database import VERSION

@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from bayplan.admin.snapshot_source import snapshot_of
-from bayplan.agent.cluster.topology import topology_object
+from bayplan.agent.cluster.node_objects import topology_object
 from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB

@@ -8,9 +8,8 @@ import os
 from pathlib import Path
 from typing import Self
 
-from bayplan.host.record import listed, unpack
+from bayplan.host.record import files_of, listed, pools_of, unpack
 from bayplan.host.topology_files import SYSTEM
-from bayplan.host.topology_text import files_of, pools_of
 from bayplan.model.machine import Machine
 
 __all__ = ["SYSTEM", "SysfsTree"]

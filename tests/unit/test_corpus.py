@@ -8,7 +8,7 @@ import pytest
 from bayplan.config.sources import File, read_document
 from bayplan.config.values import InvalidValueError
 from bayplan.errors import BayplanError
-from bayplan.nri.wire.envelope import UndecodableError, request_from
+from bayplan.nri.wire.connection import UndecodableError, request_from
 from bayplan.oci.documents import parse_resources, parse_spec, parse_state
 from bayplan.simulate.machine_file import described_machine, parse_document
 

@@ -26,9 +26,8 @@ from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy
 from bayplan.placement.claim_adoption import CHECKPOINT, Adoption, adopt_claims, read_checkpoint
-from bayplan.placement.hand_back import hand_back
+from bayplan.placement.kubelet_handover import KubeletState, Names, TakeOver, hand_back, take_over
 from bayplan.placement.resource_claims import users_of
-from bayplan.placement.take_over import KubeletState, Names, TakeOver, take_over
 from bayplan.sets import NodeSet
 from bayplan.views.snapshot import Snapshot
 

@@ -28,13 +28,13 @@ from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy
 from bayplan.host.irq_affinity import IrqAffinity
 from bayplan.host.kernelfs import AbsentError
-from bayplan.host.lock import DirectoryLock
 from bayplan.host.memory_high import KernelAttributes, release_all
 from bayplan.host.reclaim import SYSCTL, CpuListLimit
 from bayplan.model.ledger import Entry
 from bayplan.placement.decide import RELEASED
 from bayplan.sets import CpuSet
 from bayplan.state import Step, Store
+from bayplan.state.directory import DirectoryLock
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import View
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from bayplan import __version__, logs
 from bayplan.agent.cluster.api import Api, Reachability, api_server
 from bayplan.agent.cluster.events import EventRecorder
-from bayplan.agent.cluster.own_node import KubeletVersionWatch
+from bayplan.agent.cluster.node_objects import KubeletVersionWatch
 from bayplan.agent.cluster.pods import EVICTION_TIMEOUT_S, ApiPodWatch, AwaitedPods, PodEvictions
 from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
 from bayplan.agent.command_line import AgentSettings, ClusterTask, parse

@@ -29,8 +29,8 @@ from bayplan.kubelet.eviction_manager import (
     read_duration,
     starved,
 )
+from bayplan.kubelet.manager_options import Reservation, check_values, in_words
 from bayplan.kubelet.pod import CPU, is_memory
-from bayplan.kubelet.reservation import Reservation, check_values, in_words
 from bayplan.model.machine import MEMORY, hugepages
 from bayplan.quantity import parse_bytes, parse_nano_cpus
 

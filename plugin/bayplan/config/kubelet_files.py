@@ -16,8 +16,7 @@ from bayplan.config.kubelet_documents import KUBELETS_API, KUBELETS_KIND
 from bayplan.config.sources import Document, Source, Values
 from bayplan.config.values import items, join, show
 from bayplan.errors import Problem, excerpt
-from bayplan.model.kubelet_gates import GateFault, faults, gates_of, resolved
-from bayplan.model.kubelet_version import KubeletRules
+from bayplan.model.kubelet_version import GateFault, KubeletRules, faults, gates_of, resolved
 from bayplan.model.policy import MemoryReservationPolicy
 from bayplan.placement.foreign_cpusets import PinningManager
 

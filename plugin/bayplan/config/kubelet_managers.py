@@ -23,9 +23,16 @@ from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.errors import Problem
 from bayplan.kubelet.eviction_manager import node_allocatable_reservation
-from bayplan.kubelet.manager_options import ManagerConfigError, MemoryManagerPolicy
+from bayplan.kubelet.manager_options import (
+    KEY,
+    ManagerConfigError,
+    MemoryManagerPolicy,
+    ReservationProblem,
+    check_sums,
+    in_words,
+    of_nodes,
+)
 from bayplan.kubelet.pod import CPU, FeatureGates
-from bayplan.kubelet.reservation import KEY, ReservationProblem, check_sums, in_words, of_nodes
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import MILLI_PER_CPU
 from bayplan.sets import CpuSet

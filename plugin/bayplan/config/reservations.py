@@ -40,9 +40,15 @@ from bayplan.kubelet.eviction_manager import (
     with_container_fs,
     without_grace_period,
 )
-from bayplan.kubelet.manager_options import STATIC, ManagerOptions, MemoryManagerPolicy
+from bayplan.kubelet.manager_options import (
+    STATIC,
+    ManagerOptions,
+    MemoryManagerPolicy,
+    Reservation,
+    check_machine,
+    in_words,
+)
 from bayplan.kubelet.pod import is_memory
-from bayplan.kubelet.reservation import Reservation, check_machine, in_words
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine, hugepage_size_bytes, hugepages

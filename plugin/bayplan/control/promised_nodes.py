@@ -29,15 +29,16 @@ from bayplan.model.decision import Move
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import move as move_text
-from bayplan.placement.freed_room import (
+from bayplan.placement.changed_promises import (
     moved_back,
     not_moved_back,
+    widenings,
     with_completed_claims,
+    with_widened,
     with_widened_placements,
 )
 from bayplan.placement.memory_policy import node_for_the_kernel, with_node_for_the_kernel
 from bayplan.placement.page_placement import LivePages, Return
-from bayplan.placement.widening import widenings, with_widened
 from bayplan.quantity import MIB, format_bytes
 from bayplan.sets import nodes_text
 

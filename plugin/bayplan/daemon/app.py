@@ -26,10 +26,10 @@ from bayplan.errors import HostError
 from bayplan.files import check_kind
 from bayplan.host import shadow_mode
 from bayplan.host.libc import give_large_blocks_back
-from bayplan.host.lock import DirectoryLock
 from bayplan.host.netlink import watch_hotplug
 from bayplan.oci.protocol import OciServer
 from bayplan.state import Store, check_directory, unusable
+from bayplan.state.directory import DirectoryLock
 
 logger = logging.getLogger(__name__)
 

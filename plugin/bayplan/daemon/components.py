@@ -38,8 +38,7 @@ from bayplan.control.state import Current, NodeState
 from bayplan.control.threads import Recurring, WorkThread
 from bayplan.control.verify import Verifier, grounds_of
 from bayplan.daemon.configuration import BY_NODE, Configuration, read_meanwhile
-from bayplan.daemon.container_usage import ContainerUsage
-from bayplan.daemon.eviction import EvictionManager, PressureSignals
+from bayplan.daemon.eviction import ContainerUsage, EvictionManager, PressureSignals
 from bayplan.daemon.hardware import Hardware, Host
 from bayplan.daemon.memory_pressure import PressureWatch, lookups_of
 from bayplan.daemon.process import Notifier, spare_files

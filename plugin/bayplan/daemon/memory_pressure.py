@@ -42,15 +42,9 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.records import PageMoveRecord
 from bayplan.placement.brakes import allowed_growth
-from bayplan.placement.losing_nodes import (
-    LEAD_S,
-    enough_free_bytes,
-    have_lost_much,
-    have_to_reclaim,
-    soon_lost_bytes,
-    widened,
-)
+from bayplan.placement.changed_promises import goes_back
 from bayplan.placement.page_owners import (
+    StartingRoom,
     container_pages,
     goal_bytes,
     outside_pages,
@@ -58,9 +52,11 @@ from bayplan.placement.page_owners import (
     start_bytes,
     with_claims_shared_out,
     with_pods_shared_out,
+    with_starting_nodes,
 )
 from bayplan.placement.page_placement import (
     CRUMB_BYTES,
+    LEAD_S,
     ContainerPages,
     LivePages,
     NodeMemory,
@@ -68,11 +64,14 @@ from bayplan.placement.page_placement import (
     Plan,
     Return,
     Risk,
+    enough_free_bytes,
+    have_lost_much,
+    have_to_reclaim,
     homeward,
     plan,
+    soon_lost_bytes,
+    widened,
 )
-from bayplan.placement.starting_nodes import StartingRoom, with_starting_nodes
-from bayplan.placement.widening import goes_back
 from bayplan.sets import NodeSet
 
 

@@ -24,8 +24,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.records import with_changes
-from bayplan.recording.questions import FORMAT, AnyQuestion, Begin, Changed, Line, decode
-from bayplan.recording.recording import MAX_FILE_BYTES
+from bayplan.recording.recording import FORMAT, MAX_FILE_BYTES, AnyQuestion, Begin, Changed, Line, decode
 from bayplan.sets import set_to_text
 
 _EXPLANATION: Final = frozenset({"reasons", "candidates", "advantage", "shortage"})

@@ -1,14 +1,14 @@
 """Decisions of the engine `kubelet` about pods, on a ledger of their own.
 
-kubelet knows the pod and admits it as a whole (`bayplan.engines.kubelet.pod_admission`); a simulation is to
+kubelet knows the pod and admits it as a whole (`bayplan.engines.kubelet.creation`); a simulation is to
 refuse what kubelet refuses, so its pods are admitted so. All else is `bayplan.simulate.rehearsal`.
 """
 
 from msgspec.structs import replace
 
 from bayplan.engines.interface import Engine
+from bayplan.engines.kubelet.creation import PodAdmission
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.pod_admission import PodAdmission
 from bayplan.model.basis import Basis, SeenRequests
 from bayplan.model.decision import Decision, Outcome, Placement, QosClass, Request
 from bayplan.model.ledger import Entry

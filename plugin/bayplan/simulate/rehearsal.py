@@ -20,6 +20,7 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import KeepWhole, PlacementPolicy
 from bayplan.model.resources import Resources, changed_resources
 from bayplan.model.workload import Container, Pod
+from bayplan.placement.changed_promises import after_removal
 from bayplan.placement.decide import (
     ExactRequest,
     as_derived,
@@ -27,7 +28,6 @@ from bayplan.placement.decide import (
     decide_creation,
     read_annotations,
 )
-from bayplan.placement.freed_room import after_removal
 from bayplan.placement.hugepage_pools import decide_with_pools, grown, with_growth, with_pools
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.simulate.manifest import PlannedPod

@@ -20,10 +20,9 @@ from bayplan.admin_protocol import API_VERSION
 from bayplan.config.values import InvalidValueError, invalid
 from bayplan.errors import ConfigError, HostError, ParseError, Problem
 from bayplan.files import STANDARD_INPUT, given_text
-from bayplan.host.record import COMMENT, listed, record, unpack
+from bayplan.host.record import COMMENT, listed, listing_of, record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.host.topology_files import SYSTEM
-from bayplan.host.topology_text import listing_of
 from bayplan.model.machine import Machine, in_first_nodes
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet

@@ -12,7 +12,6 @@ from bayplan.engines.kubelet.memory_manager import (
     takes_part,
     violates_groups,
 )
-from bayplan.engines.kubelet.memory_restore import start
 from bayplan.engines.kubelet.memory_state import (
     Block,
     Blocks,
@@ -23,6 +22,7 @@ from bayplan.engines.kubelet.memory_state import (
     Nodes,
     NumaNodeState,
 )
+from bayplan.engines.kubelet.state_files import start
 from bayplan.engines.kubelet.topology_hints import Hint, ProviderHints
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates, PodLevelResources, PodSpec

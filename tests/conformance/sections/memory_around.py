@@ -1,11 +1,10 @@
 """The manager around the policy, and reserved memory."""
 
 from bayplan.engines.kubelet.memory_manager import MemoryManager
-from bayplan.engines.kubelet.memory_restore import start
 from bayplan.engines.kubelet.memory_state import MemoryManagerError
-from bayplan.kubelet.manager_options import MemoryManagerPolicy
-from bayplan.kubelet.pod import PodSpec
-from bayplan.kubelet.reservation import (
+from bayplan.engines.kubelet.state_files import start
+from bayplan.kubelet.manager_options import (
+    MemoryManagerPolicy,
     Reservation,
     ReservationProblem,
     by_node,
@@ -13,6 +12,7 @@ from bayplan.kubelet.reservation import (
     check_sums,
     check_values,
 )
+from bayplan.kubelet.pod import PodSpec
 from bayplan.model.machine import MEMORY
 from conformance.sections import Case, Folder, MismatchError, Section, expect
 from conformance.sections.memory import (

@@ -25,8 +25,8 @@ from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
 from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, parse_checkpoint, state_of
 from bayplan.engines.kubelet.memory_checkpoint import format_checkpoint as format_memory
-from bayplan.engines.kubelet.memory_restore import start as start_memory
 from bayplan.engines.kubelet.memory_state import MemoryManagerError, MemoryState
+from bayplan.engines.kubelet.state_files import start as start_memory
 from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.kubelet.manager_options import STATIC, CpuOptions, MemoryManagerPolicy, TopologyOptions
 from bayplan.kubelet.pod import PodSpec

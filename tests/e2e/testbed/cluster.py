@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bayplan.agent.cluster.topology import pod_fingerprint
+from bayplan.agent.cluster.node_objects import pod_fingerprint
 from bayplan.model.workload import parts_in_pod
 from bayplan.sets import CpuSet
 from support.control_plane import GUESTS_VIEW, SERVICE, ControlPlane

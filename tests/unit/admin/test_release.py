@@ -9,7 +9,6 @@ from bayplan.admin.release import KernelSettings, release_recorded, releasing
 from bayplan.cli.main import main
 from bayplan.errors import ConfigError, UnavailableError
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
-from bayplan.host.lock import DirectoryLock
 from bayplan.host.memory_statistics import FRACTION
 from bayplan.host.reclaim import SYSCTL, CpuListLimit
 from bayplan.model.decision import QosClass
@@ -18,6 +17,7 @@ from bayplan.model.resources import Resources
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
 from bayplan.state import Store
+from bayplan.state.directory import DirectoryLock
 from support.controllers import Controlled, controlled, here
 from support.machines import container, pod
 from support.snapshots import make_snapshot

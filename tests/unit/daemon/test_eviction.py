@@ -14,8 +14,14 @@ from bayplan.admin.history import recorded_questions
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent_protocol import Evicted, EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.config.settings import MemoryPressure
-from bayplan.daemon.container_usage import ContainerUsage
-from bayplan.daemon.eviction import BUDGET_NS, KUBELET_S, RELIEF_NS, EvictionManager, PressureSignals
+from bayplan.daemon.eviction import (
+    BUDGET_NS,
+    KUBELET_S,
+    RELIEF_NS,
+    ContainerUsage,
+    EvictionManager,
+    PressureSignals,
+)
 from bayplan.daemon.memory_pressure import PressureWatch
 from bayplan.daemon.shadow import Parts
 from bayplan.errors import PlacementError

@@ -25,8 +25,7 @@ from bayplan.model.decision import QosClass
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, Pod
 from bayplan.nri.translate import adjustment_to
-from bayplan.placement.page_owners import PAGES_TO_MOVE
-from bayplan.placement.starting_nodes import STARTS_ELSEWHERE
+from bayplan.placement.page_owners import PAGES_TO_MOVE, STARTS_ELSEWHERE
 from bayplan.quantity import GIB, MIB
 from support.controllers import Controlled, controlled, here, runtime
 from support.coroutines import PATIENCE_S

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.host.disk_usage import MOST_LEVELS, DiskUsage, disk_usage, log_directory, writable_layer
+from bayplan.host.eviction_signals import MOST_LEVELS, DiskUsage, disk_usage, log_directory, writable_layer
 from bayplan.quantity import KIB, MIB
 
 FOR_EVER = float("inf")

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from bayplan.errors import HostError, UnavailableError
-from bayplan.host.lock import HOLDER, DirectoryLock
+from bayplan.state.directory import HOLDER, DirectoryLock
 
 HOLD = """
 import sys
 from pathlib import Path
-from bayplan.host.lock import DirectoryLock
+from bayplan.state.directory import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()

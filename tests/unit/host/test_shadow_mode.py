@@ -78,7 +78,7 @@ def test_whatever_changes_something_asks_first() -> None:
     assert found - gated == {
         "control/container_files.py",  # returns before it, in shadow mode
         "daemon/process.py",  # this process's own oom_score_adj
-        "host/lock.py",  # of the state directory
+        "state/directory.py",  # of the state directory
         "oci/cri.py",  # a child that asks a runtime what there is
         "host/kubelet_program.py",  # `kubelet --version`
         "host/record.py",  # `bayplan record-topology`, which is not the daemon

@@ -2,17 +2,18 @@
 
 import pytest
 
-from bayplan.engines.kubelet.memory_restore import start
 from bayplan.engines.kubelet.memory_state import MemoryConfigurationError
+from bayplan.engines.kubelet.state_files import start
 from bayplan.kubelet.eviction_manager import node_allocatable_reservation
-from bayplan.kubelet.manager_options import ManagerConfigError, MemoryManagerPolicy
-from bayplan.kubelet.pod import FeatureGates
-from bayplan.kubelet.reservation import (
+from bayplan.kubelet.manager_options import (
+    ManagerConfigError,
+    MemoryManagerPolicy,
     Reservation,
     check_machine,
     check_sums,
     check_values,
 )
+from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet
 

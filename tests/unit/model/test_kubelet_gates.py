@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.model.kubelet_gates import Stage, faults, gates_of, resolved
-from bayplan.model.kubelet_version import KUBELET_RULES
+from bayplan.model.kubelet_version import KUBELET_RULES, Stage, faults, gates_of, resolved
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data/feature_gates.json").read_text())["cases"]
 SENTENCE = re.compile(

@@ -17,9 +17,14 @@ from bayplan.model.decision import (
     Request,
 )
 from bayplan.placement.memory_policy import MemoryPolicyAbility
-from bayplan.placement.page_owners import goal_bytes, start_bytes
+from bayplan.placement.page_owners import (
+    STARTS_ELSEWHERE,
+    StartingRoom,
+    goal_bytes,
+    start_bytes,
+    with_starting_nodes,
+)
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, plan
-from bayplan.placement.starting_nodes import STARTS_ELSEWHERE, StartingRoom, with_starting_nodes
 from bayplan.quantity import GIB
 from bayplan.sets import NodeSet
 from support.machines import machine

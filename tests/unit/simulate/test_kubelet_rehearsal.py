@@ -10,11 +10,11 @@ import pytest
 from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.engines.kubelet.cpu_topology import CpuTopology
+from bayplan.engines.kubelet.creation import KEPT_WITH_POD, REUSE
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.managers import ManagersState, PreparedManagers
 from bayplan.engines.kubelet.memory_manager import MemoryManager
 from bayplan.engines.kubelet.memory_state import MemoryState
-from bayplan.engines.kubelet.pod_admission import KEPT_WITH_POD, REUSE
 from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy, TopologyOptions
 from bayplan.kubelet.pod import PodSpec
 from bayplan.model.basis import Allocatable

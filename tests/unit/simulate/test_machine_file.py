@@ -3,9 +3,8 @@
 import pytest
 
 from bayplan.config.values import InvalidValueError
-from bayplan.host.record import unpack
+from bayplan.host.record import listing_of, unpack
 from bayplan.host.sysfs import read_machine
-from bayplan.host.topology_text import listing_of
 from bayplan.model.machine import Machine
 from bayplan.sets import CpuSet
 from bayplan.simulate.machine_file import described_machine, parse_document

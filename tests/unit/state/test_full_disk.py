@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bayplan.errors import StateError
-from bayplan.host.lock import DirectoryLock
 from bayplan.model.ledger import Entry
+from bayplan.state.directory import DirectoryLock
 
 if TYPE_CHECKING:
     from conftest import Recording

@@ -18,9 +18,8 @@ from msgspec import Struct
 
 from bayplan.agent.cluster.api import Api, ApiError, Object, pause_s
 from bayplan.agent.cluster.events import NOT_PUBLISHED, OVERWRITTEN, Happening, on_node
-from bayplan.agent.cluster.own_node import own_node
+from bayplan.agent.cluster.node_objects import API_GROUP, API_VERSION, RESOURCE, own_node, topology_object
 from bayplan.agent.cluster.pods import AwaitedPods, PodName
-from bayplan.agent.cluster.topology import API_GROUP, API_VERSION, RESOURCE, topology_object
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff, drawn
 from bayplan.errors import ConfigError, UnavailableError

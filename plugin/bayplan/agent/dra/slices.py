@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct, field
 
 from bayplan.agent.cluster.api import Api, ApiError, Object
-from bayplan.agent.cluster.own_node import own_node
+from bayplan.agent.cluster.node_objects import own_node
 from bayplan.agent.cluster.publisher import AGAIN_AFTER_S, LEAST_INTERVAL_S, Publisher, first_of, is_same_room
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff

@@ -62,8 +62,7 @@ cpu_choice      which CPUs of a number are the best: cores, caches, distance, wh
 topology        what depends on the machine only: distances, initiators, sets in the order of both
 claiming        what a request claims, on which nodes, on how many, and how firmly
 question        what a set is wanted for, by what sets are compared, and what it takes to find out
-branching       branch and bound over sets of one width, and when a branch ends
-search          the best set that fits, from narrow to wide
+search          the best set that fits, from narrow to wide; branch and bound, and when a branch ends
 attempts        one attempt to place a container, and the sentences of its outcome
 moves           who becomes wider for others, and who goes back
 exclusive_cpus  which CPUs a container may have, and which of them it gets

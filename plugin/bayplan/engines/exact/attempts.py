@@ -13,7 +13,6 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.exact.branching import Branching
 from bayplan.engines.exact.claiming import (
     CandidateNodes,
     fewest_near,
@@ -23,7 +22,7 @@ from bayplan.engines.exact.claiming import (
 from bayplan.engines.exact.flow import bits
 from bayplan.engines.exact.question import Question, StepBudget
 from bayplan.engines.exact.resources import Cut, ResourceFlows, shortage
-from bayplan.engines.exact.search import Area
+from bayplan.engines.exact.search import Area, Branching
 from bayplan.engines.interface import WISH_NOT_GRANTED
 from bayplan.model.claims import Amounts
 from bayplan.model.decision import (

@@ -23,7 +23,7 @@ Pairs = Mapping[int, Mapping[int, int]]
 
 MAX_COMBINATIONS: Final = 1000
 """Up to here every set of a size is looked at (all sets of 8 nodes are 255). Above, the sets grown from each
-node by adding the nearest ones, the roomiest nodes, and what `branching` finds."""
+node by adding the nearest ones, the roomiest nodes, and what `Branching` finds."""
 
 DEVICES: Final = "devices"
 """What devices count as beside memory and huge pages."""

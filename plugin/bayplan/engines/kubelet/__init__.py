@@ -43,16 +43,16 @@ cpu_state           cm/cpumanager/state
 cpu_checkpoint      cm/cpumanager/state: the file
 memory_manager      cm/memorymanager: Static policy (policy_static.go)
 memory_state        cm/memorymanager/state
-memory_restore      cm/memorymanager: whether a recorded state is this machine's
 memory_checkpoint   cm/memorymanager/state: the file
+state_files         both files read to take them over; whether a recorded state is this machine's
 managers            cm/container_manager: all of them on one state; cm/devicemanager: hints for chosen devices
 checkpoint_text     the text of both checkpoint files and their checksum (checkpointmanager)
 ==================  ================================================================================
 
 What has no counterpart in kubelet: ``engine`` (the engine itself, with a decision about a change and those
-without a choice), ``creation`` (one decision, and why not, for people), ``pod_admission`` (a whole pod, for
-the simulator), ``booking`` (amounts on nodes, and room for the rest of a pod), ``ledger_state`` (the
-managers' state, made from the ledger), ``state_files`` (kubelet's own two files, read to take them over).
+without a choice), ``creation`` (one decision, and why not, for people; a whole pod, for the simulator),
+``booking`` (amounts on nodes, and room for the rest of a pod), ``ledger_state`` (the managers' state, made
+from the ledger).
 
 Order of reading
 ================
@@ -73,6 +73,6 @@ Where the code differs from kubelet's on purpose
   that init containers left, the pod's hints), which a restart loses. Here the state has all of it.
 * Where kubelet v1.36 damages its own state, never returns or does not start again, this engine does not.
   Each of these places says so in its module: ``memory_manager``, ``memory_state`` (releases),
-  ``memory_restore``, ``cpu_assignment``. The table is in ``docs/kubelet-engine.md``,
+  ``state_files``, ``cpu_assignment``. The table is in ``docs/kubelet-engine.md``,
   "Where the answers differ".
 """

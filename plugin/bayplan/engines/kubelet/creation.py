@@ -1,4 +1,5 @@
-"""One decision about one new Guaranteed container without foreign cpusets; and why a pod was refused.
+"""One decision about one new Guaranteed container without foreign cpusets, and why a pod was refused; or
+about a pod as a whole.
 
 The request becomes a pod of one container, or, under the scope pod, of that container and the rest of its
 pod; the managers admit that pod, and what they gave to the container is its placement.
@@ -7,6 +8,12 @@ kubelet's rules refuse pods for which there is room: memory that is bound to oth
 preferred sizes that do not depend on what is free. This engine refuses them too. Beside kubelet's words
 the reasons, for humans, name what each resource would have preferred, and the nodes on which everything
 would have fitted.
+
+kubelet itself admits a pod as a whole, all of its containers in their order, before the first one starts:
+`PodAdmission`, for those who know the pod and not only its next container, as the simulator does. What an
+init container was given is to be used again by those after it: CPUs always, memory if it is on the same
+nodes. kubelet refuses what cannot (kubernetes#110306), and keeps what was not used again with the pod until
+that is gone (kubernetes#123816).
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,9 +21,10 @@ from itertools import combinations
 from math import comb
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.booking import REST_OF_POD, kept_for_pods, memory_need
+from bayplan.engines.kubelet.booking import REST_OF_POD, book, kept_for_pods, memory_need
 from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy, pod_exclusive_cpus
 from bayplan.engines.kubelet.hint_merge import best_hint, narrowest_size
 from bayplan.engines.kubelet.ledger_state import placement_of
@@ -27,6 +35,7 @@ from bayplan.engines.kubelet.topology_manager import AFFINITY_ERROR, UNEXPECTED_
 from bayplan.errors import BayplanError
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import CPU, ContainerSpec, PodSpec
+from bayplan.model.basis import Basis
 from bayplan.model.decision import (
     Affinity,
     Decision,
@@ -40,7 +49,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, union
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.model.sentences import verb_after
-from bayplan.sets import CpuSet, NodeSet, nodes_text
+from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 REFUSED: Final = "kubelet-refuses"
 HINT: Final = "kubelet-hint"
@@ -341,3 +350,79 @@ def _container(name: str, cpu_milli: int, need: Mapping[str, int]) -> ContainerS
 def _without_kind(reason: Reason, kind: str) -> Reason:
     """The reason without the word that stands before the whole refusal."""
     return replace(reason, text=reason.text.removeprefix(f"{kind}: "))
+
+
+KEPT_WITH_POD = "kept-with-pod"
+REUSE = "init-cpus"
+"""Codes of the reasons."""
+
+
+class PodAdmission(Struct, frozen=True):
+    """kubelet's answer about *pod*, which the managers in *before* knew nothing of."""
+
+    prepared: PreparedManagers
+    before: ManagersState
+    pod: PodSpec
+    admission: Admission[ManagersState]
+
+    @classmethod
+    def of(cls, prepared: PreparedManagers, before: ManagersState, pod: PodSpec) -> "PodAdmission":
+        """Ask the managers."""
+        return cls(prepared, before, pod, prepared.kubelet.admit(before, pod))
+
+    @property
+    def refused(self) -> str:
+        """The name of the container for which the pod was refused, the first one if it was for all of them;
+        empty if it is admitted."""
+        if self.admission.admitted:
+            return ""
+        at = self.admission.refused
+        return self.pod.all_containers[0].name if at is None else at.name
+
+    def cpus(self, container: str) -> CpuSet:
+        """The CPUs that *container* was given for itself."""
+        return self.admission.state.cpus.of(self.pod.uid, container) or CpuSet()
+
+    def refusal(self, ledger: Ledger, request: Request) -> Decision:
+        """The refusal, as that of *request*."""
+        decision = CreationDecision(self.prepared, ledger, self.before, request).refused(
+            self.pod, self.admission
+        )
+        left = self.admission.state.cpus.reusable.get(self.pod.uid, CpuSet())
+        if not left:
+            return decision
+        text = f"kubelet has {cpus_text(left)} of its init containers used again, wherever others are free"
+        return replace(decision, reasons=(*decision.reasons, Reason(REUSE, text)))
+
+    def decision(self, ledger: Ledger, request: Request) -> Decision:
+        """What *request*, that of a Guaranteed container of the admitted pod, was given; *ledger* has what
+        runs beside it."""
+        name = request.name.rpartition("/")[2]
+        hint = self.admission.hint(name)
+        memory = self.admission.state.memory
+        blocks = memory.state.blocks(self.pod.uid, name) or ()
+        nodes = NodeSet(node for block in blocks for node in block.nodes)
+        free = Basis(self.prepared.machine, self.prepared.policy, ledger).free_bytes
+        creation = CreationDecision(self.prepared, ledger, self.before, request)
+        placed = Placement(
+            memory.mems(self.pod.uid, name),
+            self.cpus(name),
+            book(free, nodes, memory_need(request)),
+            creation.affinity_of(hint),
+        )
+        return creation.admitted(hint, placed)
+
+    def kept(self, ended: Decision) -> Decision | None:
+        """What stays with the pod of the init container of *ended*, which is over: CPUs that no other one of
+        its containers was given. None if that is nothing."""
+        others = union(
+            self.cpus(container.name)
+            for container in self.pod.all_containers
+            if not self.pod.is_regular_init(container.name)
+        )
+        left = ended.placement.exclusive_cpus - others
+        if not left:
+            return None
+        text = f"over; kubelet keeps {cpus_text(left)} with its pod, for nobody"
+        placement = Placement(exclusive_cpus=left)
+        return Decision(ended.request, Outcome.PLACED, placement, (Reason(KEPT_WITH_POD, text),))

@@ -174,7 +174,7 @@ class CheckpointError(MemoryManagerError):
 def restored(text: str | None, path: str, policy_name: str, gates: FeatureGates) -> MemoryState:
     """The state that the file at *path*, with the content *text* (None: no file), records.
 
-    Which nodes the machine has is not looked at here, see `bayplan.engines.kubelet.memory_restore`.
+    Which nodes the machine has is not looked at here, see `bayplan.engines.kubelet.state_files`.
 
     Raises:
         CheckpointError: the file is damaged, or was written under another policy.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.agent.cluster.own_node import KubeletVersionWatch
+from bayplan.agent.cluster.node_objects import KubeletVersionWatch
 from bayplan.agent.mirror import DaemonLink, Mirror
 from support.conditions import running, until
 from support.fake_api_server import NODE, FakeApiServer

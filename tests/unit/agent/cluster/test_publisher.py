@@ -12,9 +12,9 @@ import pytest
 
 from bayplan.agent.cluster.api import ApiError
 from bayplan.agent.cluster.events import Happening
+from bayplan.agent.cluster.node_objects import topology_object
 from bayplan.agent.cluster.pods import AwaitedPods
 from bayplan.agent.cluster.publisher import TopologyPublisher, remove_topology
-from bayplan.agent.cluster.topology import topology_object
 from bayplan.agent.mirror import Mirror
 from bayplan.backoff import Backoff
 from bayplan.model.ledger import Entry, Ledger

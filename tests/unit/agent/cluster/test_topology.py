@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan._proto.podresources import api_pb2 as pb
-from bayplan.agent.cluster.topology import pod_fingerprint, pods_of, topology_object
+from bayplan.agent.cluster.node_objects import pod_fingerprint, pods_of, topology_object
 from bayplan.agent.pod_resources import allocatable_answer
 from bayplan.config.reservations import resolve_policy
 from bayplan.config.settings import Settings

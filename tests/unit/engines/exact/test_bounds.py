@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.exact.branching import BoundedDemand, Supply
 from bayplan.engines.exact.flow import Flow
+from bayplan.engines.exact.search import BoundedDemand, Supply
 from bayplan.engines.exact.topology import NearestNodes, NodeTopology
 from support.machines import machine
 

@@ -16,7 +16,7 @@ from bayplan.model.decision import CpuUse, CpuWish, Decision, Interval, Outcome,
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import CpuAlignment, CpuPool, PlacementPolicy, TopologyPolicy
-from bayplan.placement.freed_room import with_resized_pools
+from bayplan.placement.changed_promises import with_resized_pools
 from bayplan.placement.ledger_check import contradictions
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet

@@ -27,7 +27,7 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.request import derive_request
 from bayplan.model.resources import Resources
-from bayplan.placement.freed_room import after_removal
+from bayplan.placement.changed_promises import after_removal
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from support.decisions import codes, cut

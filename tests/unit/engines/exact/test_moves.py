@@ -20,7 +20,7 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.request import derive_request
-from bayplan.placement.freed_room import after_removal, moved_back, not_moved_back
+from bayplan.placement.changed_promises import after_removal, moved_back, not_moved_back
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
 from support.decisions import codes

@@ -16,8 +16,8 @@ from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.ledger_state import managers_state
 from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
 from bayplan.engines.kubelet.memory_manager import MemoryManager
-from bayplan.engines.kubelet.memory_restore import same_state
 from bayplan.engines.kubelet.memory_state import MemoryState, empty_nodes
+from bayplan.engines.kubelet.state_files import same_state
 from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.kubelet.manager_options import CpuOptions, ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, PodSpec

@@ -16,7 +16,6 @@ from bayplan.engines.kubelet.memory_checkpoint import (
     restored,
     state_of,
 )
-from bayplan.engines.kubelet.memory_restore import start
 from bayplan.engines.kubelet.memory_state import (
     Block,
     MemoryState,
@@ -25,6 +24,7 @@ from bayplan.engines.kubelet.memory_state import (
     NumaNodeState,
     empty_nodes,
 )
+from bayplan.engines.kubelet.state_files import start
 from bayplan.errors import ParseError
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates

@@ -11,13 +11,13 @@ from bayplan.engines.kubelet.memory_manager import (
     shared_out,
     takes_part,
 )
-from bayplan.engines.kubelet.memory_restore import start
 from bayplan.engines.kubelet.memory_state import (
     Block,
     EmptyPodSharedPoolError,
     MemoryAllocationError,
     Refusal,
 )
+from bayplan.engines.kubelet.state_files import start
 from bayplan.engines.kubelet.topology_hints import Hint, HintSet
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec

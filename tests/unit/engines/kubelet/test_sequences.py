@@ -12,7 +12,7 @@ from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.creation import HINT, REFUSED, ROOM, reasons
-from bayplan.engines.kubelet.memory_restore import start
+from bayplan.engines.kubelet.state_files import start
 from bayplan.engines.kubelet.topology_manager import TopologyManager
 from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec

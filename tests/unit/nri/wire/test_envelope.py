@@ -4,14 +4,14 @@ import pytest
 from google.protobuf.message import DecodeError
 
 from bayplan.nri.wire import Code, FieldError, TtrpcRequest, TtrpcResponse
-from bayplan.nri.wire.connection_events import MAX_ENVELOPE_FIELDS, MAX_NESTED_FIELDS
-from bayplan.nri.wire.envelope import (
+from bayplan.nri.wire.connection import (
     UndecodableError,
     request_from,
     request_parts,
     response_from,
     response_parts,
 )
+from bayplan.nri.wire.connection_events import MAX_ENVELOPE_FIELDS, MAX_NESTED_FIELDS
 from support import ttrpc_messages
 
 REQUESTS = [

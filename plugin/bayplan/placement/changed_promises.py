@@ -1,0 +1,246 @@
+"""What becomes of promises after they were made: more where room became free, other nodes where their own
+cannot give what was promised, and back. Pure.
+
+*Room became free*: a container was removed, or it became known that it requests something else. Short claims
+are completed first, then containers that were moved go back. A container goes back to its original nodes
+together with its pages; where these cannot be moved it stays on more nodes, and its decision says why.
+
+Nothing moves for a request that is corrected after its container was placed: that stays on its nodes, and so
+do all others. What was claimed too much is free again; what was claimed too little is promised as far as
+there is room, the rest when others are gone.
+
+*More nodes.* Memory that nobody promised, or an eviction threshold, can take what the ledger counts on. Pages
+that may lie elsewhere are moved first (`page_placement`). For what still has no place a container is promised
+the same on one node more, and on those without which its set would cross another one with promises, if the
+exact engine's flows prove that all of it fits there beside every other promise, and the nodes have the
+memory. Its pages may then be moved there, too. It goes back when its own nodes have what they need. What may
+not be moved stays (`page_owners.stays`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from bayplan.engines.exact.moves import MAX_MOVES, Mover, movers_of, wider_sets
+from bayplan.engines.exact.resources import ResourceFlows
+from bayplan.engines.exact.topology import NodeTopology
+from bayplan.engines.interface import Engine
+from bayplan.model.basis import Basis
+from bayplan.model.decision import MEMORY_TAKEN, OVERCOMMITTED, STAYS_WIDE, Claim, Move, Reason, Request
+from bayplan.model.ledger import Ledger
+from bayplan.placement.page_owners import stays
+from bayplan.placement.page_placement import ContainerPages, LivePages, short_nodes, unmet_bytes
+from bayplan.quantity import MIB, format_bytes
+from bayplan.sets import NodeSet, nodes_text
+
+
+def after_removal(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[Move, ...], tuple[str, ...]]:
+    """The ledger of *basis*, after a removal, with all that follows where no pages have to be moved.
+
+    Returns:
+        The ledger, the moves, and the ids of the containers that are promised more.
+    """
+    left, _ = with_widened_placements(basis, engine)
+    left, promised = with_completed_claims(basis.with_ledger(left), engine)
+    found, tried = list[Move](), set[str]()
+    while moves := engine.moves_back(basis.with_ledger(left), tried):
+        left = left.moved(moves)
+        found += moves
+        tried |= {move.container_id for move in moves}
+    return left, tuple(found), promised
+
+
+def with_widened_placements(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[str, ...]]:
+    """The ledger on a machine that may have got more ordinary nodes, and the ids of the containers that may
+    use these as well."""
+    ledger, placements = basis.ledger, engine.widened_placements(basis)
+    for container_id, placement in placements.items():
+        entry = ledger.entries[container_id]
+        decision = replace(entry.decision, placement=placement)
+        ledger = ledger.with_entry(replace(entry, decision=decision))
+    return ledger, tuple(sorted(placements))
+
+
+def with_completed_claims(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[str, ...]]:
+    """The ledger with the promises that can be made up for now, and the ids of the containers concerned; and
+    with as many CPUs in each named pool as its members request."""
+    claims = engine.completed_claims(basis)
+    ledger = basis.ledger.with_claims(claims)
+    return with_resized_pools(basis.with_ledger(ledger), engine), tuple(sorted(claims))
+
+
+def with_resized_pools(basis: Basis, engine: Engine) -> Ledger:
+    """The ledger in which the named pools have as many CPUs as their members request, as far as there is
+    room."""
+    ledger = basis.ledger
+    for name, cpus in engine.resized_pools(basis).items() if ledger.pool_ids else ():
+        ledger = ledger.with_pool_cpus(name, cpus)
+    return ledger
+
+
+def moved_back(ledger: Ledger, move: Move) -> Ledger:
+    """*ledger* after the container of *move* went back."""
+    return _with_reasons(ledger.moved([move]), move.container_id)
+
+
+def not_moved_back(ledger: Ledger, move: Move, why: str) -> Ledger:
+    """*ledger* with the reason *why* the container of *move* stays where it is."""
+    there, here = nodes_text(move.after), nodes_text(move.before)
+    text = f"there is room on {there} again, but it stays on {here}: {why}"
+    return _with_reasons(ledger, move.container_id, Reason(STAYS_WIDE, text))
+
+
+def _with_reasons(ledger: Ledger, container_id: str, *more: Reason) -> Ledger:
+    entry = ledger.entries[container_id]
+    kept = tuple(reason for reason in entry.decision.reasons if reason.code != STAYS_WIDE)
+    if (*kept, *more) == entry.decision.reasons:
+        return ledger
+    return ledger.with_entry(replace(entry, decision=replace(entry.decision, reasons=(*kept, *more))))
+
+
+def with_corrected_requests(
+    basis: Basis,
+    engine: Engine,
+    requests: Mapping[str, Request],
+) -> Ledger:
+    """The ledger after containers turned out to ask for these *requests*, by their ids."""
+    ledger = basis.ledger
+    for container_id, request in requests.items():
+        entry = ledger.entries[container_id]
+        placement = entry.decision.placement
+        if isinstance(before := placement.promise, Claim):
+            wanted = engine.adopt(basis.with_ledger(ledger), request, before.nodes).promise
+            assert isinstance(wanted, Claim), "an engine that claims for some claims for all"
+            placement = replace(placement, claim=_up_to(before, wanted), booked_bytes={})
+        decision = replace(entry.decision, request=request, placement=placement)
+        ledger = ledger.with_entry(replace(entry, decision=decision))
+    ledger, _ = with_completed_claims(basis.with_ledger(ledger), engine)
+    for container_id in requests:
+        ledger = _marked(ledger, container_id)
+    return ledger
+
+
+def _up_to(claim: Claim, wanted: Claim) -> Claim:
+    """*claim* with the amounts that are *wanted*: what it has of them already, and the rest short."""
+    amounts = {
+        resource: min(amount, claim.amounts_bytes.get(resource, 0))
+        for resource, amount in wanted.amounts_bytes.items()
+    }
+    short = {
+        resource: amount - amounts[resource]
+        for resource, amount in wanted.amounts_bytes.items()
+        if amount > amounts[resource]
+    }
+    kept = {resource: amount for resource, amount in amounts.items() if amount}
+    return replace(claim, amounts_bytes=kept, short_bytes=short, explained_bytes=0, shares={})
+
+
+def _marked(ledger: Ledger, container_id: str) -> Ledger:
+    """*ledger* with the reason why not all that the container requests is promised, if that is so."""
+    entry = ledger.entries[container_id]
+    decision, short_bytes = entry.decision, entry.decision.placement.promise.short_bytes
+    kept = tuple(reason for reason in decision.reasons if reason.code != OVERCOMMITTED)
+    if short_bytes:
+        lacking = ", ".join(f"{format_bytes(amount)} {name}" for name, amount in short_bytes.items())
+        reason = Reason(OVERCOMMITTED, f"{lacking} of what it requests could not be promised yet")
+        decision = replace(decision, reasons=(*kept, reason))
+    if decision == entry.decision:
+        return ledger
+    return ledger.with_entry(replace(entry, decision=decision))
+
+
+MOST_TRIED: Final = 16
+"""So many containers are tried: each costs a flow for each node."""
+LEAST_GAIN_BYTES: Final = 32 * MIB
+"""Nobody gets more nodes for less than this, unless that is all that lacks; several together may."""
+
+
+def widenings(basis: Basis, live: LivePages) -> tuple[Move, ...]:
+    """All that get more nodes, so that as much as possible has a place at once: who starts meanwhile is not
+    to wait for one look after the other."""
+    ledger, worth = basis.ledger, 0
+    found = list[Move]()
+    left_bytes = unmet_bytes(live.nodes, live.everybody)
+    while len(found) < MAX_MOVES and (move := widening(basis.with_ledger(ledger), live)) is not None:
+        found.append(move)
+        ledger = ledger.moved([move])
+        one = replace(live.containers[move.container_id], nodes=move.after)
+        live = replace(live, containers={**live.containers, one.container_id: one})
+        now_bytes = unmet_bytes(live.nodes, live.everybody)
+        if not now_bytes or left_bytes - now_bytes >= LEAST_GAIN_BYTES:
+            worth, left_bytes = len(found), now_bytes
+    moves: dict[str, Move] = {}
+    for move in found[:worth]:
+        known = moves.get(move.container_id, move)
+        moves[move.container_id] = replace(move, before=known.before)
+    return tuple(moves.values())
+
+
+def widening(basis: Basis, live: LivePages) -> Move | None:
+    """The container that gets another node, with all of its nodes then; None if nothing lacks or that would
+    not help.
+
+    The smallest that suffices; if none does, the one that helps most.
+    """
+    lacking_bytes = unmet_bytes(live.nodes, live.everybody)
+    if not lacking_bytes:
+        return None
+    flows, topology = ResourceFlows(basis), NodeTopology(basis.machine)
+    best, best_bytes = None, lacking_bytes
+    for mover in list(_movers(flows, live))[:MOST_TRIED]:
+        key, before = mover.entry.container_id, mover.claim.nodes
+        for wider in wider_sets(topology, flows, mover):
+            if not wider <= NodeSet(live.nodes):
+                continue
+            left_bytes = unmet_bytes(live.nodes, _with_nodes(live, {key: wider}))
+            if left_bytes < best_bytes:
+                best, best_bytes = Move(key, mover.entry.decision.request.name, before, wider), left_bytes
+        if best is not None and not best_bytes:
+            break
+    return best
+
+
+def with_widened(ledger: Ledger, move: Move, live: LivePages) -> Ledger:
+    """*ledger* after *move*, which says why."""
+    # Where something has no place, something is at risk; of those sets that which the container may lie on.
+    risk = min(live.plan.risks, key=lambda one: not move.before & one.nodes)
+    moved = ledger.moved([move])
+    entry = moved.entries[move.container_id]
+    reasons = (*entry.decision.reasons, Reason(MEMORY_TAKEN, str(risk)))
+    return moved.with_entry(replace(entry, decision=replace(entry.decision, reasons=reasons)))
+
+
+def goes_back(live: LivePages, moves: Iterable[Move], kept_bytes: Mapping[int, int]) -> Move | None:
+    """The first of *moves*, which lead containers back to the nodes they were placed on, that can be made:
+    these nodes can give then what is outstanding there with *kept_bytes* left beside it, without anybody's
+    pages leaving them. So nobody goes back to a node that is short, nor to where it or somebody else would
+    have to leave again."""
+    for move in moves:
+        if move.container_id in live.containers:
+            back = _with_nodes(live, {move.container_id: move.after})
+            if not short_nodes(live.nodes, back, kept_bytes) & move.after:
+                return move
+    return None
+
+
+def _movers(flows: ResourceFlows, live: LivePages) -> Iterator[Mover]:
+    """What may be moved: those that may lie where memory lacks, then those that may make room for these; the
+    smallest promises first."""
+    at_risk = NodeSet(node for one in live.plan.risks for node in one.nodes)
+
+    def order(mover: Mover) -> tuple[bool, int, str]:
+        return not mover.claim.nodes & at_risk, mover.size_bytes, mover.entry.container_id
+
+    for mover in sorted(movers_of(flows), key=order):
+        if mover.entry.container_id in live.containers and not stays(mover.entry):
+            yield mover
+
+
+def _with_nodes(live: LivePages, nodes: Mapping[str, NodeSet]) -> list[ContainerPages]:
+    """Everybody, as if some containers could lie on other *nodes*. What one holds beside these is taken for
+    pages that it takes along."""
+    return [
+        replace(one, nodes=nodes[one.container_id]) if one.container_id in nodes else one
+        for one in live.everybody
+    ]
