@@ -1,7 +1,7 @@
 """The nodes that a container's devices are close to: found by the host, corrected by annotations, explained.
 
 Pure: `bayplan.host` looks at devices, engines use the hints. A hint never invents a node: what points to a
-node that is not online is no hint.
+node that is not online is no hint. What points to the memory of a device is one of the CPUs that are nearest.
 """
 
 from collections import Counter
@@ -12,6 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.model.decision import Decision, DeviceHint, Reason
+from bayplan.model.machine import Machine
+from bayplan.model.memory_kinds import nodes_to_run_on
 from bayplan.model.sentences import verb_after
 from bayplan.model.wishes import ALL, Wishes
 from bayplan.model.workload import Container
@@ -49,10 +51,17 @@ def looks_at_devices(wishes: Wishes) -> bool:
 
 
 def effective_hints(
+    findings: Findings, wishes: Wishes, machine: Machine
+) -> tuple[tuple[DeviceHint, ...], tuple[Reason, ...]]:
+    """The hints that count on *machine*, and what is to be said about the others. What an annotation says
+    about a device that was found counts instead."""
+    hints, notes = _counting(findings, wishes, machine.node_ids)
+    return tuple(replace(one, nodes=nodes_to_run_on(machine, one.nodes)) for one in hints), notes
+
+
+def _counting(
     findings: Findings, wishes: Wishes, node_ids: NodeSet
 ) -> tuple[tuple[DeviceHint, ...], tuple[Reason, ...]]:
-    """The hints that count on a machine with *node_ids*, and what is to be said about the others. What an
-    annotation says about a device that was found counts instead."""
     if wishes.replaced_hints is not None:
         return wishes.replaced_hints, (Reason(IGNORED, "an annotation replaces all device hints"),)
     notes = [Reason(NOT_FOUND, problem) for problem in findings.problems]

@@ -87,6 +87,23 @@ def device_nodes(machine: Machine, request: Request) -> NodeSet:
     )
 
 
+def nodes_to_run_on(machine: Machine, nodes: NodeSet) -> NodeSet:
+    """*nodes* with those of the nearest CPUs in place of those that are a device's own memory: there are no
+    CPUs, and nothing is claimed. Some drivers say of a GPU that it is on the node of its memory."""
+    owned = [node for node in machine.nodes if node.owner and node.id in nodes]
+    for node in owned:
+        nodes = nodes - NodeSet([node.id]) | _nearest_with_cpus(machine, node)
+    return nodes
+
+
+def _nearest_with_cpus(machine: Machine, node: Node) -> NodeSet:
+    with_cpus = NodeSet(other.id for other in machine.nodes if other.cpus)
+    distances = {other: machine.distance(other, node.id) for other in with_cpus}
+    least = min(distances.values(), default=0)
+    best = node.initiators & with_cpus
+    return best or NodeSet(other for other, distance in distances.items() if distance == least)
+
+
 def open_mems(machine: Machine, request: Request) -> NodeSet | None:
     """The cpuset.mems of a container that may use all ordinary memory: None where that is all there is."""
     nodes = machine.ordinary_nodes

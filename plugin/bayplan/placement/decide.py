@@ -100,7 +100,7 @@ def _effective(
     basis: Basis, engine: Engine, wishes: Wishes, findings: Findings
 ) -> tuple[Wishes, tuple[DeviceHint, ...], tuple[Reason, ...]]:
     """*wishes* as far as they are granted, the device hints that count, and what is to be said of both."""
-    hints, notes = effective_hints(findings, wishes, basis.machine.node_ids)
+    hints, notes = effective_hints(findings, wishes, basis.machine)
     wishes, without = wished_file(basis.policy, wishes)
     notes = (*notes, *without)
     if engine.kind.is_kubelets and wishes != without_cpu_wishes(wishes):

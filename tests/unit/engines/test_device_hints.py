@@ -1,6 +1,7 @@
 """Device hints: what annotations say, which hints count, and how they are explained."""
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.engines.device_hints import (
     Findings,
@@ -20,14 +21,16 @@ from bayplan.model.decision import (
     QosSource,
     Request,
 )
+from bayplan.model.machine import Machine, Node
 from bayplan.model.wishes import Wishes, read_wishes
-from bayplan.sets import NodeSet
+from bayplan.quantity import GIB
+from bayplan.sets import CpuSet, NodeSet
 from support.machines import machine
 
 DISK = DeviceHint("/dev/vdb", NodeSet([1]))
 NIC = DeviceHint("net/eth0", NodeSet([0]))
 GPU = DeviceHint("vendor.com/gpu=0", NodeSet([0, 1]))
-ONLINE = NodeSet([0, 1, 2, 3])
+ONLINE = machine(4)
 
 
 def wishes(**keys: str) -> Wishes:
@@ -111,6 +114,19 @@ def test_of_many_devices_the_first_ones_are_named() -> None:
 def test_hints_keep_to_the_nodes_that_are_online() -> None:
     hints, notes = effective_hints(Findings((DeviceHint("a", NodeSet([1, 9])),)), Wishes(), ONLINE)
     assert (hints, notes) == ((DeviceHint("a", NodeSet([1])),), ())
+
+
+def test_what_points_to_the_memory_of_a_device_points_to_the_nearest_cpus() -> None:
+    """As a GPU of a GB200 does, where its driver says so (kubernetes-sigs/dra-driver-nvidia-gpu#1242)."""
+    found = Findings((DeviceHint("gpu.nvidia.com/gpu-1", NodeSet([3]), required=True),))
+    said = wishes(replace_device_hints="gpu=3; both=1,3")
+    cpus_at = {0: {2: 80, 3: 120}, 1: {2: 120, 3: 80}}
+    with_cpus = [replace(ONLINE.node_by_id[node], distances=row) for node, row in cpus_at.items()]
+    memory = [Node(node, CpuSet(), GIB, owner="0009:01:00.0") for node in (2, 3)]
+    for initiators in (NodeSet(), NodeSet([1])):
+        grace = Machine((*with_cpus, memory[0], replace(memory[1], initiators=initiators)), ONLINE.cpus)
+        assert [hint.nodes for hint in effective_hints(found, Wishes(), grace)[0]] == [NodeSet([1])]
+        assert [hint.nodes for hint in effective_hints(Findings(), said, grace)[0]] == [NodeSet([1])] * 2
 
 
 def test_nobody_looks_at_devices_that_do_not_count() -> None:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 import msgspec
@@ -135,7 +136,9 @@ class ClaimError(BayplanError):
 
 
 class ClaimDriver:
-    """Has the daemon behind *link* hold the claims of the node *node_name*, one at a time."""
+    """Has the daemon behind *link* hold the claims of the node *node_name*. It is asked about one after the
+    other; and what is done about one claim is done one after the other from the look at the API server on, so
+    that nothing is held or released by what an earlier look found."""
 
     def __init__(
         self,
@@ -150,7 +153,8 @@ class ClaimDriver:
         self._mirror = mirror
         self._node_name = node_name
         self._look_interval_s = look_interval_s
-        self._one_at_a_time = asyncio.Lock()
+        self._one_question = asyncio.Lock()
+        self._by_uid: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unsaid = Condition(
             "the status of claims does not say why they are not prepared",
             "the status of claims says why they are not prepared again",
@@ -158,23 +162,30 @@ class ClaimDriver:
 
     async def prepare(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
         """As of `Claims`: held by the daemon, which the claim's status says then, or why it is not."""
-        found = None
-        try:
-            found = await self._found(claim)
-            described = allocated_here(claim, found, self._node_name)
-            async with self._one_at_a_time:
-                answer = await self._link.ask(PREPARE_CLAIM, claim=msgspec.to_builtins(described))
-        except BayplanError as error:
-            if found is not None:
-                await self._say(claim, found, error.on_one_line()[:MOST_MESSAGE])
-            raise
-        await self._say(claim, found, "")
-        return _answered(found.own, answer["cdiDevices"])
+        async with self._alone(claim.uid):
+            found = None
+            try:
+                found = await self._found(claim)
+                described = allocated_here(claim, found, self._node_name)
+                answer = await self._ask(PREPARE_CLAIM, claim=msgspec.to_builtins(described))
+            except BayplanError as error:
+                if found is not None:
+                    await self._say(claim, found, error.on_one_line()[:MOST_MESSAGE])
+                raise
+            await self._say(claim, found, "")
+            return _answered(found.own, answer["cdiDevices"])
 
     async def unprepare(self, claim: pb.Claim) -> str:
         """As of `Claims`."""
-        async with self._one_at_a_time:
+        async with self._alone(claim.uid):
             return await self._released(claim.uid)
+
+    def _alone(self, uid: str) -> asyncio.Lock:
+        return self._by_uid.setdefault(uid, asyncio.Lock())
+
+    async def _ask(self, verb: str, **request: Any) -> dict[str, Any]:
+        async with self._one_question:
+            return await self._link.ask(verb, **request)
 
     async def run(self) -> None:
         """Release claims that are held and that nobody needs any more, until cancelled."""
@@ -189,7 +200,7 @@ class ClaimDriver:
     async def _release_if_needless(self, held: HeldClaim) -> None:
         claim = held.claim
         # As a whole before or after a preparation: a pod that gets the claim now has to find it held.
-        async with self._one_at_a_time:
+        async with self._alone(claim.uid):
             if await self._is_needed(held):
                 return
             problem = await self._released(claim.uid)
@@ -250,7 +261,7 @@ class ClaimDriver:
     async def _released(self, uid: str) -> str:
         """Why the claim *uid* is still held; empty if it is not."""
         try:
-            await self._link.ask(UNPREPARE_CLAIM, uid=uid)
+            await self._ask(UNPREPARE_CLAIM, uid=uid)
         except BayplanError as error:
             return error.on_one_line()
         return ""
