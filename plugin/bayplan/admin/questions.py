@@ -21,7 +21,7 @@ from bayplan.model.decision import Claim, Decision, Outcome
 from bayplan.model.ledger import Ledger
 from bayplan.model.records import EvictionRecord, PageMoveRecord
 from bayplan.model.sentences import summary
-from bayplan.model.wishes import PREFIX
+from bayplan.model.wishes import PREFIX, unjoined_pools, unmatched_rules
 from bayplan.model.workload import names_container, similar_pods
 from bayplan.placement.ledger_check import Fault
 from bayplan.placement.memory_policy import MemoryPolicyAbility
@@ -268,14 +268,21 @@ def what_if_described(topology: Path, configs: Sequence[Path], manifests: Sequen
     Raises:
         ConfigError, HostError: a file is wrong, or a manifest is.
     """
+    from bayplan.config.reservations import remarks_here  # noqa: PLC0415 - only here
     from bayplan.simulate.comparison import empty_machine  # noqa: PLC0415 - the daemon reads no such files
 
     machine, policy, settings = empty_machine(topology, configs)
     snapshot = Snapshot(
-        taken_us=0, started_us=0, machine=machine, policy=policy, ledger=Ledger(), engine=settings.engine
+        taken_us=0,
+        started_us=0,
+        machine=machine,
+        policy=policy,
+        ledger=Ledger(),
+        engine=settings.engine,
+        unmatched_cpu_rules=unmatched_rules(policy.cpu_rules, ()),
     )
     view = what_if_view(snapshot, engine_of(settings), MemoryPolicyAbility(), manifests)
-    return {**view, "remarks": list(machine.remarks)}
+    return {**view, "remarks": [*machine.remarks, *remarks_here(settings, machine)]}
 
 
 def what_if_view(
@@ -307,9 +314,15 @@ def what_if_view(
         raise ConfigError("what-if", (Problem("pods", "none", "a Pod, or a kind with a pod template"),))
     if len(planned) > MAX_PODS:
         raise ConfigError("what-if", (Problem("pods", str(len(planned)), f"at most {MAX_PODS}"),))
+    unmatched = unmatched_rules(
+        snapshot.policy.cpu_rules,
+        ((pod.pod, one.container.name) for pod in planned for one in pod.containers),
+    )
+    pools = set(snapshot.ledger.pool_ids)
     pods: list[dict[str, Any]] = []
     for pod in planned:
         decisions = rehearsal.admit(pod)
+        pools |= {one.request.pool for one in decisions}
         pods.append(
             {
                 "name": pod.name,
@@ -325,6 +338,10 @@ def what_if_view(
         "nodesBefore": node_rooms(snapshot.basis),
         "nodes": node_rooms(snapshot.basis.with_ledger(rehearsal.ledger)),
         "l3Caches": l3_caches(snapshot.basis.with_ledger(rehearsal.ledger)),
+        "unmatchedCpuRules": [one for one in snapshot.unmatched_cpu_rules if one in unmatched],
+        "unmatchedCpuPools": list(
+            unjoined_pools(() if engine.kind.is_kubelets else snapshot.policy.cpu_pools, pools)
+        ),
     }
 
 

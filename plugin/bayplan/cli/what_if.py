@@ -212,7 +212,8 @@ def blocks(view: dict[str, Any]) -> list[Block]:
             *_first_refusal(pods),
         ]
     fitting = _largest(view["nodesBefore"], view["nodes"])
-    remarks = [f"{remark}." for remark in view.get("remarks", ())]
+    unmatched = (*view.get("unmatchedCpuRules", ()), *view.get("unmatchedCpuPools", ()))
+    remarks = [f"{remark}." for remark in (*view.get("remarks", ()), *unmatched)]
     caches = _l3_caches(view.get("l3Caches"))
     return [*shown, "The largest Guaranteed container that fits on one node:", fitting, *caches, *remarks]
 

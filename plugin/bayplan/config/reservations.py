@@ -53,7 +53,7 @@ from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine, hugepage_size_bytes, hugepages
 from bayplan.model.policy import CpuPool, MemoryQos, PlacementPolicy
-from bayplan.model.wishes import wrong_pool, wrong_rule
+from bayplan.model.wishes import closed_pools, wrong_pool, wrong_rule
 from bayplan.placement.measured_reservation import Learned, within_promises
 from bayplan.quantity import counted, format_bytes
 from bayplan.sets import CpuSet
@@ -112,7 +112,9 @@ def wrong_thresholds(settings: Settings, machine: Machine) -> Iterator[Problem]:
 def remarks_here(settings: Settings, machine: Machine) -> tuple[str, ...]:
     """All that an operator should know about *settings* on *machine* that is not wrong."""
     thresholds = remarks_on_thresholds(thresholds_on(settings, machine), machine)
-    return (*remarks_on_machine(settings, machine), *thresholds)
+    pools = () if settings.engine_kind.is_kubelets else settings.cpu_pools
+    closed = closed_pools(settings.cpu_rules, pools, settings.forbidden_annotations)
+    return (*remarks_on_machine(settings, machine), *closed, *thresholds)
 
 
 def remarks_on_thresholds(thresholds: Collection[Threshold], machine: Machine) -> Iterator[str]:

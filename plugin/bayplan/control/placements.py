@@ -391,7 +391,7 @@ class Placements:
         if request.placement_file or request.environment:
             decision = as_far_as_possible(creation.basis.machine, decision, creation.container, origin)
         notes = () if request.exec_cpus is None else exec_notes(decision, origin)
-        if request.partition or request.irqs_away:
+        if request.partition:
             notes += isolation_notes(decision, cgroup_v2=self._cgroup_v2)
         return replace(decision, reasons=(*decision.reasons, *notes)) if notes else decision
 

@@ -141,6 +141,11 @@ class CpuWish(Struct, frozen=True):
     count: int | None = None
     pool: str = ""
 
+    @property
+    def leaves_none(self) -> bool:
+        """Whether a container with it has no CPUs of its own."""
+        return self.use in (CpuUse.SHARED, CpuUse.POOL)
+
 
 MEMORY_POLICY_FLAGS: Final[Mapping[str, str]] = {
     flag: f"MPOL_F_{flag.upper()}" for flag in ("static_nodes", "relative_nodes", "numa_balancing")

@@ -101,6 +101,15 @@ class Wishes(Struct, frozen=True):
 
 NO_WISHES: Final = Wishes()
 
+_OF_OWN_CPUS: Final[Mapping[str, str]] = {
+    "cpu_kind": "cpu-kind",
+    "exec_cpus": "exec-cpus",
+    "partition": "cpu-partition",
+    "irqs_away": "irqs",
+    "environment": "placement-environment",
+}
+"""The fields of `Wishes`, and of a request, that say something of CPUs of a container's own; their keys."""
+
 
 class AnnotationKey(Struct, frozen=True):
     """One annotation: the field of `Wishes` that it sets, and how its text is read on a machine, if there is
@@ -288,6 +297,7 @@ def read_wishes(
             beyond `MAX_PROBLEMS` unknown keys.
     """
     values: dict[str, Any] = {}
+    annotations_of: dict[str, str] = {}
     problems: list[Problem] = []
     for prefix in (PREFIX, f"{container_name}.{PREFIX}"):
         annotation_of: dict[str, str] = {}
@@ -322,9 +332,32 @@ def read_wishes(
             if machine is not None:
                 problems += _lacking(machine, path, text, values[key.field])
                 problems += _undivided(hugepage_limits_bytes, path, text, values[key.field])
+        annotations_of |= annotation_of
+    problems += _without_own_cpus(values, annotations_of)
     if problems:
         raise ConfigError(f"annotations for container {excerpt(container_name)}", tuple(problems))
     return Wishes(**values) if values else NO_WISHES
+
+
+def _without_own_cpus(values: dict[str, Any], annotation_of: Mapping[str, str]) -> list[Problem]:
+    """The contradictions among *values* between a wish that leaves a container no CPUs of its own and those
+    that say something of such. Where it is the container's and they are its pod's, it wins: they are taken
+    out of *values*."""
+    wish = values.get("cpus")
+    if wish is None or not wish.leaves_none:
+        return []
+    chosen, problems = annotation_of["cpus"], []
+    of_pod = f"{PREFIX}/"
+    for field in _OF_OWN_CPUS.keys() & values.keys():
+        annotation = annotation_of[field]
+        if annotation.startswith(of_pod) and not chosen.startswith(of_pod):
+            del values[field]
+            continue
+        expected = (
+            f"only one of {annotation} and {chosen}: {cpu_wish_text(wish)}, which leaves no CPUs of its own"
+        )
+        problems.append(Problem(f"annotation {annotation}", "a contradiction", expected))
+    return sorted(problems, key=lambda one: one.path)
 
 
 def _meant(prefix: str, key: str) -> str:
@@ -359,6 +392,28 @@ def unmatched_rules(rules: Sequence[CpuRule], containers: Iterable[tuple[Pod, st
     )
 
 
+def unjoined_pools(pools: Iterable[str], joined: Collection[str]) -> tuple[str, ...]:
+    """Those of *pools* that are none of those *joined* by containers; a sentence for each."""
+    return tuple(
+        f"cpuPools.{name} has no members: no rule and no annotation gives one of the containers pool={name}"
+        for name in sorted(pools)
+        if name not in joined
+    )
+
+
+def closed_pools(
+    rules: Sequence[CpuRule], pools: Iterable[str], forbidden: Collection[str]
+) -> tuple[str, ...]:
+    """Those of *pools* that nobody can be in, because none of *rules* gives them and the annotation is one of
+    the *forbidden* keys; a sentence for each."""
+    given = {rule.cpus for rule in rules}
+    return tuple(
+        f"cpuPools.{name} can have no members: no rule gives it, and {PREFIX}/cpus is forbidden"
+        for name in sorted(pools if "cpus" in forbidden else ())
+        if f"{CpuUse.POOL.value}={name}" not in given
+    )
+
+
 def _whose(rule: CpuRule) -> str:
     """Which containers *rule* is for."""
     parts = {
@@ -379,7 +434,7 @@ def ruled_wishes(
         return wishes
     wrong = wrong_rule(rule, machine) is not None
     cpus = _cpu_wish(rule.cpus) if wishes.cpus is None and rule.cpus and not wrong else wishes.cpus
-    kind = wishes.cpu_kind or ("" if wrong else rule.cpu_kind)
+    kind = wishes.cpu_kind or ("" if wrong or (cpus is not None and cpus.leaves_none) else rule.cpu_kind)
     return replace(wishes, cpus=cpus, cpu_kind=kind)
 
 
@@ -391,6 +446,9 @@ def wrong_rule(rule: CpuRule, machine: Machine | None = None) -> Problem | None:
         return Problem("cpus", repr(excerpt(rule.cpus)), error.expected)
     if wish is not None and wish.pool and rule.cpu_kind:
         return Problem("cpuKind", repr(excerpt(rule.cpu_kind)), "none beside a pool: cpuPools has its kind")
+    if wish is not None and wish.leaves_none and rule.cpu_kind:
+        expected = f"none beside cpus: {rule.cpus}, which leaves no CPUs of its own"
+        return Problem("cpuKind", repr(excerpt(rule.cpu_kind)), expected)
     if machine is not None and wish is not None and wish.use is CpuUse.ISOLATED and not machine.isolated:
         return Problem(
             "cpus", repr(rule.cpus), "exclusive or shared: this machine has no isolated CPUs (isolcpus)"
@@ -422,6 +480,11 @@ def wrong_pool(name: str, pools: Collection[str]) -> str:
     return f"a pool of cpuPools: {', '.join(sorted(pools)) or 'it has none'}"
 
 
+def wishes_of_own_cpus(request: Request) -> tuple[str, ...]:
+    """The keys of what *request* wishes of CPUs of its own."""
+    return tuple(key for field, key in _OF_OWN_CPUS.items() if getattr(request, field))
+
+
 def wrong_cpu_wish(
     request: Request, machine: Machine, pools: Mapping[str, CpuPool] = _NO_POOLS
 ) -> Problem | None:
@@ -438,11 +501,12 @@ def wrong_cpu_wish(
         expected = "a container of a pod without resources as a whole, which share their pod's CPUs"
     elif request.wishes_isolated_cpus and not machine.isolated:
         expected = "exclusive or shared: this machine has no isolated CPUs (isolcpus)"
-    elif wish.pool and request.cpu_kind:
-        expected = "no cpu-kind beside a pool, whose CPUs are of its own kind"
-    elif wish.pool:
-        expected = wrong_pool(wish.pool, pools)
-    elif wish.use is not CpuUse.SHARED:
+    elif wish.leaves_none:
+        keys = wishes_of_own_cpus(request)
+        expected = wrong_pool(wish.pool, pools) if wish.pool else ""
+        if keys:
+            expected = f"a container without {' and '.join(keys)}, as it leaves no CPUs of its own"
+    else:
         expected = _wrong_amount(wish, request.requested_milli)
     return Problem(f"annotation {PREFIX}/cpus", repr(cpu_wish_text(wish)), expected) if expected else None
 

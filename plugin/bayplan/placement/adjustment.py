@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from bayplan.kubelet.qos import memory_high_bytes, memory_protection
 from bayplan.model.basis import Basis
 from bayplan.model.claims import ClaimShare, by_page_size
-from bayplan.model.decision import Decision, ExecCpus, QosClass, QosSource, Reason, Request
+from bayplan.model.decision import Decision, ExecCpus, Outcome, QosClass, QosSource, Reason, Request
 from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
@@ -24,6 +24,8 @@ from bayplan.model.policy import MemoryQos, OutsideRequests
 from bayplan.model.qos import OOM_GROUP, oom_score_adj
 from bayplan.model.request import carried_oom_score_adj
 from bayplan.model.resources import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, Resources, changed_resources
+from bayplan.model.sentences import verb_after
+from bayplan.model.wishes import wishes_of_own_cpus
 from bayplan.model.workload import Adjustment, Container, Update
 from bayplan.placement.placement_file import environment_of
 from bayplan.sets import CpuSet
@@ -38,6 +40,15 @@ EXEC_NOT_APART: Final = "exec-not-apart"
 
 NOT_ISOLATED: Final = "not-isolated"
 """Code of the reason that a container's own CPUs are no partition, or that interrupts stay on them."""
+
+NO_OWN_CPUS: Final = "no-own-cpus"
+"""Code of the reason that a container wishes something of CPUs of its own, and asks for none."""
+
+_CODES: Final = {"exec-cpus": EXEC_NOT_APART, "cpu-partition": NOT_ISOLATED, "irqs": NOT_ISOLATED}
+"""Of the reason that a container does not have what a key is for; else NO_OWN_CPUS."""
+
+_OF_CLAIMED_CPUS: Final = ("exec-cpus", "placement-environment")
+"""The keys that also say something of the CPUs of resource claims."""
 
 _RESETS: Final = {MEMORY_MIN: "0", MEMORY_LOW: "0", MEMORY_HIGH: "max"}
 """What kubelet writes so that no value of an earlier one lasts."""
@@ -122,29 +133,54 @@ def exec_cpus_of(machine: Machine, decision: Decision) -> CpuSet | None:
     (Linux 6.2): so none of its own is among them but perhaps the first, and all that may ever be shared are.
     An affinity that is set within the cgroup would fail where both have no CPU in common, and with it probes.
     """
-    own, wish = decision.placement.own_cpus, decision.request.exec_cpus
-    if wish is None or not own:
+    if not _has_exec_cpus(decision):
         return None
+    own = decision.placement.own_cpus
     others = CpuSet(machine.cpu_by_id) - own
-    if wish is ExecCpus.FIRST:
-        return others | CpuSet([min(own)])
-    return others if decision.placement.beside_cpus else None
+    return others | CpuSet([min(own)]) if decision.request.exec_cpus is ExecCpus.FIRST else others
+
+
+def _has_exec_cpus(decision: Decision) -> bool:
+    """Whether processes that enter a container later can be kept to other CPUs than all of its own, as it
+    wishes."""
+    wish, placement = decision.request.exec_cpus, decision.placement
+    return bool(wish and placement.own_cpus and (wish is ExecCpus.FIRST or placement.beside_cpus))
+
+
+def own_cpu_notes(decision: Decision) -> tuple[Reason, ...]:
+    """What a container wishes of CPUs of its own and does not have of those that it was given, whatever
+    runtime and kernel can do. One that opted out has none of its wishes, and one that is refused nothing."""
+    request, placement = decision.request, decision.placement
+    keys = wishes_of_own_cpus(request)
+    if not keys or request.opted_out or decision.outcome is Outcome.REFUSED:
+        return ()
+    own = CpuSet() if request.pinned_cpus is not None else placement.exclusive_cpus
+    lacking: dict[str, list[str]] = {}
+    for key in keys:
+        if not (own or (key in _OF_CLAIMED_CPUS and placement.claimed_cpus)):
+            lacking.setdefault(_CODES.get(key, NO_OWN_CPUS), []).append(key)
+    if request.exclusive_cpus:
+        # That too few are left is said of these already.
+        lacking.pop(NO_OWN_CPUS, None)
+    for_own = "for containers with CPUs of their own"
+    notes = [
+        Reason(code, f"{' and '.join(some)} {verb_after(some, 'is')} {for_own}")
+        for code, some in lacking.items()
+    ]
+    if request.exec_cpus is ExecCpus.SHARED and EXEC_NOT_APART not in lacking and not placement.beside_cpus:
+        text = "exec-cpus is shared, and it has no shared CPUs beside its own; first takes one of these"
+        notes.append(Reason(EXEC_NOT_APART, text))
+    if request.partition and NOT_ISOLATED not in lacking and not isolated_cpus(decision):
+        text = "cpu-partition is for containers all whose CPUs are theirs alone"
+        notes.append(Reason(NOT_ISOLATED, text))
+    return tuple(notes)
 
 
 def exec_notes(decision: Decision, origin: Origin) -> tuple[Reason, ...]:
-    """Why a container that comes as *origin* says does not have what it wishes for processes that enter it
-    later."""
-    wish, placement = decision.request.exec_cpus, decision.placement
-    if wish is None:
+    """That processes which enter a container later, which comes as *origin* says, cannot be kept to CPUs."""
+    if origin.changes_spec or not _has_exec_cpus(decision):
         return ()
-    if not placement.own_cpus:
-        return (Reason(EXEC_NOT_APART, "exec-cpus is for containers with CPUs of their own"),)
-    if wish is ExecCpus.SHARED and not placement.beside_cpus:
-        text = "exec-cpus is shared, and it has no shared CPUs beside its own; first takes one of these"
-        return (Reason(EXEC_NOT_APART, text),)
-    if not origin.changes_spec:
-        return (Reason(EXEC_NOT_APART, "a hook cannot set execCPUAffinity"),)
-    return ()
+    return (Reason(EXEC_NOT_APART, "a hook cannot set execCPUAffinity"),)
 
 
 def isolated_cpus(decision: Decision) -> CpuSet:
@@ -156,26 +192,10 @@ def isolated_cpus(decision: Decision) -> CpuSet:
 
 
 def isolation_notes(decision: Decision, *, cgroup_v2: bool) -> tuple[Reason, ...]:
-    """Why a container does not have its CPUs isolated as it wishes, as far as that is known before the kernel
-    is asked."""
-    request, placement = decision.request, decision.placement
-    wishes = [
-        name for name, wished in (("cpu-partition", request.partition), ("irqs", request.irqs_away)) if wished
-    ]
-    if not wishes:
+    """That this host cannot isolate the CPUs of a container as it wishes."""
+    if cgroup_v2 or not decision.request.partition or not decision.placement.exclusive_cpus:
         return ()
-    if request.cpus_chosen_by_others or not placement.exclusive_cpus:
-        verb = "is" if len(wishes) == 1 else "are"
-        text = f"{' and '.join(wishes)} {verb} for containers with CPUs of their own"
-        return (Reason(NOT_ISOLATED, text),)
-    if not request.partition:
-        return ()
-    if not cgroup_v2:
-        return (Reason(NOT_ISOLATED, "cpu-partition needs cgroup v2, and this host has cgroup v1"),)
-    if not isolated_cpus(decision):
-        text = "cpu-partition is for containers all whose CPUs are theirs alone"
-        return (Reason(NOT_ISOLATED, text),)
-    return ()
+    return (Reason(NOT_ISOLATED, "cpu-partition needs cgroup v2, and this host has cgroup v1"),)
 
 
 def resized(

@@ -33,6 +33,7 @@ from bayplan.model.wishes import (
     wrong_cpu_wish,
 )
 from bayplan.model.workload import Container, Pod
+from bayplan.placement.adjustment import own_cpu_notes
 from bayplan.placement.hugepage_pools import at_greatest
 from bayplan.placement.memory_policy import (
     MemoryPolicyAbility,
@@ -186,8 +187,8 @@ def decide_creation(
     crowded = tuple(_crowded(ledger, container, decision)) if ledger.pinned_ids or container.exec_cpus else ()
     if crowded and decision.outcome is Outcome.PLACED:
         decision = replace(decision, outcome=Outcome.DEGRADED)
-    if wishes.memory_request_bytes is not None:
-        disbelief = (*_unused_request(wishes.memory_request_bytes, request.memory), *disbelief)
+    if wishes is not NO_WISHES:
+        disbelief = (*_not_had(wishes, decision), *disbelief)
     notes = (*notes, *disbelief, *_readings(whole, request, container), *crowded)
     of_devices = device_reasons(decision) if request.hints else ()
     added = (*of_devices, *notes, *complaints)
@@ -271,6 +272,12 @@ def _apart_from_exec(wanted: CpuSet, own: CpuSet) -> Iterator[Reason]:
     if own and wanted.isdisjoint(own):
         text = f"its spec has exec run on {cpus_text(wanted)} (execCPUAffinity), and it has {cpus_text(own)}"
         yield Reason("exec-apart", f"{text}: the kernel refuses that")
+
+
+def _not_had(wishes: Wishes, decision: Decision) -> tuple[Reason, ...]:
+    """What of *wishes* came to nothing by what the container asks for."""
+    wanted, lacking = wishes.memory_request_bytes, own_cpu_notes(decision)
+    return lacking if wanted is None else (*_unused_request(wanted, decision.request.memory), *lacking)
 
 
 def _unused_request(wanted: int, known: Interval) -> tuple[Reason, ...]:

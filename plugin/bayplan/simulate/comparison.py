@@ -31,7 +31,7 @@ from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.memory_kinds import with_owners
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.model.sentences import summary
-from bayplan.model.wishes import unmatched_rules
+from bayplan.model.wishes import unjoined_pools, unmatched_rules
 from bayplan.model.workload import Pod
 from bayplan.placement.adjustment import cpus_for
 from bayplan.quantity import MIB
@@ -112,6 +112,7 @@ class Simulation:
         self._pods: dict[str, PlannedPod] = {}
         self.quality = Quality()
         self._seen: list[tuple[Pod, str]] = []
+        self._joined: set[str] = set()
 
     def play(self, trace: Iterable[Event]) -> Iterator[EventResult]:
         """Every event of *trace*, in order, with what it led to."""
@@ -157,9 +158,12 @@ class Simulation:
         return {cpus: names[cpus] for cpus in sorted(names, key=tuple)}
 
     @property
-    def unmatched_rules(self) -> tuple[str, ...]:
-        """The rules about CPUs that counted for none of the containers that came, each a sentence."""
-        return unmatched_rules(self.rehearsal.policy.cpu_rules, self._seen)
+    def unmatched(self) -> tuple[str, ...]:
+        """The rules about CPUs that counted for none of the containers that came, and the pools that none of
+        these was in, each a sentence."""
+        policy = self.rehearsal.policy
+        pools = () if self.rehearsal.engine.kind.is_kubelets else policy.cpu_pools
+        return (*unmatched_rules(policy.cpu_rules, self._seen), *unjoined_pools(pools, self._joined))
 
     @property
     def running(self) -> int:
@@ -170,6 +174,7 @@ class Simulation:
         self._depart(event.name)
         self._seen += [(event.pod.pod, one.container.name) for one in event.pod.containers]
         decisions = self.rehearsal.admit(event.pod)
+        self._joined |= {one.request.pool for one in decisions}
         if all(one.outcome is not Outcome.REFUSED for one in decisions):
             self._pods[event.name] = event.pod
         return decisions
@@ -337,7 +342,7 @@ def _run(described: Machine, settings: Settings, events: Sequence[Event]) -> Vie
         "strategy": policy.strategy.value,
         "remarks": [
             *(*machine.remarks, *settings.notices, *remarks_here(settings, machine)),
-            *simulation.unmatched_rules,
+            *simulation.unmatched,
         ],
         "accepted": quality.accepted,
         "refused": quality.refused,

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from bayplan.admin.history import recorded_questions
-from bayplan.admin.questions import rehearsing
+from bayplan.admin.questions import rehearsing, what_if_described
 from bayplan.admin.server import AdminServer
 from bayplan.admin.snapshot_source import snapshot_of
+from bayplan.cli import what_if
 from bayplan.cli.main import main
 from bayplan.control.controller import Controller
 from bayplan.engines.exact.engine import ExactEngine
@@ -19,6 +20,7 @@ from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
+from bayplan.simulate.manifest import sizes_manifest
 from support.controllers import controlled
 from support.machines import container, pod
 
@@ -250,3 +252,24 @@ def test_a_subject_that_nobody_has_is_one_sentence(tmp_path: Path, capsys: Captu
         assert "expected" in said
 
     run(tmp_path, scenario)
+
+
+def test_rules_and_pools_that_none_of_the_asked_pods_matches_are_named(tmp_path: Path) -> None:
+    machine, config = tmp_path / "machine.yaml", tmp_path / "baypland.yaml"
+    machine.write_text("nodes: [{count: 2, cpus: 8, memory: 8Gi}]")
+    config.write_text("""
+cpuPools: {db: {maximum: 2}, web: {maximum: 1}}
+cpuRules:
+- {namespaces: [shop], cpus: pool=db}
+- {namespaces: [bank], cpus: shared}
+""")
+    pods = [sizes_manifest(name, memory="1Gi", cpus="1") for name in ("shop/a", "default/b")]
+    said = what_if_described(machine, [config], pods)
+    assert [one.split()[0] for one in said["unmatchedCpuRules"]] == ["cpuRules[1]"]
+    assert [one.split()[0] for one in said["unmatchedCpuPools"]] == ["cpuPools.web"]
+    shown = "\n".join(block for block in what_if.blocks(said) if isinstance(block, str))
+    assert "cpuRules[1] is" in shown
+    assert "cpuPools.web has" in shown
+    config.write_text(f"{config.read_text()}\nforbiddenAnnotations: [cpus]")
+    (closed,) = what_if_described(machine, [config], pods)["remarks"]
+    assert closed.startswith("cpuPools.web can")

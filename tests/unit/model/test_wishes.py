@@ -1,5 +1,6 @@
 """Annotations as wishes: every key, both scopes, and every way to be wrong."""
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,78 @@ def test_contradictions_count_on_one_level_and_containers_override_their_pod() -
     levels = {"bayplan.dev/preferred-nodes": "0", "main.bayplan.dev/required-nodes": "1"}
     assert read_wishes(levels, "main").nodes == NodeWish(NodeSet([1]), required=True)
     assert read_wishes(levels, "side").nodes == NodeWish(NodeSet([0]))
+
+
+VALUES = {
+    "memory-limit": ["1Gi"],
+    "memory-request": ["128Mi"],
+    "preferred-nodes": ["0"],
+    "required-nodes": ["1"],
+    "preferred-tier": ["1"],
+    "required-tier": ["0"],
+    "memory-policy": ["local", "interleave:0-1"],
+    "hugepages-over-nodes": ["2"],
+    "placement-strategy": ["spread"],
+    "cpus": ["exclusive", "exclusive=2", "isolated", "isolated=2", "shared", "pool=db"],
+    "cpu-kind": ["efficiency"],
+    "exec-cpus": ["shared", "first"],
+    "cpu-partition": ["isolated"],
+    "irqs": ["away"],
+    "opt-out": ["true", "false"],
+    "keep-pages": ["true"],
+    "may-move": ["false"],
+    "placement-file": ["true", "false"],
+    "placement-environment": ["openmp"],
+    "add-device-hints": ["nic=0"],
+    "ignore-device-hints": ["all"],
+    "replace-device-hints": ["gpu=1"],
+}
+WITHOUT_OWN_CPUS = {("cpus", "shared"), ("cpus", "pool=db")}
+OF_OWN_CPUS = {"cpu-kind", "exec-cpus", "cpu-partition", "irqs", "placement-environment"}
+ALTERNATIVES = [{"preferred-nodes", "required-nodes"}, {"preferred-tier", "required-tier"}]
+PAIRS = [
+    ((one, text), (other, beside))
+    for one, other in combinations(VALUES, 2)
+    for text in VALUES[one]
+    for beside in VALUES[other]
+]
+
+
+def test_every_key_has_values_to_be_paired() -> None:
+    assert VALUES.keys() == KEYS.keys()
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: " ".join(map("=".join, pair)))
+def test_of_all_pairs_of_wishes_those_that_contradict_are_named_in_one_line(
+    pair: tuple[tuple[str, str], tuple[str, str]],
+) -> None:
+    keys = {key for key, _ in pair}
+    without = WITHOUT_OWN_CPUS & set(pair)
+    contradict = keys in ALTERNATIVES or bool(without and keys & OF_OWN_CPUS)
+    of_pod = {f"bayplan.dev/{key}": text for key, text in pair}
+    for annotations in (of_pod, {f"main.{key}": text for key, text in of_pod.items()}):
+        if not contradict:
+            read_wishes(annotations, "main", TIERED)
+            continue
+        with pytest.raises(ConfigError) as caught:
+            read_wishes(annotations, "main", TIERED)
+        (problem,) = caught.value.problems
+        assert problem.found == "a contradiction"
+        assert all(annotation in problem.expected for annotation in annotations)
+        assert "\n" not in caught.value.on_one_line()
+
+
+@pytest.mark.parametrize("key", sorted(OF_OWN_CPUS))
+@pytest.mark.parametrize("cpus", ["shared", "pool=db"])
+def test_a_container_that_is_to_have_no_cpus_of_its_own_does_without_what_its_pod_wishes_of_them(
+    key: str, cpus: str
+) -> None:
+    levels = {f"bayplan.dev/{key}": VALUES[key][0], "log.bayplan.dev/cpus": cpus}
+    alone = read_wishes({"bayplan.dev/cpus": cpus}, "log", TIERED)
+    assert read_wishes(levels, "log", TIERED) == alone
+    assert getattr(read_wishes(levels, "main", TIERED), KEYS[key].field)
+    with pytest.raises(ConfigError, match="a contradiction"):
+        read_wishes({"bayplan.dev/cpus": cpus, f"main.bayplan.dev/{key}": VALUES[key][0]}, "main", TIERED)
 
 
 def test_a_machine_without_tiers_says_so() -> None:

@@ -32,6 +32,7 @@ from bayplan.placement.adjustment import (
     isolated_cpus,
     isolation_notes,
     memory_qos_values,
+    own_cpu_notes,
 )
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -203,10 +204,9 @@ def test_processes_that_enter_later_are_kept_off_its_own_cpus(
     # What the cgroup has of them is beside its own CPUs, or the first of these.
     if cpus is not None:
         assert cpus & decision.placement.exclusive_cpus <= CpuSet(own[:1])
-    assert bool(exec_notes(decision, Wrapper.of(pod(), container("c", pod())))) == (
-        wish is not None and cpus is None
-    )
-    assert bool(exec_notes(decision, Hook.of(pod(), container("c", pod())))) == (wish is not None)
+    assert bool(own_cpu_notes(decision)) == (wish is not None and cpus is None)
+    assert not exec_notes(decision, Wrapper.of(pod(), container("c", pod())))
+    assert bool(exec_notes(decision, Hook.of(pod(), container("c", pod())))) == (cpus is not None)
     with_own = replace(container("c", pod(), resources=Resources()), exec_cpus=CpuSet([2]))
     made = adjustment_for(Basis(MACHINE, PlacementPolicy(), Ledger()), Ability(), SHARED, decision, with_own)
     assert made.exec_cpus is None
@@ -231,9 +231,9 @@ def test_a_partition_is_for_cpus_that_nobody_shares(
     placement = Placement(NodeSet([1]), CpuSet(own), beside_cpus=CpuSet(beside))
     decision = Decision(asked, Outcome.PLACED, placement)
     assert isolated_cpus(decision) == CpuSet(isolated)
-    assert [one.code for one in isolation_notes(decision, cgroup_v2=True)] == [NOT_ISOLATED] * notes
-    on_v1 = isolation_notes(decision, cgroup_v2=False)
-    assert len(on_v1) == (1 if asked.partition else notes)
+    assert [one.code for one in own_cpu_notes(decision)] == [NOT_ISOLATED] * notes
+    assert not isolation_notes(decision, cgroup_v2=True)
+    assert len(isolation_notes(decision, cgroup_v2=False)) == bool(own and asked.partition)
 
 
 def test_the_containers_of_a_pod_that_share_its_cpus_have_no_partition() -> None:
@@ -247,4 +247,4 @@ def test_the_containers_of_a_pod_that_share_its_cpus_have_no_partition() -> None
     )
     decision = Decision(asked, Outcome.PLACED, Placement(NodeSet([1]), CpuSet([2, 3])))
     assert isolated_cpus(decision) == CpuSet()
-    assert isolation_notes(decision, cgroup_v2=True)
+    assert own_cpu_notes(decision)

@@ -19,7 +19,8 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.policy import CpuPool, CpuRule, PlacementPolicy
 from bayplan.model.resources import Resources, WrittenResources, read
-from bayplan.model.wishes import unmatched_rules
+from bayplan.model.wishes import closed_pools, unjoined_pools, unmatched_rules
+from bayplan.placement.adjustment import isolated_cpus
 from bayplan.placement.decide import decide_change, decide_creation, read_annotations
 from bayplan.placement.memory_policy import (
     MemoryPolicyAbility,
@@ -361,6 +362,9 @@ def test_the_first_rule_for_a_container_counts(
         ),
         ("shared", {"bayplan.dev/cpus": "pool="}, "", "wrong-annotation"),
         ("pool=db", {"bayplan.dev/opt-out": "true"}, "", "cpu-rule-not-used"),
+        # The pod says what its own CPUs are to be like, and a rule would leave it none.
+        ("pool=db", {"bayplan.dev/cpu-partition": "isolated"}, "", "cpu-rule-not-used"),
+        ("shared", {"bayplan.dev/irqs": "away"}, "", "cpu-rule-not-used"),
     ],
 )
 def test_a_rule_or_an_annotation_puts_a_container_into_a_pool(
@@ -381,6 +385,51 @@ def test_a_rule_or_an_annotation_puts_a_container_into_a_pool(
     assert found == [code] * (code is not None)
 
 
+@pytest.mark.parametrize("cpus", ["", "exclusive", "exclusive=1"])
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("exec-cpus", "shared", "exec-not-apart"),
+        ("exec-cpus", "first", "exec-not-apart"),
+        ("cpu-partition", "isolated", "not-isolated"),
+        ("irqs", "away", "not-isolated"),
+        ("placement-environment", "go", "no-own-cpus"),
+    ],
+)
+def test_what_is_wished_of_own_cpus_is_had_or_named(cpus: str, key: str, value: str, code: str) -> None:
+    wished = {key: value} if not cpus else {"cpus": cpus, key: value}
+    decision = with_cpus(wished, 2000, machine=MACHINE, policy=PlacementPolicy())
+    own, beside = decision.placement.exclusive_cpus, decision.placement.beside_cpus
+    had = {
+        "shared": bool(beside),
+        "isolated": bool(isolated_cpus(decision)),
+    }.get(value, bool(own))
+    assert codes(decision).count(code) == (not had)
+    # A container that opted out is left as it is, which is all that is said.
+    left = with_cpus({key: value, "opt-out": "true"}, 2000, machine=MACHINE, policy=PlacementPolicy())
+    assert code not in codes(left)
+
+
+@pytest.mark.parametrize(
+    ("rule", "annotations", "kind"),
+    [
+        (CpuRule(cpu_kind="efficiency"), {}, "efficiency"),
+        (CpuRule(cpu_kind="efficiency"), {"bayplan.dev/cpus": "shared"}, ""),
+        (CpuRule(cpu_kind="efficiency"), {"bayplan.dev/cpus": "pool=db"}, ""),
+        (CpuRule(cpus="shared", cpu_kind="efficiency"), {}, ""),
+    ],
+)
+def test_a_rule_gives_no_kind_of_cores_to_a_container_without_cpus_of_its_own(
+    rule: CpuRule, annotations: dict[str, str], kind: str
+) -> None:
+    cpus = tuple(replace(cpu, kind="performance" if cpu.id < 4 else "efficiency") for cpu in MACHINE.cpus)
+    basis = Basis(replace(MACHINE, cpus=cpus), PlacementPolicy(cpu_rules=(rule,)), Ledger())
+    owner = pod("p", QosClass.BURSTABLE, annotations)
+    asked = read_annotations(basis, owner, container("c", owner))
+    assert asked.wishes.cpu_kind == kind
+    assert not asked.complaints
+
+
 def test_rules_for_which_there_is_no_container_are_named_once_each() -> None:
     owner = replace(pod("p", QosClass.BURSTABLE), labels={"app": "db"})
     there = [(owner, "c-name"), (owner, "log")]
@@ -389,6 +438,15 @@ def test_rules_for_which_there_is_no_container_are_named_once_each() -> None:
     assert unmatched[0].startswith("cpuRules[0]")
     assert unmatched_rules((), there) == ()
     assert len(unmatched_rules(RULES, [])) == len(RULES)
+
+
+def test_pools_without_members_and_those_that_nobody_can_be_in_are_named_once_each() -> None:
+    assert unjoined_pools(["web", "db"], {"db", ""}) == unjoined_pools(["web"], ())
+    assert unjoined_pools(["db"], ())[0].startswith("cpuPools.db ")
+    rules = (CpuRule(cpus="pool=db"),)
+    assert not closed_pools(rules, ["web", "db"], {"irqs"})
+    (closed,) = closed_pools(rules, ["web", "db"], {"cpus"})
+    assert closed.startswith("cpuPools.web ")
 
 
 def with_movable(*movable: int) -> Machine:

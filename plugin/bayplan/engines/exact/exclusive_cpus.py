@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from bayplan.engines.device_hints import device_shares
-from bayplan.engines.exact.claiming import STRICT, fewest
+from bayplan.engines.exact.claiming import STRICT, fewest, wished_nodes
 from bayplan.engines.exact.cpu_choice import Fit, Occupation, Rules, WantedCpus, choose, first_of, fit
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.model.basis import Basis
@@ -85,6 +85,9 @@ class ExclusiveCpus:
             if request.qos_source is QosSource.CGROUP_PARENT and request.shares_rest:
                 self._rest_milli = request.pool_milli(request.exclusive_cpus)
         self._wished_kind = request.cpu_kind
+        wished = wished_nodes(basis.machine, request) if request.wishes_nodes else None
+        self._wished = 0 if wished is None else self.near(wished.nodes)
+        self._requires = wished is not None and wished.required
         self._rules = rules_of(self._alignment)
         packed = (request.strategy or basis.policy.strategy) is PlacementStrategy.PACK
         keeps = packed and basis.policy.keep_whole is KeepWhole.CACHE and self._rules.caches
@@ -136,9 +139,9 @@ class ExclusiveCpus:
         return self._of_one_kind(free, self._widest) if self._basis.machine.cpus_by_kind else free
 
     def _of_one_kind(self, cpus: int, widest: int | None = None) -> int:
-        """Those of *cpus* of the kind that it is to have: of those with enough the one that takes the fewest
-        nodes. All of them if no kind has enough, or none has on *widest* nodes, more than which it may not
-        have."""
+        """Those of *cpus* of the kind that it is to have: of those with enough, on wished nodes if one
+        has there, the one that takes the fewest nodes. All of them if no kind has enough, or none has on the
+        nodes that it requires, or on *widest* nodes, more than which it may not have."""
         kinds = self._basis.machine.cpus_by_kind
         if self._wished_kind in kinds:
             return cpus & kinds[self._wished_kind].mask
@@ -146,6 +149,11 @@ class ExclusiveCpus:
         enough = [of_kind for of_kind in of_kinds if of_kind.bit_count() >= self.count]
         if not enough:
             return cpus
+        if self._wished:
+            there = [one for one in enough if (one & self._wished).bit_count() >= self.count]
+            if not there and self._requires and (cpus & self._wished).bit_count() >= self.count:
+                return cpus
+            enough = there or enough
         found = enough[0] if self.own else min(enough, key=self._width)
         return cpus if widest is not None and self._width(found)[0] > widest else found
 

@@ -15,7 +15,7 @@ from bayplan.engines.exact.exclusive_cpus import (
     SMT_ALIGNMENT,
 )
 from bayplan.model.basis import Basis
-from bayplan.model.decision import CpuUse, CpuWish, Decision, DeviceHint, Outcome, QosClass, Request
+from bayplan.model.decision import CpuUse, CpuWish, Decision, DeviceHint, NodeWish, Outcome, QosClass, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Cpu, Machine
 from bayplan.model.policy import (
@@ -386,6 +386,50 @@ def test_cpus_are_of_one_kind_until_none_has_enough() -> None:
     wide = arrivals(HYBRID, [20])[-1]
     assert len(wide.placement.exclusive_cpus) == 20
     assert CORE_KINDS_MIXED in codes(wide)
+
+
+TWO_KINDS = replace(
+    plain := Layout(sockets=2, cores=4, threads=1).machine(),
+    cpus=tuple(replace(cpu, kind="performance" if cpu.id < 6 else "efficiency") for cpu in plain.cpus),
+)
+"""Four CPUs on each of two nodes; the last two of the second one are of another kind."""
+
+
+@pytest.mark.parametrize(
+    ("count", "node", "required", "cpus", "mixed"),
+    [
+        # Most containers of their size can have performance cores, on the first node; two are not there.
+        (2, 1, True, "4-5", False),
+        (3, 1, True, "4-6", True),
+        (4, 1, True, "4-7", True),
+        # A node that is only preferred gives way to the kind.
+        (3, 1, False, "1-3", False),
+        (3, 0, True, "1-3", False),
+    ],
+)
+def test_kinds_of_cores_are_those_of_the_nodes_that_it_requires(
+    count: int, node: int, required: bool, cpus: str, mixed: bool
+) -> None:
+    wish = NodeWish(NodeSet([node]), required=required)
+    request = replace(guaranteed_request("c", exclusive_cpus=count), nodes=wish)
+    decision = ExactEngine().decide(Basis(TWO_KINDS, PlacementPolicy(), Ledger()), request)
+    assert str(decision.placement.exclusive_cpus) == cpus
+    assert (CORE_KINDS_MIXED in codes(decision)) is mixed
+
+
+def test_the_kind_of_cores_that_its_nodes_have_comes_first() -> None:
+    here = NodeWish(NodeSet([1]), required=True)
+    request = replace(guaranteed_request("c", exclusive_cpus=2), nodes=here)
+    swapped = replace(
+        TWO_KINDS,
+        cpus=tuple(
+            replace(cpu, kind="efficiency" if cpu.id in (5, 6, 7) else "performance")
+            for cpu in TWO_KINDS.cpus
+        ),
+    )
+    decision = ExactEngine().decide(Basis(swapped, PlacementPolicy(), Ledger()), request)
+    assert str(decision.placement.exclusive_cpus) == "5-6"
+    assert CORE_KINDS_MIXED not in codes(decision)
 
 
 def test_cpus_without_a_timer_tick_are_told() -> None:
