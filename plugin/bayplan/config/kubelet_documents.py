@@ -22,10 +22,13 @@ _CONFIGZ: Final = "kubeletconfig"
 _OPENSHIFT: Final = "machineconfiguration.openshift.io"
 _EXPECTED: Final = f"bayplan's own keys, or kubelet's file, which has kind: {KUBELETS_KIND}"
 
+_AKS: Final = "/etc/default/kubeletconfig.json, or flags alone in /etc/default/kubelet"
 _WRITTEN_FILES: Final[Mapping[str, str]] = {
     "node.eks.aws": "/etc/kubernetes/kubelet/config.json, and its directory config.json.d",
     "eksctl.io": "/etc/kubernetes/kubelet/config.json, and its directory config.json.d",
     "karpenter.k8s.aws": "/etc/kubernetes/kubelet/config.json, and its directory config.json.d",
+    "karpenter.azure.com": _AKS,
+    "k0s.k0sproject.io": "/run/k0s/kubelet/config.yaml",
     "kops.k8s.io": "/var/lib/kubelet/kubelet.conf",
     "kubeadm.k8s.io": "/var/lib/kubelet/config.yaml",
     "kind.x-k8s.io": "/var/lib/kubelet/config.yaml",
@@ -50,6 +53,10 @@ class _Tool(Struct, frozen=True):
 _TALOS: Final = "Talos' machine configuration", "/etc/kubernetes/kubelet.yaml"
 _GKE: Final = "GKE's node system configuration", "/home/kubernetes/kubelet-config.yaml"
 _K3S: Final = "the directory agent/etc/kubelet.conf.d below /var/lib/rancher/k3s or /var/lib/rancher/rke2"
+_MICROK8S: Final = (
+    "MicroK8s' launch configuration",
+    "flags alone, in /var/snap/microk8s/current/args/kubelet",
+)
 _MICROSHIFT: Final = (
     "MicroShift's configuration",
     "/var/lib/microshift/resources/kubelet/config/config.yaml",
@@ -60,6 +67,7 @@ _TOOLS: Final = (
     _Tool(("settings", "kubernetes"), "Bottlerocket's settings", "/etc/kubernetes/kubelet/config"),
     _Tool(("kubelet",), *_MICROSHIFT),
     _Tool(("kubelet-arg",), "the configuration of k3s or RKE2", _K3S),
+    _Tool(("extraKubeletArgs",), *_MICROK8S),
     _Tool(("kubeletConfig",), *_GKE),
     _Tool(("linuxConfig",), *_GKE),
 )

@@ -8,14 +8,16 @@ What kubelet's documents leave out has kubelet's default, unless another file or
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Final
 
 from bayplan.config.keys import FEATURE_GATES, KEYS
 from bayplan.config.kubelet_documents import KUBELETS_API, KUBELETS_KIND
+from bayplan.config.settings import Settings
 from bayplan.config.sources import Document, Source, Values
-from bayplan.config.values import items, join, show
-from bayplan.errors import Problem, excerpt
+from bayplan.config.values import InvalidValueError, items, join, show
+from bayplan.errors import ParseError, Problem, excerpt
 from bayplan.model.kubelet_version import GateFault, KubeletRules, faults, gates_of, resolved
 from bayplan.model.policy import MemoryReservationPolicy
 from bayplan.placement.foreign_cpusets import PinningManager
@@ -171,6 +173,32 @@ def kubelet_sources(documents: Sequence[Document], kubelet: KubeletRules) -> lis
         )
         for number, document in enumerate(documents)
     ]
+
+
+def overridden_by_flags(flags: Mapping[str, Sequence[str]], settings: Settings) -> Iterator[str]:
+    """Which of the *flags* that kubelet runs with say something else than *settings*, which were made of its
+    files: flags win over them."""
+    for key in KEYS.values():
+        texts = flags.get(key.flag, ())
+        if not texts or not (key.of_kubelet or (key.of_managers and settings.engine_kind.is_kubelets)):
+            continue
+        # What it cannot mean kubelet does not start with.
+        with suppress(InvalidValueError, ParseError):
+            said = key.plain(texts)
+            if key.name == _GATES and isinstance(said, Mapping):
+                known, have = gates_of(settings.kubelet_minor), settings.feature_gates
+                differ = [
+                    gate
+                    for gate, on in said.items()
+                    if gate in FEATURE_GATES
+                    and on is not have.get(gate, known[gate].default if gate in known else False)
+                ]
+            else:
+                differ = [key.name] if key.read(key.flag, said) != getattr(settings, key.field) else []
+            if differ:
+                flag = excerpt(" ".join(f"--{key.flag}={text}" for text in texts))
+                what = f"it wins over kubelet's files, and {', '.join(differ)} is something else here"
+                yield f"kubelet runs with {flag}: {what}; give baypland the same flag"
 
 
 def kubelet_defaults(documents: Sequence[Document], kubelet: KubeletRules) -> list[Source]:

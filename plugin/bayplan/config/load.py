@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_documents import KUBELETS_KIND
-from bayplan.config.kubelet_files import kubelet_defaults, kubelet_sources
+from bayplan.config.kubelet_files import kubelet_defaults, kubelet_sources, overridden_by_flags
 from bayplan.config.kubelet_rules import without_effect, wrong_options
 from bayplan.config.reservations import missing_grace_periods
 from bayplan.config.settings import Settings
@@ -108,9 +108,11 @@ def settings_of(
     find_kubelet: FindKubelet = lambda: None,
     *,
     for_several_engines: bool = False,
+    kubelets_flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Settings:
     """The settings that *contents* and *flags* (key -> texts of the flag) mean for the kubelet that they
-    name, else for the one that is found, else for the newest.
+    name, else for the one that is found, else for the newest. *kubelets_flags* are those that the node's
+    kubelet runs with, which are held against its files and not read.
 
     If something is wrong, *more_problems* is asked about all that could be read, unless a whole file could
     not. *for_several_engines*: keys of kubelet's managers are for those engines that have them, no mistake.
@@ -150,7 +152,10 @@ def settings_of(
         kubelet_known_by=origin.get("kubeletVersion", ""),
         kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
     )
-    settings = replace(settings, notices=(*contents.notices, *without_effect(settings, said)))
+    remarks = [*without_effect(settings, said)]
+    if theirs:
+        remarks += overridden_by_flags(kubelets_flags or {}, settings)
+    settings = replace(settings, notices=(*contents.notices, *remarks))
     of_kubelet = {document.name for document in theirs}
     for name, problem in _contradictions(settings, origin, of_kubelet, unread):
         problems.append((name, problem))

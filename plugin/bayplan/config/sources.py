@@ -4,6 +4,7 @@ The meaning of keys is not known here, except those by which kubelet's own files
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ _SUFFIXES: Final = (".toml", ".yaml", ".yml")
 _DROP_IN: Final = ".conf"
 _KUBELETS: Final = (".json", _DROP_IN)
 """How kubelet's own file and its drop-ins may end, too."""
+_FLAG: Final = re.compile(r"""(?:^|[\s="'])--[a-z][a-z-]+[= ]""", re.MULTILINE)
 _MAX_WALKED: Final = 10_000
 """Entries of a directory that is searched for kubelet's drop-ins. Nobody means so many."""
 
@@ -153,9 +155,12 @@ def read_document(file: File) -> Document:
             first = documents[0] if documents else {}
             return Document(file, dict(items("the file", first)), remarks=_of_repeated(repeated))
         theirs = kubelet_configuration(documents)
-    except InvalidValueError:
+    except InvalidValueError as wrong:
         if named:
-            raise
+            problems = (
+                Problem(one.path, one.found, one.expected + _of_flags(content)) for one in wrong.problems
+            )
+            raise InvalidValueError(*problems) from wrong
         theirs = None
     if theirs is not None:
         remarks = (*_of_repeated(repeated), *_remarks(len(documents), theirs))
@@ -163,11 +168,18 @@ def read_document(file: File) -> Document:
     if not named:
         endings = ", ".join((*_SUFFIXES, *_KUBELETS))
         expected = f"one that ends in {endings}, or a file of kind {KUBELETS_KIND}"
-        raise invalid("the file name", show(file.path.name), expected)
+        raise invalid("the file name", show(file.path.name), expected + _of_flags(content))
     refuse_foreign(documents)
     if repeated:
         _parsed(content, suffix, None)  # which says where
     return Document(file, dict(items("the file", documents[0] if documents else {})))
+
+
+def _of_flags(content: str) -> str:
+    """What to do with a file of flags: a unit, its environment, the arguments of a snap."""
+    if not _FLAG.search(content):
+        return ""
+    return "; kubelet's flags are not read: give baypland those that it has too, which are named alike"
 
 
 def _of_repeated(repeated: Sequence[str]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 from bayplan.config.load import Contents, FindKubelet, MoreProblems, read_contents, settings_of
 from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError, HostError
-from bayplan.host.kubelet_program import LIMIT_S, KubeletVersion, kubelet_of_node
+from bayplan.host.kubelet_program import LIMIT_S, KubeletVersion, kubelet_flags, kubelet_of_node
 
 Result = TypeVar("Result")
 
@@ -86,6 +86,7 @@ PATIENCE_S: Final = 1.0
 """Ten times what an answer takes on an idle machine."""
 
 Told = Callable[[KubeletVersion], object]
+FindFlags = Callable[[], Mapping[str, Sequence[str]]]
 
 
 class KubeletQuestion:
@@ -160,18 +161,22 @@ class Configuration:
         *,
         question: KubeletQuestion | None = None,
         patience_s: float = PATIENCE_S,
+        find_flags: FindFlags = kubelet_flags,
     ) -> None:
         self._paths = paths
         self._flags = flags
         self._more_problems = more_problems
         self._question = question or KubeletQuestion()
         self._patience_s = patience_s
+        self._find_flags = find_flags
         self._contents = Contents((), (), ())
+        self._kubelets_flags: Mapping[str, Sequence[str]] = {}
         self._node_says: KubeletVersion | None = None
 
     def read(self) -> Settings:
         """The settings of the files as they are now. Raises ConfigError."""
         contents = read_contents(self._paths)
+        self._kubelets_flags = self._find_flags()
         try:
             settings = self._settings_of(contents, lambda: self._question.answer(self._patience_s))
         except ConfigError:
@@ -193,7 +198,13 @@ class Configuration:
         self._question.tell(told)
 
     def _settings_of(self, contents: Contents, ask: FindKubelet) -> Settings:
-        return settings_of(contents, self._flags, self._more_problems, lambda: self._find_kubelet(ask))
+        return settings_of(
+            contents,
+            self._flags,
+            self._more_problems,
+            lambda: self._find_kubelet(ask),
+            kubelets_flags=self._kubelets_flags,
+        )
 
     def _find_kubelet(self, ask: FindKubelet) -> KubeletVersion | None:
         if self._node_says is not None:

@@ -1,4 +1,4 @@
-"""Which kubelet the node runs: what its program says of its version.
+"""Which kubelet the node runs: what its program says of its version, and the flags that it was started with.
 
 Asked is the program of a kubelet that runs, else the one that its systemd unit names. What is started is a
 file that only root can have put there: a process counts if it is root's and is in the mount namespace of
@@ -15,9 +15,9 @@ import re
 import shlex
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,9 @@ LIMIT_S: Final = 10.0
 
 _PROGRAMS: Final = {"kubelet": "kubelet", "k3s": "k3s", "k3s-server": "k3s", "k3s-agent": "k3s"}
 """Names of processes, and what their programs are called."""
+_FLAG: Final = re.compile(r"--?[A-Za-z]")
+_OF_K3S: Final = "kubelet-arg"
+"""The flag of k3s whose texts are kubelet's flags, without dashes."""
 _UNITS: Final = ("kubelet.service", "k3s.service", "k3s-agent.service")
 _UNIT_DIRECTORIES: Final = (
     "etc/systemd/system",
@@ -70,6 +73,33 @@ def kubelet_of_node(root: Path = Path("/"), limit_s: float = LIMIT_S) -> Kubelet
         if version is not None:
             return KubeletVersion(version, f"{path} --version")
     return None
+
+
+def kubelet_flags(root: Path = Path("/")) -> dict[str, list[str]]:
+    """The flags that the kubelet which runs on the node below *root* was started with: the texts of each, in
+    their order, by its name without dashes. Empty where none runs. What is said by kubelet's flags wins over
+    its files."""
+    for name, program in _running(root):
+        # It may have ended.
+        with suppress(OSError, UnicodeDecodeError):
+            flags = flags_in(read_text(program.with_name("cmdline")).rstrip("\0").split("\0")[1:])
+            if name == _PROGRAMS["kubelet"]:
+                return flags
+            return flags_in([f"--{text}" for text in flags.get(_OF_K3S, ())])
+    return {}
+
+
+def flags_in(words: Sequence[str]) -> dict[str, list[str]]:
+    """Flags as the library pflag reads them, ``--name=text`` or ``--name text``, by their names; a switch
+    without a text is true. A word that is not one, a subcommand for instance, is left out."""
+    flags: dict[str, list[str]] = {}
+    for word, following in pairwise((*words, "")):
+        if _FLAG.match(word):
+            flag, sign, text = word.partition("=")
+            if not sign:
+                text = "true" if not following or _FLAG.match(following) else following
+            flags.setdefault(flag.lstrip("-").replace("_", "-"), []).append(text)
+    return flags
 
 
 def _running(root: Path) -> Iterator[tuple[str, Path]]:

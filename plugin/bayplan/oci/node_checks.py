@@ -11,19 +11,23 @@ without kubelet is as well as one with it.
 import json
 import os
 import re
+import shlex
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
 
+from bayplan.config.keys import KEYS
 from bayplan.config.values import InvalidValueError
 from bayplan.errors import HostError
 from bayplan.files import kind_of, read_text
 from bayplan.host.changed_files import ChangedFiles
 from bayplan.host.cpu_partitions import CpuPartitions
+from bayplan.host.kubelet_program import flags_in, kubelet_flags
 from bayplan.host.memory_statistics import read_zones
 from bayplan.host.placement_files import DIRECTORY
 from bayplan.host.sysfs import read_isolated
@@ -166,9 +170,11 @@ _PANICS: Final = {
 _IRQBALANCE: Final = "irqbalance"
 _KUBELET_DIRECTORY: Final = "var/lib/kubelet"
 _RANCHER: Final = ("etc/rancher/k3s/config.yaml", "etc/rancher/rke2/config.yaml")
+_SNAPS: Final = ("var/snap/microk8s/current/args/kubelet", "var/snap/k8s/common/args/kubelet")
+"""kubelet's flags, one a line."""
 _STATE: Final = {
-    "cpuManagerPolicy": "var/lib/kubelet/cpu_manager_state",
-    "memoryManagerPolicy": "var/lib/kubelet/memory_manager_state",
+    "cpuManagerPolicy": "cpu_manager_state",
+    "memoryManagerPolicy": "memory_manager_state",
 }
 _LARGE_LISTS: Final = 32
 """Worth a word is more than this part of a node: of large ones the kernel's default is a thousandth."""
@@ -343,30 +349,57 @@ def _of_kubelet(root: Path) -> Iterator[Finding]:
             continue
         text = f"kubelet pins {what} itself ({key}: {policy}); bayplan leaves these containers as they are"
         advice = (
-            f"let one of the two decide: set {key}: {_OFF[key]}, drain the node, remove /{_STATE[key]}, and "
-            "restart kubelet"
+            f"let one of the two decide: set {key}: {_OFF[key]}, drain the node, remove "
+            f"/{_state_files(kubelet_flags(root))[key]}, and restart kubelet"
         )
         yield Finding(Level.WARNING, where, text, advice)
 
 
 def _kubelet_policies(root: Path) -> dict[str, tuple[str, str]]:
-    """Policy and where it is said, by the manager's key; what kubelet has written down last wins."""
+    """Policy and where it is said, by the manager's key: in kubelet's file, its drop-ins, its flags; what it
+    has written down last wins. A kubelet that runs says by its flags where its files are."""
+    flags = kubelet_flags(root)
     policies: dict[str, tuple[str, str]] = {}
-    for path in _KUBELET_CONFIGURATIONS:
+    for path in _kubelet_files(root, flags):
         content = _table(root / path)
         policies |= {key: (f"/{path}", str(content[key])) for key in _STATE if content.get(key)}
     for path in _RANCHER:
         arguments = _table(root / path).get("kubelet-arg")
-        for argument in arguments if isinstance(arguments, list) else [arguments]:
-            flag, _, value = str(argument).lstrip("-").partition("=")
-            for key in _STATE:
-                if flag == re.sub(r"([A-Z])", lambda letter: f"-{letter[1].lower()}", key) and value:
-                    policies[key] = (f"/{path}", value)
-    for key, path in _STATE.items():
+        listed = arguments if isinstance(arguments, list) else [arguments]
+        policies |= _policies_in(f"/{path}", flags_in([f"--{str(one).lstrip('-')}" for one in listed]))
+    for path in _SNAPS:
+        with suppress(ValueError):
+            policies |= _policies_in(f"/{path}", flags_in(shlex.split(_read(root / path) or "")))
+    policies |= _policies_in("kubelet's command line", flags)
+    for key, path in _state_files(flags).items():
         policy = _table(root / path).get("policyName")
         if policy:
             policies[key] = (f"/{path}", str(policy))
     return policies
+
+
+def _kubelet_files(root: Path, flags: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Kubelet's files in its order, below the root."""
+    yield from [_below_root(path) for path in flags.get("config", ())[-1:]] or _KUBELET_CONFIGURATIONS
+    for directory in flags.get("config-dir", ())[-1:]:
+        yield from sorted(
+            str(file.relative_to(root)) for file in (root / _below_root(directory)).rglob("*.conf")
+        )
+
+
+def _policies_in(where: str, flags: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, str]]:
+    said = {key: flags.get(KEYS[key].flag, ())[-1:] for key in _STATE}
+    return {key: (where, texts[0]) for key, texts in said.items() if texts}
+
+
+def _state_files(flags: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """By the manager's key."""
+    directory = _below_root(flags.get("root-dir", (_KUBELET_DIRECTORY,))[-1])
+    return {key: f"{directory}/{name}" for key, name in _STATE.items()}
+
+
+def _below_root(path: str) -> str:
+    return path.strip("/")
 
 
 def _table(path: Path) -> dict[str, Any]:

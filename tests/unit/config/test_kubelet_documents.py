@@ -135,6 +135,7 @@ def test_a_wrong_value_is_named_where_it_is(write: Write) -> None:
         ([{"kubelet": {"cpuManagerPolicy": "static"}, "dns": {}}], "MicroShift's configuration"),
         ([{"kubelet-arg": ["cpu-manager-policy=static"]}], "the configuration of k3s or RKE2"),
         ([{"kubeletConfig": {"cpuManagerPolicy": "static"}}], "GKE's node system configuration"),
+        ([{"version": "0.2.0", "extraKubeletArgs": {"--max-pods": "9"}}], "MicroK8s' launch configuration"),
         ([OTHER, {"kind": "ClusterConfiguration"}],
          "2 documents (InitConfiguration (kubeadm.k8s.io/v1beta4), ClusterConfiguration)"),
         ([KUBELETS, KUBELETS], f"2 documents of kind {KIND}: document 1, document 2"),
@@ -159,6 +160,10 @@ def test_settings_of_bottlerocket_are_known_in_toml(tmp_path: Path) -> None:
         ),
         ([{"apiVersion": "v1alpha1", "kind": "KubeletConfig"}], r"/etc/kubernetes/kubelet\.yaml"),
         (
+            [{"apiVersion": "k0s.k0sproject.io/v1beta1", "kind": "ClusterConfig"}],
+            r"/run/k0s/kubelet/config\.yaml",
+        ),
+        (
             [{"kind": "a"}, {"version": "v1alpha1", "machine": {"type": "worker"}}],
             r"/etc/kubernetes/kubelet\.yaml",
         ),
@@ -167,6 +172,22 @@ def test_settings_of_bottlerocket_are_known_in_toml(tmp_path: Path) -> None:
 def test_where_kubelets_file_is_on_the_node_is_said(write: Write, documents: list[object], file: str) -> None:
     with pytest.raises(ConfigError, match=file):
         load_settings([write(*documents)])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kubelet", "KUBELET_FLAGS=--anonymous-auth=false --eviction-hard=memory.available<750Mi\n"),
+        ("kubelet-args", "--cert-dir=${SNAP_DATA}/certs\n--kube-reserved=memory=1Gi\n"),
+        ("kubeadm-flags.env", 'KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.1 --kube-reserved=cpu=1"\n'),
+        ("10-kubeadm.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config /etc/k.yaml $X\n"),
+    ],
+)
+def test_files_of_kubelets_flags_are_known(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="kubelet's flags are not read"):
+        load_settings([path])
 
 
 def test_unknown_keys_of_which_nothing_can_be_guessed_are_one_problem(write: Write) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_rules import eviction_bytes
-from bayplan.config.load import load_settings
+from bayplan.config.load import load_settings, read_contents, settings_of
 from bayplan.config.settings import Settings
 from bayplan.errors import ConfigError
 from bayplan.model.policy import TopologyPolicy
@@ -388,3 +389,63 @@ def test_keys_that_kubelet_does_not_know_are_named_once(files: Files) -> None:
     ]
     newer = load_settings(paths, {"kubeletVersion": ["1.37"]})
     assert [notice for notice in newer.notices if "defaultPodSysctls" in notice] == []
+
+
+FLAGS = {
+    "eviction-hard": ["memory.available<750Mi,nodefs.available<10%"],
+    "kube-reserved": ["cpu=200m,memory=500Mi"],
+    "feature-gates": ["MemoryQoS=true,AllAlpha=false"],
+    "reserved-cpus": ["0"],
+    "topology-manager-policy": ["restricted"],
+    "cpu-manager-policy": ["static"],
+    "max-pods": ["110"],
+    "kubeconfig": ["/etc/kubernetes/kubelet.conf"],
+}
+SAME = """
+evictionHard: {memory.available: 750Mi, nodefs.available: 10%}
+kubeReserved: {cpu: 200m, memory: 500Mi}
+featureGates: {MemoryQoS: true}
+reservedSystemCPUs: "0"
+topologyManagerPolicy: restricted
+cpuManagerPolicy: static
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "engine", "differ"),
+    [
+        ("", "exact", ["eviction-hard", "kube-reserved", "reserved-cpus", "topology-manager-policy"]),
+        ("featureGates: {MemoryQoS: false}", "kubelet", [*FLAGS][:-2]),
+        (SAME, "exact", []),
+        (SAME, "kubelet", []),
+        (SAME.replace("750Mi", "100Mi"), "exact", ["eviction-hard"]),
+    ],
+)
+def test_flags_of_kubelet_that_say_something_else_than_its_files(
+    files: Files, text: str, engine: str, differ: list[str]
+) -> None:
+    def said(of_bayplan: dict[str, list[str]]) -> list[str]:
+        settings = settings_of(contents, of_bayplan, kubelets_flags=FLAGS)
+        flags = [re.match(r"kubelet runs with --([a-z-]+)=", notice) for notice in settings.notices]
+        return sorted(found[1] for found in flags if found)
+
+    contents = read_contents(files(text)[:1])
+    chosen = {"engine": [engine], "kubeletVersion": ["1.37"]}
+    assert said(chosen) == sorted(differ)
+    # Once baypland has them too there is nothing to say.
+    keys = {key.flag: key.name for key in KEYS.values()}
+    assert said(chosen | {keys[flag]: FLAGS[flag] for flag in differ if flag != "feature-gates"}) == [
+        flag for flag in differ if flag == "feature-gates"
+    ]
+
+
+def test_flags_that_kubelet_would_not_start_with_are_its_business(files: Files) -> None:
+    contents = read_contents(files("")[:1])
+    flags = {"eviction-hard": ["memory"], "kube-reserved": ["x"], "reserved-cpus": ["a"]}
+    assert settings_of(contents, kubelets_flags=flags).notices == settings_of(contents).notices
+
+
+def test_without_a_file_of_kubelets_its_flags_are_nobodys_business(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text("")
+    assert settings_of(read_contents([path]), kubelets_flags=FLAGS).notices == ()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.host.kubelet_program import kubelet_of_node
+from bayplan.host.kubelet_program import flags_in, kubelet_flags, kubelet_of_node
 
 SAYS = "#!/bin/sh\necho 'Kubernetes v1.36.3'\n"
 UNIT = "etc/systemd/system/kubelet.service"
@@ -152,3 +152,55 @@ def test_a_program_that_fails(root: Path, end: str) -> None:
 def test_a_program_that_does_not_end_is_not_waited_for(root: Path) -> None:
     process(root, program(root, text="#!/bin/sh\nexec sleep 60\n"))
     assert kubelet_of_node(root, limit_s=0.2) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        (
+            "kubelet",
+            ["--cloud-provider", "external", "--fail_swap_on=false", "-v", "2", "--enable-server", "--v=4"],
+            {
+                "cloud-provider": ["external"],
+                "fail-swap-on": ["false"],
+                "v": ["2", "4"],
+                "enable-server": ["true"],
+            },
+        ),
+        (
+            "k3s-server",
+            [
+                "server",
+                "--kubelet-arg",
+                "kube-reserved=cpu=1",
+                "--kubelet-arg=eviction-hard=memory.available<5%",
+            ],
+            {"kube-reserved": ["cpu=1"], "eviction-hard": ["memory.available<5%"]},
+        ),
+        ("kubelet", [], {}),
+        (
+            "kubelet",
+            ["--node-labels=", "--oom-score-adj", "-999"],
+            {"node-labels": [""], "oom-score-adj": ["-999"]},
+        ),
+    ],
+)
+def test_the_flags_of_a_kubelet_that_runs(
+    root: Path, name: str, words: list[str], expected: dict[str, list[str]]
+) -> None:
+    directory = process(root, program(root), name)
+    (directory / "cmdline").write_text("\0".join(["/usr/bin/" + name, *words, ""]))
+    assert kubelet_flags(root) == expected
+
+
+def test_no_flags_of_others(root: Path) -> None:
+    assert kubelet_flags(root) == {}
+    directory = process(root, program(root), namespace="mnt:[2]")
+    (directory / "cmdline").write_text("kubelet\0--kube-reserved=cpu=1\0")
+    assert kubelet_flags(root) == {}
+    process(root, program(root), pid=43)  # which has ended since
+    assert kubelet_flags(root) == {}
+
+
+def test_words_that_are_no_flags() -> None:
+    assert flags_in(["server", "a=b", "-", "--", ""]) == {}

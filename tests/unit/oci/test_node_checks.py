@@ -1,5 +1,6 @@
 """What the doctor sees of a node beside its container engines: cgroups, capabilities, kubelet's managers."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,11 @@ def test_the_unit_grants_all_capabilities_that_are_looked_for() -> None:
             "kubelet-arg: memory-manager-policy=Static\n",
             "memoryManagerPolicy",
         ),
+        (
+            "var/snap/microk8s/current/args/kubelet",
+            '--root-dir=${SNAP_COMMON}/var/lib/kubelet\n--cpu-manager-policy="static"\n',
+            "cpuManagerPolicy",
+        ),
     ],
 )
 def test_a_kubelet_that_pins_containers_itself(tmp_path: Path, path: str, text: str, key: str) -> None:
@@ -89,6 +95,45 @@ def test_a_kubelet_that_pins_containers_itself(tmp_path: Path, path: str, text: 
     assert (finding.level, finding.subject) == (Level.WARNING, f"/{path}")
     assert key in finding.text
     assert f"{key}: " in finding.advice
+
+
+RUNS = (
+    "kubelet\0--config\0/run/k0s/kubelet/config.yaml\0--config-dir=/etc/k.d\0"
+    "--root-dir=/var/lib/k0s/kubelet\0"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "said"),
+    [
+        ({"run/k0s/kubelet/config.yaml": "cpuManagerPolicy: static"}, "", "/run/k0s/kubelet/config.yaml"),
+        ({"etc/k.d/a/9.conf": "cpuManagerPolicy: static"}, "", "/etc/k.d/a/9.conf"),
+        ({}, "--cpu-manager-policy=static\0", "kubelet's command line"),
+        (
+            {"var/lib/k0s/kubelet/cpu_manager_state": '{"policyName":"static"}'},
+            "--cpu-manager-policy=none\0",
+            "/var/lib/k0s/kubelet/cpu_manager_state",
+        ),
+        # What the kubelet that runs does not read.
+        ({"var/lib/kubelet/config.yaml": "cpuManagerPolicy: static"}, "", ""),
+        ({"run/k0s/kubelet/config.yaml": "cpuManagerPolicy: static"}, "--cpu-manager-policy=none\0", ""),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's kubelet counts")
+def test_a_kubelet_that_runs_says_where_its_files_are(
+    tmp_path: Path, files: dict[str, str], more: str, said: str
+) -> None:
+    for path, text in files.items():
+        write(tmp_path, path, text)
+    write(tmp_path, "proc/42/comm", "kubelet\n")
+    write(tmp_path, "proc/42/cmdline", RUNS + more)
+    for pid in ("1", "42"):
+        (tmp_path / f"proc/{pid}/ns").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/ns/mnt").symlink_to("mnt:[1]")
+    findings = found(tmp_path)
+    assert [one.subject for one in findings] == [said] * bool(said)
+    if said:
+        assert "/var/lib/k0s/kubelet/cpu_manager_state" in findings[0].advice
 
 
 @pytest.mark.parametrize("text", ["cpuManagerPolicy: none\n", "[", "- 1\n", "kubelet-arg: 3\n", "\x00"])
