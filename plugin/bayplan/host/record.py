@@ -172,8 +172,6 @@ def _ids(ids: Iterable[int]) -> str:
 
 COMMENT: Final = "#"
 COLON: Final = "%3A"
-RECORDED_BELOW: Final = ("proc/", "sys/")
-"""Every path in a listing begins so."""
 
 
 def record(root: Path = Path("/")) -> str:

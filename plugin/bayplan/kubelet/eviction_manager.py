@@ -389,11 +389,6 @@ def conditions(thresholds: Iterable[Threshold]) -> tuple[NodeCondition, ...]:
     return tuple(dict.fromkeys(each for each in found if each is not None))
 
 
-def has_condition(reported: Collection[str], condition: NodeCondition) -> bool:
-    """Whether a node that reports these conditions, which may be others too, is under that pressure."""
-    return condition.value in reported
-
-
 def reclaimed_first(thresholds: Iterable[Threshold]) -> tuple[Threshold, str] | None:
     """The threshold that kubelet acts on of all that are met, and the resource it reclaims; None if there is
     nothing that it could do about any of them.

@@ -7,7 +7,6 @@ write. The way back, from what a runtime shows, is in `bayplan.model.qos`, where
 clamps are.
 """
 
-import enum
 import math
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -43,7 +42,6 @@ from bayplan.model.qos import (
     shares_from_milli,
 )
 from bayplan.model.resources import DEFAULT_PERIOD_US, MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MIN_SHARES
-from bayplan.quantity import format_page_size
 
 SYSTEM_CRITICAL_PRIORITY: Final = 2_000_000_000
 NODE_CRITICAL_CLASS: Final = "system-node-critical"
@@ -135,13 +133,6 @@ def _both(amounts: Amounts) -> bool:
 UNLIMITED_QUOTA: Final = -1
 UNLIMITED: Final = "max"
 PAGE_BYTES: Final = 4096
-
-
-class SwapBehavior(enum.Enum):
-    """kubelet's ``memorySwap.swapBehavior``, and what it comes down to for one container."""
-
-    NO_SWAP = "NoSwap"
-    LIMITED_SWAP = "LimitedSwap"
 
 
 class NodeSettings(Struct, frozen=True):
@@ -243,11 +234,6 @@ def hugepage_limits(amounts: Amounts) -> dict[int, int]:
     return limits
 
 
-def runtime_page_size(size_bytes: int) -> str:
-    """A page size as runtimes spell it: ``2MB`` for 2 MiB."""
-    return format_page_size(size_bytes).replace("i", "") + "B"
-
-
 def pod_values(pod: PodSpec, node: NodeSettings, gates: FeatureGates) -> PodValues:
     """Kubelet's values for a pod's cgroup. Limits are written for a Burstable pod only if all of its
     containers, or the pod level, have one."""
@@ -320,30 +306,6 @@ def memory_protection(settings: MemoryQos, qos: QosClass, request_bytes: int) ->
     if settings.reservation is not MemoryReservationPolicy.TIERED or request_bytes <= 0:
         return {}
     return {MEMORY_MIN if qos is QosClass.GUARANTEED else MEMORY_LOW: request_bytes}
-
-
-def swap_behavior(
-    configured: SwapBehavior,
-    pod: PodSpec,
-    container: ContainerSpec,
-    gates: FeatureGates,
-    *,
-    cgroup_v2: bool = True,
-    swap_controller: bool = True,
-) -> SwapBehavior:
-    """What the node's swap behaviour means for a container. Only containers of ordinary Burstable pods which
-    request some memory, but less than their limit, may swap, and only on cgroup v2."""
-    request_bytes = container.requests.get(MEMORY, 0)
-    may_swap = (
-        configured is SwapBehavior.LIMITED_SWAP
-        and cgroup_v2
-        and swap_controller
-        and not is_critical(pod)
-        and qos_class(pod, gates) is QosClass.BURSTABLE
-        and request_bytes > 0
-        and request_bytes != container.limits.get(MEMORY, 0)
-    )
-    return SwapBehavior.LIMITED_SWAP if may_swap else SwapBehavior.NO_SWAP
 
 
 def _period_us(node: NodeSettings) -> int:

@@ -14,7 +14,6 @@ from bayplan.kubelet.eviction_manager import (
     conditions,
     eviction_note,
     eviction_order,
-    has_condition,
     met,
     parse_percentage,
     read_grace_period,
@@ -110,7 +109,7 @@ def _conditions(case: Case, folder: Folder) -> None:
 
 def _has_condition(case: Case, folder: Folder) -> None:
     del folder
-    expect("there", has_condition(case["inputs"], NodeCondition(case["item"])), case["result"])
+    expect("there", NodeCondition(case["item"]).value in case["inputs"], case["result"])
 
 
 def _reclaimed(case: Case, folder: Folder) -> None:

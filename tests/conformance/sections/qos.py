@@ -10,7 +10,6 @@ from bayplan.kubelet.qos import (
     ContainerValues,
     NodeSettings,
     PodValues,
-    SwapBehavior,
     container_hugepage_limits,
     container_oom_score_adj,
     container_values,
@@ -19,18 +18,17 @@ from bayplan.kubelet.qos import (
     is_node_critical,
     pod_values,
     qos_class,
-    runtime_page_size,
-    swap_behavior,
 )
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import MemoryQos, MemoryReservationPolicy
 from bayplan.model.qos import quota_from_milli, shares_from_milli
 from bayplan.model.resources import MEMORY_HIGH
-from bayplan.quantity import parse_bytes, parse_page_size
+from bayplan.quantity import format_page_size, parse_bytes, parse_page_size
 from conformance.cgroup_weights import reported_milli, weight_linear, weight_quadratic
 from conformance.sections import Case, Folder, Section, expect
 from conformance.sections.pods import RULES, amounts, gates, pod, rules_of_case
+from conformance.swap import SwapBehavior, swap_behavior
 
 _TIERED = MemoryQos(0.9, reservation=MemoryReservationPolicy.TIERED)
 _CAPACITY_BYTES = 8 << 30
@@ -161,7 +159,10 @@ def _hugepage_config(case: Case, folder: Folder) -> None:
     found = PodSpec("u", (alone,), resources=_level(case["podResources"]))
     sizes = [parse_page_size(each["PageSize"]) for each in case["expected"]]
     limits = container_hugepage_limits(found, alone, sizes, gates(pod_level=case["podLevelResourcesEnabled"]))
-    shown = [{"Limit": limit, "PageSize": runtime_page_size(size)} for size, limit in limits.items()]
+    shown = [
+        {"Limit": limit, "PageSize": format_page_size(size).replace("i", "") + "B"}
+        for size, limit in limits.items()
+    ]
     expect("limits", shown, case["expected"])
 
 

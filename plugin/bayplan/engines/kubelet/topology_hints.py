@@ -195,10 +195,6 @@ class Distances(Struct, frozen=True, dict=True):
         members = bits(mask)
         return sum(self.between(a, b) for a in members for b in members)
 
-    def average(self, mask: int) -> float:
-        """The average that kubelet compares; 0 for the empty set."""
-        return self.total(mask) / mask.bit_count() ** 2 if mask else 0.0
-
     def added(self, costs: Sequence[int], ids: Sequence[int], chosen: int) -> Sequence[int]:
         """What each of the nodes before position *chosen* adds to a total once that node is in the set;
         *costs* says what each added before."""

@@ -25,7 +25,7 @@ def closer(candidate, current, distances):
     if len(candidate) != len(current):
         return len(candidate) < len(current)
     if distances is not None:
-        far, near = distances.average(current.mask), distances.average(candidate.mask)
+        far, near = (distances.total(one.mask) for one in (current, candidate))
         if far != near:
             return near < far
     return candidate.mask < current.mask
