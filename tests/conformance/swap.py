@@ -2,8 +2,7 @@
 
 import enum
 
-from bayplan.kubelet.pod import FeatureGates
-from bayplan.kubelet.pod import ContainerSpec, PodSpec
+from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec
 from bayplan.kubelet.qos import is_critical, qos_class
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import MEMORY
