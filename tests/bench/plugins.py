@@ -134,7 +134,7 @@ def both(program: Path, directory: Path, *flags: str) -> Iterator[tuple[Plugin, 
 
 
 def _daemon(directory: Path) -> list[str]:
-    argv = [sys.executable, "-m", "bayplan.daemon.main", "--nri-socket", directory / "nri.sock"]
+    argv = [sys.executable, "-m", "bayplan.daemon.baypland", "--nri-socket", directory / "nri.sock"]
     argv += ["--state-dir", directory / "state", "--admin-socket", directory / "admin.sock"]
     return [*map(str, argv), "--oci-socket", "none", "--agent-socket", "none", "--log-format", "json"]
 

@@ -61,7 +61,7 @@ def rows() -> Iterator[Row]:
 
 def _commands(directory: Path, programs: Path) -> dict[str, Program]:
     hook, wrapper = programs / "oci-hook", programs / "bayplan-runtime"
-    cli = [sys.executable, "-m", "bayplan.cli.main"]
+    cli = [sys.executable, "-m", "bayplan.cli.bayplan"]
     (directory / "trace").write_text(TRACE)
     (directory / "machine.toml").write_text(TOPOLOGY)
     simulate = [*cli, "simulate", "--topology", directory / "machine.toml", "--trace", directory / "trace"]

@@ -146,7 +146,7 @@ async def following_daemon(directory: Path, runtime: FakeRuntime) -> AsyncIterat
     ]
     with (directory / "daemon.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bayplan.daemon.main", *argv, stderr=log
+            sys.executable, "-m", "bayplan.daemon.baypland", *argv, stderr=log
         )
     mirror = Mirror()
     following = asyncio.create_task(DaemonLink(directory / "agent.sock", mirror).run())

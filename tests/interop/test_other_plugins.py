@@ -140,7 +140,7 @@ def daemon(runtime: GoSide, directory: Path, index: str) -> Iterator[Path]:
     """The daemon, at that place among the plugins, once it is synchronized; the path of its admin socket."""
     admin = runtime.socket.parent / "admin.sock"
     argv = ["unshare", "--mount", "sh", "-ec", ON_CGROUP_V2, str(directory / "controllers")]
-    argv += [sys.executable, "-m", "bayplan.daemon.main", f"--plugin-index={index}"]
+    argv += [sys.executable, "-m", "bayplan.daemon.baypland", f"--plugin-index={index}"]
     argv += [f"--nri-socket={runtime.socket}", f"--admin-socket={admin}", "--oci-socket=none"]
     argv += ["--agent-socket=none", "--measured-reservation=false", "--memory-pressure=off"]
     with (directory / "log").open("wb") as log:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.model.policy import TopologyPolicy
 from bayplan.sets import CpuSet, NodeSet
 

@@ -86,7 +86,7 @@ async def running_agent(directory: Path) -> AsyncIterator[Agent]:
     log_path = directory / "agent.log"
     with log_path.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "bayplan.agent.main", *argv, stderr=log
+            sys.executable, "-m", "bayplan.agent.bayplan_agent", *argv, stderr=log
         )
     try:
         yield Agent(process, await address_in(log_path), directory / "resources.sock")

@@ -59,7 +59,7 @@ async def agent(socket: Path, url: str) -> AsyncIterator[asyncio.subprocess.Proc
     argv = ("--daemon-socket", str(socket), "--kubelet-pods-socket", str(socket.with_name("none.sock")))
     off = ("--pod-resources-socket", "none", "--listen", "none")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bayplan.agent.main", *argv, *off, "--kubelet-url", url),
+        *(sys.executable, "-m", "bayplan.agent.bayplan_agent", *argv, *off, "--kubelet-url", url),
         stderr=subprocess.PIPE,
     )
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.cli.main import EXIT_STATUSES
+from bayplan.cli.bayplan import EXIT_STATUSES
 from support.console_blocks import FILE, NODE, PAGES, PROJECT, Fenced, commands, fenced
 from support.coroutines import PATIENCE_S
 from support.flavors import CONTAINERD_2_1

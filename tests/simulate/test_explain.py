@@ -15,7 +15,7 @@ from bayplan.admin.history import recorded_questions
 from bayplan.admin.questions import rehearsing
 from bayplan.admin.server import AdminServer
 from bayplan.admin.snapshot_source import snapshot_of
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.control.controller import Controller
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.cli.main import VERBS, main
+from bayplan.cli.bayplan import VERBS, main
 from bayplan.oci.protocol import Verb
 from bayplan.printable import MOST_CHARACTERS
 from bayplan.quantity import GIB
@@ -67,7 +67,7 @@ async def node(directory: Path, runtime: FakeRuntime, *more: str) -> AsyncIterat
     await runtime.listen(directory / "nri.sock")
     one = Node(runtime, directory / "admin.sock", directory / "oci.sock", directory / "log")
     argv = [
-        *(sys.executable, "-m", "bayplan.daemon.main", "--nri-socket", str(directory / "nri.sock")),
+        *(sys.executable, "-m", "bayplan.daemon.baypland", "--nri-socket", str(directory / "nri.sock")),
         *("--state-dir", str(directory / "state"), "--admin-socket", str(one.admin)),
         *("--agent-socket", "none"),
         *("--oci-socket", str(one.oci), "--topology-manager-policy", "single-numa-node"),

@@ -31,7 +31,7 @@ class Daemon:
     def __init__(self, directory: Path) -> None:
         self.oci, self.admin = directory / "oci.sock", directory / "admin.sock"
         self._argv = [
-            *(sys.executable, "-m", "bayplan.daemon.main", "--reserved-cpus", "0"),
+            *(sys.executable, "-m", "bayplan.daemon.baypland", "--reserved-cpus", "0"),
             *("--oci-socket", str(self.oci), "--admin-socket", str(self.admin), "--oci-deadline", "30s"),
             *("--agent-socket", "none"),
             *("--state-dir", str(directory / "state"), "--nri-socket", str(directory / "nri.sock")),

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.cli.bayplan import main
 from bayplan.cli.client import ask
-from bayplan.cli.main import main
 from bayplan.state import Store
 from support.coroutines import PATIENCE_S
 
@@ -34,7 +34,7 @@ class Node:
     def argv(self, *more: str) -> list[str]:
         """The daemon's command line."""
         return [
-            *(sys.executable, "-m", "bayplan.daemon.main", "--config", str(self.config)),
+            *(sys.executable, "-m", "bayplan.daemon.baypland", "--config", str(self.config)),
             *("--state-dir", str(self.state), "--admin-socket", str(self.directory / "admin.sock")),
             *("--oci-socket", "none", "--nri-socket", str(self.directory / "nri.sock"), *more),
             *("--agent-socket", "none"),

@@ -23,7 +23,7 @@ class Reloaded:
         self.config = directory / "bayplan.toml"
         self._log = directory / "log"
         self.config.touch()
-        argv = [sys.executable, "-m", "bayplan.daemon.main", "--config", str(self.config)]
+        argv = [sys.executable, "-m", "bayplan.daemon.baypland", "--config", str(self.config)]
         for flag in ("admin", "agent", "nri", "oci"):
             argv += [f"--{flag}-socket", str(directory / f"{flag}.sock")]
         with self._log.open("wb") as log:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.cli.bayplan import main
 from bayplan.cli.client import AnswerError, ask
-from bayplan.cli.main import main
 from support import oci_client
 from support.flavors import CONTAINERD_1_7, CONTAINERD_2_3
 from support.oci_node import guaranteed, spec
@@ -45,7 +45,7 @@ def note(event, args):
         busy = False
 
 sys.addaudithook(note)
-from bayplan.daemon.main import main
+from bayplan.daemon.baypland import main
 sys.exit(main(sys.argv[1:]))
 """
 OWN = ("open '/proc/self/oom_score_adj'", "open '/dev/null'", "open 'lock'")

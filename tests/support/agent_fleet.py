@@ -1,5 +1,6 @@
-"""Many agents in one process at one API server: each is what the program runs (`bayplan.agent.main`), and
-follows a daemon's controller of its own, with a real ledger and store, over a real socket.
+"""Many agents in one process at one API server: each is what the program runs
+(`bayplan.agent.bayplan_agent`), and follows a daemon's controller of its own, with a real ledger and store,
+over a real socket.
 
 What they cost is read where it is paid: in the audit log of the API server, and in its metrics.
 """
@@ -16,9 +17,9 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from bayplan.agent.bayplan_agent import serve
 from bayplan.agent.command_line import AgentSettings, ClusterTask
 from bayplan.agent.kubelet_pods import pod_of_object
-from bayplan.agent.main import serve
 from bayplan.control.placements import ExactRequests
 from bayplan.errors import PlacementError
 from bayplan.model.decision import QosClass

@@ -59,7 +59,14 @@ async def agent(socket: Path, kubeconfig: Path, node_name: str, *flags: str) -> 
     """bayplan-agent with no other source than the API server; killed at the end."""
     off = ("kubelet-pods-socket", "pod-resources-socket", "kubelet-pod-resources", "listen")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bayplan.agent.main", "--daemon-socket", str(socket), "--log-format=json"),
+        *(
+            sys.executable,
+            "-m",
+            "bayplan.agent.bayplan_agent",
+            "--daemon-socket",
+            str(socket),
+            "--log-format=json",
+        ),
         *(f"--{one}=none" for one in off),
         *(f"--kubeconfig={kubeconfig}", f"--node-name={node_name}", *flags),
         stderr=subprocess.PIPE,

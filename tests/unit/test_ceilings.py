@@ -21,13 +21,13 @@ PAGE = PROJECT / "docs/performance.md"
 MAY_GROW = 1.05
 MAY_SHRINK = 0.9
 """How far from the page's counts a creation may be, until somebody writes down the new ones."""
-MODULES = {"bayplan.daemon.app": 202, "bayplan.agent.main": 87, "bayplan.cli.main": 28}
+MODULES = {"bayplan.daemon.app": 191, "bayplan.agent.bayplan_agent": 85, "bayplan.cli.bayplan": 25}
 """Modules of the package that a program loads at its start; of others' too it is twice as many."""
-RESIDENT_MIB = {"bayplan.daemon.app": 36, "bayplan.agent.main": 38, "bayplan.cli.main": 14}
+RESIDENT_MIB = {"bayplan.daemon.app": 36, "bayplan.agent.bayplan_agent": 38, "bayplan.cli.bayplan": 14}
 """Anonymous memory once they are loaded: another Python, or other versions of protobuf and grpc, may take a
 third more."""
 PACKAGE = PROJECT / "plugin/bayplan"
-MOST_MODULES = 250
+MOST_MODULES = 248
 SMALL_LINES = 90
 MOST_SMALL = 6
 """A module is a thought: what has fewer lines belongs to a neighbour, unless it stands for itself."""

@@ -17,7 +17,7 @@ import shtab
 from bayplan import __version__
 from bayplan.agent import command_line as agent
 from bayplan.cli import kubectl_bayplan
-from bayplan.cli.main import EXIT_STATUSES, build_parser
+from bayplan.cli.bayplan import EXIT_STATUSES, build_parser
 from bayplan.config import keys
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
 from reference import import_map, kernel_files

@@ -1,5 +1,6 @@
 """What the daemon decided: why a container is where it is (`bayplan explain`), all that was decided about a
-pod (`history`), and what was refused lately (`refused`).
+pod (`history`), what was refused lately (`refused`), and what was done to containers since some time
+(`report`).
 
 A decision is laid out from the sentences that the daemon sends with it.
 """
@@ -8,7 +9,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any, Final
 
-from bayplan.admin_protocol import REFUSED_SINCE_S
+from bayplan.admin_protocol import REFUSED_SINCE_S, REPORTED_SINCE_S
 from bayplan.cli.client import ask
 from bayplan.cli.layout import Block, Column, Table
 from bayplan.quantity import amounts, counted, duration, format_column
@@ -28,6 +29,28 @@ _REFUSED_COLUMNS: Final = (
     Column("CONTAINER", least=24),
     Column("TIMES", number=True),
     Column("LAST TIME"),
+    Column("WHY", least=36),
+)
+_REPORT_COLUMNS: Final = (
+    Column("AT", rank=1),
+    Column("CONTAINER", least=24),
+    Column("OUTCOME"),
+    Column("NODES"),
+    Column("CPUS"),
+    Column("LIMIT", number=True, rank=2),
+    Column("WHY", least=24),
+)
+_MOVE_COLUMNS: Final = (
+    Column("MOVED AT", rank=1),
+    Column("CONTAINER", least=24),
+    Column("FROM NODE"),
+    Column("TO NODE"),
+    Column("MEMORY", number=True),
+    Column("FOR", rank=2),
+)
+_EVICTION_COLUMNS: Final = (
+    Column("EVICTED AT", rank=1),
+    Column("CONTAINER", least=24),
     Column("WHY", least=36),
 )
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -270,3 +293,87 @@ def _beside(label: str, lines: Iterable[str]) -> list[tuple[str, str]]:
     """*lines* beside a label; nothing if there are none."""
     texts = [part for line in lines for part in line.splitlines()]
     return [(f"{label}:".ljust(_LABEL) if number == 0 else "", text) for number, text in enumerate(texts)]
+
+
+class ReportVerb:
+    """`bayplan report`: what was done to containers since some time; in shadow mode, what would have been."""
+
+    VERB = "report"
+    HELP = "say what each container got, who was refused and who was moved; in shadow mode: would have"
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Since when."""
+        add_since(parser, REPORTED_SINCE_S, "1d")
+
+    @staticmethod
+    def answer(arguments: argparse.Namespace) -> dict[str, Any]:
+        """The daemon's answer."""
+        return ask(arguments.admin_socket, ReportVerb.VERB, sinceSeconds=arguments.since)
+
+    @staticmethod
+    def blocks(view: dict[str, Any]) -> list[Block]:
+        """The answer for people, the oldest first."""
+        shown: list[Block] = [_report_summary(view)]
+        if view["containers"]:
+            limits = format_column(one["memoryLimitBytes"] for one in view["containers"])
+            rows = map(_reported_row, view["containers"], limits)
+            shown.append(Table(_REPORT_COLUMNS, tuple(rows)))
+        moves = [
+            *(
+                (one["at"], one["name"], one["before"], one["after"], one["bytes"], one["for"])
+                for one in view["moves"]
+            ),
+            *(
+                (
+                    *(one["at"], one["name"], str(one["fromNode"]), str(one["toNode"])),
+                    one["wantedBytes" if view["shadow"] else "movedBytes"],
+                    "promised memory" if one["done"] or view["shadow"] else f"not all: {one['obstacle']}",
+                )
+                for one in view["pageMoves"]
+            ),
+        ]
+        if moves:
+            moves.sort()
+            sizes = format_column([amount for *_, amount, _ in moves])
+            moved = tuple((*row[:4], size, row[5]) for row, size in zip(moves, sizes, strict=True))
+            shown.append(Table(_MOVE_COLUMNS, moved))
+        if view["evictions"]:
+            evicted = tuple((one["at"], one["name"], one["text"]) for one in view["evictions"])
+            shown.append(Table(_EVICTION_COLUMNS, evicted))
+        return shown
+
+
+def _report_summary(view: dict[str, Any]) -> str:
+    def did(count: int, what: str, plural: str = "") -> str:
+        verb = "would have been" if view["shadow"] else "was" if count == 1 else "were"
+        return f"{counted(count, what, plural)} {verb}"
+
+    outcomes, pages = view["outcomes"], view["pageMoves"]
+    # A container that was given other nodes had memory moved only if it had any on those that it left.
+    moved = [one for one in view["moves"] if one["bytes"]]
+    done = [one for one in pages if one["done"] or view["shadow"]]
+    failed = len(pages) - len(done)
+    pieces = did(len(moved) + len(done), "piece of others' memory", "pieces of others' memory")
+    not_moved = f", {failed} could not be moved as far as was wanted" if failed else ""
+    return (
+        f"Since {view['since']}: {did(outcomes['placed'], 'container')} placed as asked, "
+        f"{outcomes['degraded']} less well, {outcomes['refused']} refused; "
+        f"{pieces} moved{not_moved}; "
+        f"{did(len(view['evictions']), 'container')} evicted."
+    )
+
+
+def _reported_row(one: dict[str, Any], limit: str) -> tuple[str, ...]:
+    refused = one["outcome"] == "refused"
+    shared = "shared" if one["sharesCpus"] else "as in its spec"
+    cpus = f"{one['exclusiveCpus']} alone" if one["exclusiveCpus"] else shared
+    return (
+        one["at"],
+        one["name"],
+        one["outcome"],
+        "-" if refused else one["mems"] or "any",
+        "-" if refused else cpus,
+        limit,
+        why(one["reasons"]),
+    )

@@ -50,7 +50,7 @@ from bayplan.host.container_processes import Occupancy, Place
 from bayplan.host.devices import ClaimSpecs, HostDevices
 from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.hugepage_pools import HugepageFiles
+from bayplan.host.hugepage_files import HugepageFiles
 from bayplan.host.kubelet_program import KubeletVersion
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.host.sysfs import has_weighted_interleave

@@ -28,8 +28,8 @@ from bayplan.control.state import Transaction
 from bayplan.control.threads import InThread
 from bayplan.control.verify import Drift, Verifier
 from bayplan.daemon.eviction import PodEnd
-from bayplan.daemon.hugepage_pools import HugepagePools
 from bayplan.daemon.page_relief import STEP_S, PageRelief
+from bayplan.daemon.pool_growth import HugepagePools
 from bayplan.errors import BayplanError, PlacementError
 from bayplan.host import proc, shadow_mode
 from bayplan.host.container import ContainerCgroup

@@ -6,7 +6,7 @@ be claimed on that node alone, also beside what the one that is decided about ho
 what could still be claimed of it, and is free in the kernel. Invariant: what fitted before such a step fits
 after it, whatever its size; so a step that was cut short, or that nobody recorded, takes nothing from any
 promise. What is decided is the size of a pool in bytes, surplus pages left out. Pure;
-`bayplan.daemon.hugepage_pools` has the steps taken.
+`bayplan.daemon.pool_growth` has the steps taken.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from testbed.channel import LIMIT_S
 from testbed.containerd import NRI_SOCKET
 from testbed.errors import CommandError, GuestError

@@ -13,7 +13,7 @@ from bayplan.admin.questions import rehearsing, what_if_described
 from bayplan.admin.server import AdminServer
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.cli import what_if
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.control.controller import Controller
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import PlacementError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.admin.release import KernelSettings, release_recorded, releasing
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.errors import ConfigError, UnavailableError
 from bayplan.host.hierarchy import CPUSET, MEMORY, Hierarchy, Layout
 from bayplan.host.memory_statistics import FRACTION

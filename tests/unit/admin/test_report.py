@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.admin.history import _moved, _page_move, reporting
+from bayplan.cli.decisions import ReportVerb
 from bayplan.cli.layout import Table
-from bayplan.cli.report import blocks
 from bayplan.daemon.shadow import Parts
 from bayplan.errors import ConfigError, PlacementError
 from bayplan.host.shadow_mode import shadow_mode
@@ -94,7 +94,7 @@ def test_who_got_what(
         ("own", "0"),
         ("other", None),
     ]
-    summary, containers, moves, _ = blocks({**said, "shadow": mode is shadow_mode})
+    summary, containers, moves, _ = ReportVerb.blocks({**said, "shadow": mode is shadow_mode})
     assert words in str(summary)
     assert isinstance(containers, Table)
     assert [row[2:5] for row in containers.rows if not isinstance(row, str)] == [
@@ -128,7 +128,7 @@ def test_report_history_and_counters_call_the_same_moves_done() -> None:
         "pageMoves": views,
         "evictions": [],
     }
-    summary, table = blocks(view)
+    summary, table = ReportVerb.blocks(view)
     assert isinstance(table, Table)
     assert len(table.rows) == 3
     assert re.search(r"\b1 piece\b.*\b2 could not\b", str(summary))

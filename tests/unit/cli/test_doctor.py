@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.placement.ledger_check import OVERCLAIMED, WRONG_TOTAL, Fault
 from support.snapshots import make_snapshot
 

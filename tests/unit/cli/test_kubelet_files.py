@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.errors import EXIT_CONFIG
 
 Capture = pytest.CaptureFixture[str]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.drawing.maps import machine_map
 from bayplan.errors import EXIT_FAILURE
 from bayplan.views.status import nodes_view

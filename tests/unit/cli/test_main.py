@@ -20,7 +20,7 @@ import yaml
 from msgspec.structs import replace
 
 from bayplan import __version__
-from bayplan.cli.main import EXIT_STATUSES, VERBS, main
+from bayplan.cli.bayplan import EXIT_STATUSES, VERBS, main
 from bayplan.model.ledger import Ledger
 from bayplan.views.metrics import metrics_view
 from bayplan.views.status import nodes_view, status_view
@@ -34,7 +34,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bayplan.cli.main", *arguments]
+    command = [sys.executable, "-m", "bayplan.cli.bayplan", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
@@ -67,7 +67,7 @@ def on_a_terminal(*arguments: str, **environ: str) -> str:
     leader, follower = pty.openpty()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "bayplan.cli.main", *arguments],
+            [sys.executable, "-m", "bayplan.cli.bayplan", *arguments],
             stdout=follower,
             env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", **environ},
         )
@@ -229,7 +229,7 @@ def redirected_to(redirected: str, words: str, socket_path: Path) -> subprocess.
     """bayplan as a shell starts it with such redirections; its descriptor 3 is a pipe that nobody reads."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = f'exec "{sys.executable}" -m bayplan.cli.main {words} --admin-socket "{socket_path}"'
+    command = f'exec "{sys.executable}" -m bayplan.cli.bayplan {words} --admin-socket "{socket_path}"'
     # With it Python has no buffer, and argparse swallows what goes wrong with the help.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     try:
@@ -247,7 +247,7 @@ def redirected_to(redirected: str, words: str, socket_path: Path) -> subprocess.
 
 def test_help_imports_nothing_heavy() -> None:
     program = (
-        "import sys\nfrom bayplan.cli.main import main\n"
+        "import sys\nfrom bayplan.cli.bayplan import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
     )
@@ -258,7 +258,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_a_status_imports_nothing_heavy(daemon: "Daemon") -> None:
     program = (
-        "import sys\nfrom bayplan.cli.main import main\n"
+        "import sys\nfrom bayplan.cli.bayplan import main\n"
         f"main(['status', '--admin-socket', {str(daemon.path)!r}])\n"
         f"print(sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
     )
@@ -414,7 +414,7 @@ def test_every_verb_is_written_in_any_encoding(
 def test_a_terminal_that_has_few_characters_gets_whole_tables(daemon: "Daemon", encoding: str) -> None:
     ours, theirs = pty.openpty()
     environ = {**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "60", "TERM": "xterm"}
-    command = [sys.executable, "-m", "bayplan.cli.main", "status", "--admin-socket", str(daemon.path)]
+    command = [sys.executable, "-m", "bayplan.cli.bayplan", "status", "--admin-socket", str(daemon.path)]
     process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environ)
     os.close(theirs)
     shown = bytearray()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.cli.bayplan import build_parser, main
 from bayplan.cli.client import ask
-from bayplan.cli.main import build_parser, main
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, UnavailableError
 
 

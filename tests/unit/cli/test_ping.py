@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from support.snapshots import make_snapshot
 
 if TYPE_CHECKING:

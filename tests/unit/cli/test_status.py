@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from bayplan.agent.http import page
 from bayplan.cli import claims, nodes, status
+from bayplan.cli.bayplan import main
 from bayplan.cli.layout import Block, Output, Table, rendered, table_lines
-from bayplan.cli.main import main
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.claims import ClaimShare

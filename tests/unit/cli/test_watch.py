@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 
 if TYPE_CHECKING:
     from conftest import Daemon
@@ -23,7 +23,7 @@ def frames(daemon: "Daemon", *words: str) -> bytes:
     """What a terminal gets until the screen was drawn some times; then it is interrupted."""
     ours, theirs = pty.openpty()
     environ = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "bayplan.cli.main", *words, "--admin-socket", str(daemon.path)]
+    command = [sys.executable, "-m", "bayplan.cli.bayplan", *words, "--admin-socket", str(daemon.path)]
     process = subprocess.Popen(command, stdout=theirs, env=environ)
     os.close(theirs)
     shown = b""

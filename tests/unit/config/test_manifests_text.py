@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.config.yaml_text import read_manifests
 from bayplan.errors import ConfigError
 

@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from bayplan.config.settings import Settings
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.daemon.hardware import Hardware, Host, Measurement
-from bayplan.daemon.hugepage_pools import IDLE_S, HugepagePools
+from bayplan.daemon.pool_growth import IDLE_S, HugepagePools
 from bayplan.daemon.shadow import Parts
 from bayplan.errors import PlacementError
 from bayplan.host import shadow_mode
 from bayplan.host.devices import ClaimSpecs
-from bayplan.host.hugepage_pools import HugepageFiles
+from bayplan.host.hugepage_files import HugepageFiles
 from bayplan.host.sysfs import read_machine
 from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, QosClass

@@ -10,7 +10,7 @@ import pytest
 
 from bayplan.config.load import load_settings
 from bayplan.config.settings import Settings
-from bayplan.daemon.main import check, main, wrong_on_this_machine
+from bayplan.daemon.baypland import check, main, wrong_on_this_machine
 from bayplan.errors import ConfigError
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.sets import CpuSet
@@ -133,7 +133,9 @@ def test_check_config_on_this_machine(capsys: Capture, tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_written_is_one_sentence(tmp_path: Path, redirected: str, why: int) -> None:
     empty = tmp_path / "empty.toml"
     empty.touch()
-    command = f'exec "{sys.executable}" -m bayplan.daemon.main --check-config --config "{empty}" {redirected}'
+    command = (
+        f'exec "{sys.executable}" -m bayplan.daemon.baypland --check-config --config "{empty}" {redirected}'
+    )
     finished = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False)
     assert finished.returncode == 1
     assert finished.stderr.startswith("baypland: ")
@@ -145,7 +147,7 @@ def test_a_state_directory_that_cannot_be_used_ends_in_one_message(tmp_path: Pat
     obstacle.touch()
     finished = subprocess.run(
         [
-            *(sys.executable, "-m", "bayplan.daemon.main", "--log-format", "text"),
+            *(sys.executable, "-m", "bayplan.daemon.baypland", "--log-format", "text"),
             *("--state-dir", str(obstacle / "state"), "--admin-socket", str(tmp_path / "admin.sock")),
             *("--nri-socket", str(tmp_path / "nri.sock")),
         ],
@@ -161,7 +163,7 @@ def test_a_state_directory_that_cannot_be_used_ends_in_one_message(tmp_path: Pat
 
 def test_help_and_check_config_do_not_load_the_daemon() -> None:
     program = (
-        "import sys\nfrom bayplan.daemon.main import main\n"
+        "import sys\nfrom bayplan.daemon.baypland import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'google.protobuf', 'sqlite3', 'asyncio', 'yaml', 'grpc', 'pyroute2', 'rich'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
@@ -178,7 +180,7 @@ def test_any_terminal_can_be_told_what_is_wrong(tmp_path: Path, encoding: str) -
     environ = {**os.environ, "PYTHONIOENCODING": encoding}
     for arguments in (["--check-config", "--config", str(path)], ["--\u2603"]):
         ended = subprocess.run(
-            [sys.executable, "-m", "bayplan.daemon.main", *arguments],
+            [sys.executable, "-m", "bayplan.daemon.baypland", *arguments],
             env=environ,
             capture_output=True,
             check=False,

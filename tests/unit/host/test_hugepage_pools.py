@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bayplan.host import shadow_mode
-from bayplan.host.hugepage_pools import HugepageFiles
+from bayplan.host.hugepage_files import HugepageFiles
 from bayplan.host.kernelfs import write_text
 from bayplan.quantity import GIB, MIB
 from support.hugepage_kernel import HugepageKernel

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE
 from support.recordings import RECORDINGS, TRACE
 

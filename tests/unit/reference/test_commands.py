@@ -8,7 +8,7 @@ import pytest
 
 from bayplan.agent import command_line as agent
 from bayplan.cli import kubectl_bayplan
-from bayplan.cli.main import EXIT_STATUSES, OUTPUTS, VERBS, build_parser
+from bayplan.cli.bayplan import EXIT_STATUSES, OUTPUTS, VERBS, build_parser
 from bayplan.config import keys
 from bayplan.config.keys import KEYS
 from reference.__main__ import reference

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 
 CLUSTER = """
 [[nodes]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.errors import ConfigError
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet

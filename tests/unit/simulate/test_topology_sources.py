@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.errors import BayplanError, ConfigError
 from bayplan.host.record import record
 from bayplan.model.machine import Machine

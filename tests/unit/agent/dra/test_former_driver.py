@@ -19,7 +19,7 @@ from bayplan.agent.dra.driver import ClaimDriver
 from bayplan.agent.dra.former_driver import FormerDriver
 from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.backoff import Backoff
-from bayplan.cli.main import main
+from bayplan.cli.bayplan import main
 from bayplan.errors import ConfigError, PlacementError
 from bayplan.host.shadow_mode import ShadowModeError, shadow_mode
 from bayplan.model.workload import Container

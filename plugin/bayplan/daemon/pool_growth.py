@@ -19,7 +19,7 @@ from bayplan.control.state import NodeState, Transaction
 from bayplan.control.threads import InThread
 from bayplan.daemon.hardware import Hardware
 from bayplan.errors import BayplanError
-from bayplan.host.hugepage_pools import HugepageFiles, Resized
+from bayplan.host.hugepage_files import HugepageFiles, Resized
 from bayplan.model.machine import Machine, hugepages
 from bayplan.placement.hugepage_pools import Pools, below_minimum, grown, idle_pools, pools_of
 from bayplan.quantity import format_bytes

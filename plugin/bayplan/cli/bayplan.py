@@ -18,17 +18,15 @@ from bayplan.admin_protocol import DEFAULT_SOCKET, printable_answer
 from bayplan.cli import (
     claims,
     doctor,
-    export_state,
-    import_state,
     nodes,
-    report,
     simulate,
     status,
     top,
     what_if,
 )
 from bayplan.cli.daemon import LogLevel, Map, Metrics, Ping, Release
-from bayplan.cli.decisions import Explain, History, Refusals
+from bayplan.cli.decisions import Explain, History, Refusals, ReportVerb
+from bayplan.cli.kubelet_state import ExportState, ImportState
 from bayplan.cli.layout import Block, CommandVerb, show
 from bayplan.cli.recordings import RecordTopology, Replay
 from bayplan.errors import (
@@ -56,7 +54,7 @@ _VERBS: Final[tuple[CommandVerb, ...]] = (
     Refusals(),
     Explain(),
     History(),
-    report,
+    ReportVerb(),
     nodes,
     claims,
     Map(),
@@ -69,8 +67,8 @@ _VERBS: Final[tuple[CommandVerb, ...]] = (
     Ping(),
     Metrics(),
     LogLevel(),
-    import_state,
-    export_state,
+    ImportState(),
+    ExportState(),
     Release(),
 )
 VERBS: Final[Mapping[str, CommandVerb]] = {verb.VERB: verb for verb in _VERBS}
@@ -88,7 +86,7 @@ _NAMES: Final[Mapping[str, Callable[[dict[str, Any]], list[str]]]] = {
     claims.VERB: claims.names,
 }
 """Verbs that list something, and its names."""
-_OF_DECISIONS: Final = (status.VERB, Refusals.VERB, Explain.VERB, History.VERB, report.VERB, nodes.VERB)
+_OF_DECISIONS: Final = (status.VERB, Refusals.VERB, Explain.VERB, History.VERB, ReportVerb.VERB, nodes.VERB)
 """Verbs that show what the daemon decided."""
 _SHADOW_MODE: Final = (
     "SHADOW MODE: nothing of this is applied. Containers run as if bayplan were not here; this is what it "
