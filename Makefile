@@ -98,8 +98,8 @@ coverage: setup ## which lines the tests run that need neither root nor a virtua
 	$(RUN) coverage combine --quiet
 	$(RUN) coverage report --skip-covered
 
-MODULE ?= plugin/bayplan/engines/exact/bounds.py
-TESTS ?= tests/unit/engines/exact/test_bounds.py
+MODULE ?= plugin/bayplan/placement/ledger_check.py
+TESTS ?= tests/unit/placement/test_ledger_check.py
 mutants: setup ## change a module in one place after the other, and see whether tests notice: MODULE=FILE TESTS="FILE..." ARGS="--minutes 10"
 	$(RUN) python packaging/dev/mutants.py $(MODULE) $(TESTS) $(ARGS)
 
