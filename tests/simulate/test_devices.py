@@ -25,7 +25,7 @@ from bayplan.nri import UnixSocket
 from bayplan.sets import CpuSet
 from bayplan.state import Store
 from bayplan.views.status import nodes_view, status_view
-from support.controllers import NoKernel, announced
+from support.controllers import NoKernel, announced, consistent
 from support.flavors import ALL, CONTAINERD_2_3
 from support.machines import machine
 from support.plugin import serving
@@ -71,7 +71,8 @@ async def daemon(runtime, directory, engine=None):
     tree.add_device("pci0000:c0/0000:c1:00.0/virtio7", bus="virtio")
     search = DeviceSearch(HostDevices(tree.write(directory / "root")), in_this_thread, 10, interfaces)
     recorder = await Recorder.open(partial(Store.open, directory))
-    state = NodeState(Current(MACHINE, RESTRICTED, Ledger(), engine=engine or KubeletEngine()), recorder)
+    basis = Current(MACHINE, RESTRICTED, Ledger(), engine=engine or KubeletEngine())
+    state = NodeState(basis, recorder, became=consistent)
     no_kernel = NoKernel()
     controller = Controller(
         state,

@@ -44,9 +44,6 @@ OVERCLAIMED: Final = "overclaimed"
 LOST_CPUS: Final = "lost-cpus"
 NOT_RECORDED: Final = "not-recorded"
 
-_POOL: Final = "\0pool"
-"""In place of a pod, which cannot be called so: what a named pool owns."""
-
 _Key = TypeVar("_Key")
 
 
@@ -181,10 +178,9 @@ def _counts(counts: Mapping[_Key, int]) -> dict[_Key, int]:
 
 
 def _two_owners(ledger: Ledger) -> Iterator[Fault]:
-    """A CPU of two containers that do not share it, or of two pods or named pools."""
-    owned = CpuSet()
-    owners = {(_POOL, pool): ledger.pool_cpus(pool) for pool in ledger.pool_ids}
+    """A CPU of two pods or named pools, or of two containers of a pod that do not share it."""
     pods: dict[str, CpuSet] = {}
+    owners: dict[str, dict[str, CpuSet]] = {}
     for entry in (*ledger.entries.values(), *ledger.retained.values()):
         request, placement = entry.decision.request, entry.decision.placement
         if entry.ended and not holds_alone(entry):
@@ -196,19 +192,16 @@ def _two_owners(ledger: Ledger) -> Iterator[Fault]:
             pods[pod] = pods.get(pod, CpuSet()) | held
         if own := placement.exclusive_cpus:
             shares = request.pod_level and not request.exclusive_cpus
-            key = (pod, "" if shares else entry.container_id)
-            owners[key] = owners.get(key, CpuSet()) | own
-    for (pod, container_id), cpus in owners.items():
-        if both := cpus & owned:
-            what = "the pool" if pod == _POOL else "container"
-            whose = f"{what} {container_id}" if container_id else f"pod {pod}"
-            yield Fault(TWO_OWNERS, f"{cpus_text(both)} of {whose} have another owner too")
-        owned |= cpus
-    owned = CpuSet()
-    for pod, cpus in pods.items():
-        if both := cpus & owned:
-            yield Fault(TWO_OWNERS, f"{cpus_text(both)} of pod {pod} have another owner too")
-        owned |= cpus
+            of_pod = owners.setdefault(pod, {})
+            who = f"pod {pod}" if shares else f"container {entry.container_id}"
+            of_pod[who] = of_pod.get(who, CpuSet()) | own
+    pools = {f"the pool {name}": cpus for name, cpus in ledger.cpus_of_pools.items()}
+    for each in ({**pools, **{f"pod {pod}": cpus for pod, cpus in pods.items()}}, *owners.values()):
+        owned = CpuSet()
+        for who, cpus in each.items():
+            if both := cpus & owned:
+                yield Fault(TWO_OWNERS, f"{cpus_text(both)} of {who} have another owner too")
+            owned |= cpus
 
 
 def _divided_pools(ledger: Ledger) -> Iterator[Fault]:

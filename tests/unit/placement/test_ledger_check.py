@@ -1,6 +1,7 @@
 """The ledger held against itself: whatever is changed behind its back is found, and put right."""
 
 import asyncio
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +11,30 @@ from msgspec.structs import replace
 
 from bayplan.control.controller import Controller
 from bayplan.model.basis import Basis
-from bayplan.model.decision import QosClass
+from bayplan.model.claims import HeldClaim, ResourceClaim
+from bayplan.model.decision import (
+    Affinity,
+    Claim,
+    CpuUse,
+    CpuWish,
+    Decision,
+    Interval,
+    Outcome,
+    Placement,
+    PodTotals,
+    QosClass,
+)
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
+from bayplan.model.pod_as_a_whole import BY_POD
 from bayplan.model.policy import PlacementPolicy
 from bayplan.persistent_map import PersistentMap
 from bayplan.placement.ledger_check import (
+    DIVIDED_POOL,
     LOST_CPUS,
     NOT_RECORDED,
     OVERCLAIMED,
+    POD_EXCEEDED,
     TWO_OWNERS,
     WRONG_ID,
     WRONG_TOTAL,
@@ -32,6 +48,7 @@ from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Step
 from support.controllers import MACHINE, begun, controlled
 from support.machines import container, machine, pod
+from support.requests import guaranteed_request
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
 BURSTABLE = pod("b", QosClass.BURSTABLE)
@@ -103,14 +120,142 @@ def test_a_total_that_does_not_follow_from_the_entries_is_found_and_put_right(
     assert mended(damaged) == good
 
 
-def test_a_cpu_has_one_owner(good: Ledger) -> None:
-    placement = first(good).decision.placement
-    other = good.entries["two"]
-    both = replace(other.decision.placement, exclusive_cpus=placement.exclusive_cpus)
-    damaged = Ledger.of(
-        {**good.entries, "two": replace(other, decision=replace(other.decision, placement=both))}.values()
+AMOUNTS: dict[str, int] = {MEMORY: 8 * MIB, "hugepages-2Mi": 4 * MIB}
+TOTALS = PodTotals(AMOUNTS[MEMORY], 4000, {"hugepages-2Mi": AMOUNTS["hugepages-2Mi"]})
+
+
+def alone(name: str, cpus: CpuSet) -> Entry:
+    """A container with CPUs of its own."""
+    return Entry(Decision(guaranteed_request(name), Outcome.PLACED, Placement(exclusive_cpus=cpus)))
+
+
+def pooled(name: str, cpus: CpuSet, pool: str = "") -> Entry:
+    """A member of a named pool, which is called like it unless another one is meant."""
+    request = replace(guaranteed_request(name), cpus=CpuWish(CpuUse.POOL, pool=pool or name))
+    return Entry(Decision(request, Outcome.PLACED, Placement(pool_cpus=cpus)))
+
+
+def with_pod(name: str, cpus: CpuSet, pod_id: str = "") -> Entry:
+    """A container that shares CPUs, of a pod that room was found for as a whole."""
+    request = replace(guaranteed_request(name), pod_totals=TOTALS)
+    request = replace(request, pod_id=pod_id or request.pod_id)
+    claim, affinity = Claim(NodeSet([0])), Affinity(NodeSet([0]), preferred=True, whole=True, cpus=cpus)
+    return Entry(Decision(request, Outcome.PLACED, Placement(affinity=affinity, claim=claim)))
+
+
+def of_whole_pod(name: str, cpus: CpuSet, pod_id: str = "") -> Entry:
+    """A container without a part, of a pod with resources as a whole."""
+    entry = with_pod(name, cpus, pod_id)
+    request = replace(entry.decision.request, pod_level=True, memory=Interval(0, 0, BY_POD))
+    placement = replace(entry.decision.placement, exclusive_cpus=cpus)
+    return Entry(Decision(request, Outcome.PLACED, placement))
+
+
+def kept(name: str, cpus: CpuSet) -> Entry:
+    """What such a pod keeps between two containers."""
+    return replace(of_whole_pod(name, cpus), ended=True)
+
+
+def of_claim(name: str, cpus: CpuSet) -> Entry:
+    """What a resource claim holds."""
+    return replace(alone(name, cpus), resource_claim=HeldClaim(ResourceClaim(name, "shop", name)), ended=True)
+
+
+OWNERS: tuple[Callable[[str, CpuSet], Entry], ...] = (alone, pooled, with_pod, of_whole_pod, kept, of_claim)
+
+
+def codes(ledger: Ledger) -> set[str]:
+    """The codes of what contradicts itself in *ledger*, whose totals need not follow."""
+    return {fault.code for fault in contradictions(ledger)} - {WRONG_TOTAL}
+
+
+def behind(ledger: Ledger, *entries: Entry) -> Ledger:
+    """*ledger* with *entries*, which nobody settled with the others."""
+    for entry in entries:
+        ledger = replace(ledger, entries=ledger.entries.with_item(entry.container_id, entry))
+    return ledger
+
+
+def of_every_kind() -> Ledger:
+    """Containers that come to something in every total."""
+    short = Claim(NodeSet([0]), {MEMORY: MIB}, short_bytes={MEMORY: MIB})
+    beside = Placement(NodeSet([0]), CpuSet([0]), beside_cpus=CpuSet([4, 5]))
+    kinds: dict[str, tuple[Placement, dict[str, object]]] = {
+        "booked": (Placement(booked_bytes={0: {MEMORY: MIB}}), {}),
+        "short": (Placement(claim=short), {"score": 900}),
+        "pinned": (Placement(), {"pinned_cpus": CpuSet([6])}),
+        "beside": (beside, {"cpu_milli": 1500, "exclusive_cpus": 1}),
+        "followed": (Placement(), {"placement_file": True, "cpu_milli": 300}),
+    }
+    return Ledger.of(
+        [
+            pooled("pooled", CpuSet([1])),
+            *(
+                Entry(Decision(replace(guaranteed_request(name), **wishes), Outcome.PLACED, placement))
+                for name, (placement, wishes) in kinds.items()
+            ),
+        ]
     )
-    assert [fault.code for fault in contradictions(damaged)] == [TWO_OWNERS]
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_total_that_was_lost_is_found(name: str) -> None:
+    whole = of_every_kind()
+    assert contradictions(whole) == ()
+    total = getattr(whole, name)
+    assert total
+    (fault,) = contradictions(replace(whole, **{name: type(total)()}))
+    assert (fault.code, fault.text.split()[0]) == (WRONG_TOTAL, name)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [*itertools.combinations_with_replacement(OWNERS, 2)],
+    ids=lambda owner: owner.__name__,
+)
+def test_a_cpu_has_one_owner_whoever_that_is(
+    one: Callable[[str, CpuSet], Entry], other: Callable[[str, CpuSet], Entry]
+) -> None:
+    """Every kind of owner beside every kind."""
+    apart = Ledger.of([one("a", CpuSet([0, 1])), other("b", CpuSet([2, 3]))])
+    assert contradictions(apart) == ()
+    overlapping = Ledger.of([one("a", CpuSet([0, 1, 2])), other("b", CpuSet([2, 3]))])
+    assert codes(overlapping) == {TWO_OWNERS}
+
+
+@pytest.mark.parametrize("kind", [pooled, with_pod, of_whole_pod])
+def test_who_shares_a_pool_or_a_pod_is_one_owner(kind: Callable[[str, CpuSet, str], Entry]) -> None:
+    ledger = Ledger.of([kind("a", CpuSet([0, 1]), "same"), kind("b", CpuSet([0, 1]), "same")])
+    assert contradictions(ledger) == ()
+
+
+def test_a_part_of_a_pod_is_nobody_elses() -> None:
+    rest, own = of_whole_pod("a", CpuSet([0, 1]), "same"), alone("b", CpuSet([1]))
+    request = replace(own.decision.request, pod_id="same", pod_level=True, exclusive_cpus=1)
+    part = replace(own, decision=replace(own.decision, request=request))
+    assert codes(behind(Ledger(), rest, part)) == {TWO_OWNERS}
+
+
+def test_the_members_of_a_pool_have_the_same_cpus() -> None:
+    ledger = Ledger.of([pooled("a", CpuSet([0, 1]), "db"), pooled("b", CpuSet([0, 1]), "db")])
+    divided = behind(ledger, pooled("b", CpuSet([0]), "db"))
+    assert codes(divided) == {DIVIDED_POOL}
+    assert contradictions(mended(divided)) == ()
+
+
+@pytest.mark.parametrize("resource", AMOUNTS)
+def test_a_pod_as_a_whole_is_promised_what_it_asks_for(resource: str) -> None:
+    """Its containers together, whether one or the other has too much."""
+
+    def promised(name: str, amounts_bytes: dict[str, int]) -> Entry:
+        entry = of_whole_pod(name, CpuSet([0]), "same")
+        placement = replace(entry.decision.placement, claim=Claim(NodeSet([0]), amounts_bytes))
+        return replace(entry, decision=replace(entry.decision, placement=placement))
+
+    all_of_it = behind(Ledger(), promised("a", AMOUNTS), promised("b", {}))
+    assert codes(all_of_it) == set()
+    for more in (promised("a", {**AMOUNTS, resource: AMOUNTS[resource] + 1}), promised("b", {resource: 1})):
+        assert codes(behind(all_of_it, more)) == {POD_EXCEEDED}
 
 
 def test_an_id_is_its_entrys(good: Ledger) -> None:
@@ -123,9 +268,9 @@ def test_an_id_is_its_entrys(good: Ledger) -> None:
 
 def test_what_a_pod_keeps_is_its_last_containers(good: Ledger) -> None:
     last = replace(first(good), ended=True)
-    for kept in ({"g": first(good)}, {"other": last}):
-        assert WRONG_ID in {fault.code for fault in contradictions(replace(good, retained=kept))}
     pod_id = last.decision.request.pod_id
+    for wrong in ({pod_id: first(good)}, {"other": last}):
+        assert WRONG_ID in {fault.code for fault in contradictions(replace(good, retained=wrong))}
     assert WRONG_ID not in {fault.code for fault in contradictions(replace(good, retained={pod_id: last}))}
 
 
