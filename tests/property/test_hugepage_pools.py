@@ -14,7 +14,15 @@ from bayplan.model.decision import Claim, Decision, Interval, Outcome, Placement
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.model.policy import PlacementPolicy, PoolBounds, TopologyPolicy
-from bayplan.placement.hugepage_pools import Pools, decide_with_pools, grown, idle_pools, with_pools
+from bayplan.placement.hugepage_pools import (
+    POOL_LIMIT,
+    Pools,
+    decide_with_pools,
+    grown,
+    idle_pools,
+    lacks_pages,
+    with_pools,
+)
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 from support.machines import machine
@@ -105,6 +113,26 @@ def every_growth(basis: Basis) -> Iterator[Pools]:
             node.capacity_bytes()[MEMORY] >= basis.policy.reserved_bytes[node.id][MEMORY] for node in on.nodes
         ):
             yield added
+
+
+@given(bases(), st.integers(1, 4))
+def test_a_refusal_for_something_else_says_nothing_of_pages(basis: Basis, pages: int) -> None:
+    few = asking("few", 0, pages)
+    much_memory = asking("much", 4 * MOST, pages)
+    many_cpus = replace(few, exclusive_cpus=7, cpu_milli=7000)
+    strict = replace(basis, policy=replace(basis.policy, topology=TopologyPolicy.SINGLE_NUMA_NODE))
+    for request in (few, much_memory, many_cpus):
+        decision, engine = ExactEngine().decide(strict, request), ExactEngine()
+
+        def decide(on: Basis, deciding: Engine, request: Request = request) -> Decision:
+            return deciding.decide(on, request)
+
+        found, added = decide_with_pools(strict, engine, decide=decide, decision=decision)
+        says = POOL_LIMIT in [reason.code for reason in found.reasons]
+        if request is few:
+            assert says == (lacks_pages(decision, strict.policy) and not added)
+        elif decision.outcome is Outcome.REFUSED:
+            assert not says
 
 
 @given(bases(), st.integers(0, 4), st.integers(1, 4))

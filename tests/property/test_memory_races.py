@@ -11,11 +11,11 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bayplan.control.promised_nodes import REST_BYTES
 from bayplan.host.hierarchy import Layout
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.placement.changed_promises import goes_back
 from bayplan.placement.page_owners import goal_bytes
+from bayplan.placement.page_placement import REST_BYTES
 from bayplan.quantity import MIB
 from support.coroutines import PATIENCE_S
 from support.racing_nodes import LOOK_S, Racing, racing, split

@@ -2,8 +2,10 @@
 again once they can; and what a promise lacks is made up for where memory was freed.
 
 Whose pages are to be moved is one plan (`placement.page_placement`), which the watch of the nodes makes and
-carries out. Here is what follows from it for the ledger. Going back moves the pages first, then writes the
-kernel's cpuset.mems, then the record: until then the record has the container on its wider set of nodes. If
+carries out. Here is what follows from it for the ledger. Which pages are not where they are to be is asked
+anew at each look, of the ledger and of the kernel's counters: no knowledge of it ends with the daemon. Where
+they do not move for long, the decision says why. Going back moves the pages first, then writes the kernel's
+cpuset.mems, then the record: until then the record has the container on its wider set of nodes. If
 it ends between the last two, verification restores the kernel's value. No reply waits for this; transactions
 are open only to look and to record. The runtime gets the new nodes with the next reply, as no update is sent
 to it outside of replies.
@@ -12,7 +14,7 @@ to it outside of replies.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -30,7 +32,11 @@ from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import MEMORY
 from bayplan.model.sentences import move as move_text
 from bayplan.placement.changed_promises import (
+    astray,
+    astray_no_more,
+    gathered,
     moved_back,
+    not_gathered,
     not_moved_back,
     widenings,
     with_completed_claims,
@@ -38,8 +44,8 @@ from bayplan.placement.changed_promises import (
     with_widened_placements,
 )
 from bayplan.placement.memory_policy import node_for_the_kernel, with_node_for_the_kernel
-from bayplan.placement.page_placement import LivePages, Return
-from bayplan.quantity import MIB, format_bytes
+from bayplan.placement.page_placement import REST_BYTES, LivePages, Return, Waiting
+from bayplan.quantity import format_bytes
 from bayplan.sets import nodes_text
 
 logger = logging.getLogger(__name__)
@@ -47,12 +53,10 @@ logger = logging.getLogger(__name__)
 PAUSE_S: Final = 2.0
 """Before a round, and before the kernel is looked at after one: where containers come and go by the dozen, a
 single round is enough; and a runtime that is carrying out an update writes the nodes that it knows of."""
-REST_BYTES: Final = 16 * MIB
-"""As much as this may be left: the kernel moves it while cpuset.mems is written. It covers what is allocated
-during the last step, and what the counters of a cgroup are behind on a machine with 64 CPUs (64 pages for
-each)."""
 SETTLING_S: Final = 2.1
 """The kernel sums up a cgroup's counters every two seconds; until then they may show moved pages."""
+AGAIN_S: Final = 600.0
+"""What could not be moved is tried again after this, also if nobody made room."""
 END_S: Final = 1.0
 """Huge pages of a process move all at once: others are looked at meanwhile."""
 
@@ -100,13 +104,15 @@ class PromisedNodes:
         self._in_thread = in_thread
         self._verify_soon = verify_soon
         self._clock_s = clock_s
-        self._staying: set[str] = set()
-        """What could not go back: not again before there is other room."""
+        self._staying: dict[str, float] = {}
+        """What could not go back, and until when: not again before that, or before there is other room."""
         self._offered: tuple[Move, ...] = ()
         self._passed_over: set[str] = set()
         """What could go back by the ledger, and not by the pages: others are asked about first."""
         self._all_asked = False
         self._returning: _Returning | None = None
+        self._waiting: dict[tuple[str, bool], tuple[str, float]] = {}
+        """Why pages of a container, or those that are astray, do not move, and since when."""
         self._ending: asyncio.Future[None] | None = None
 
     async def follow(self, due: asyncio.Event, pause_s: float = PAUSE_S) -> None:
@@ -187,20 +193,26 @@ class PromisedNodes:
         """A few who can go back by the ledger, with each look others, until all were asked about."""
         if self._ending is not None and not self._ending.done():
             return ()
-        known = self._state.ledger.entries.keys()
-        self._staying, self._passed_over = self._staying & known, self._passed_over & known
-        self._offered = _possible(self._state.basis, self._staying | self._passed_over)
+        known, now_s = self._state.ledger.entries.keys(), self._clock_s()
+        self._staying = {key: at_s for key, at_s in self._staying.items() if key in known and at_s > now_s}
+        self._passed_over &= known
+        self._offered = _possible(self._state.basis, self._staying.keys() | self._passed_over)
         self._all_asked = not self._offered
         if self._all_asked and self._passed_over:
             self._passed_over = set()
             self._offered = _possible(self._state.basis, self._staying)
         return self._offered
 
+    def stray(self, live: LivePages) -> tuple[Move, ...]:
+        """Whose pages are to leave nodes that it may not use."""
+        return tuple(move for move in astray(live) if move.container_id not in self._staying)
+
     async def look(self, live: LivePages, *, relieves: bool) -> bool:
         """Do what follows from *live* for the nodes of promises, more of them only where it *relieves*;
         whether any changed, or who is going back in *live* does not any more."""
         if relieves and live.plan.unmet_bytes and await self._widen(live):
             return True
+        await self._say_why(live)
         self.is_due = live.back is None and not self._all_asked
         if live.back is None:
             self._returning = None
@@ -215,7 +227,8 @@ class PromisedNodes:
         if not obstacle and self._is_waited_for(live.back):
             return False
         self._returning = None
-        self._ending = asyncio.ensure_future(self._ended(move, going.moved_bytes, obstacle))
+        end = self._gather if live.back.astray else self.end
+        self._ending = asyncio.ensure_future(self._ended(end(move, going.moved_bytes, obstacle)))
         await asyncio.wait([self._ending], timeout=self.bounds.waited_s)
         return True
 
@@ -228,7 +241,7 @@ class PromisedNodes:
     async def end(self, move: Move, moved_bytes: int = 0, obstacle: str = "") -> bool:
         """Have the container of *move* on its own nodes, where its pages are by now, or say why that cannot
         be; whether it is."""
-        self._staying.add(move.container_id)
+        self._stays(move)
         entry = self._state.ledger.entries.get(move.container_id)
         expected = self._state.expectations((move.container_id,))
         if entry is None or not expected:
@@ -251,23 +264,84 @@ class PromisedNodes:
         self.is_due = True
         return returned
 
-    async def _ended(self, move: Move, moved_bytes: int, obstacle: str) -> None:
+    async def _ended(self, work: Awaitable[object]) -> None:
         try:
-            await self.end(move, moved_bytes, obstacle)
+            await work
         except Exception:
             # As with `follow`.
             logger.exception("freed memory could not be used for a container that was to go back")
 
+    async def _gather(self, move: Move, moved_bytes: int, why: str) -> None:
+        """Record that the pages of the container of *move* have left nodes that it may not use, or why they
+        have not."""
+        if why:
+            self._stays(move)
+        else:
+            fields = {"container": move.name, "container_id": move.container_id, "move": move_text(move)}
+            logger.info("pages moved", extra={**fields, "moved_bytes": moved_bytes})
+        self._state.counters["pages_moved_bytes"] += moved_bytes
+        async with self._state.transaction() as transaction:
+            ledger = transaction.basis.ledger
+            if move.container_id in ledger.entries:
+                told = not_gathered(ledger, move, why) if why else gathered(ledger, move.container_id)
+                await self._tell(transaction, told, move, why)
+        self.is_due = True
+
+    async def _say_why(self, live: LivePages) -> None:
+        """Record why pages do not move, of those that have waited for as long as a return may take; and no
+        more of those whose pages are not there any more."""
+        now_s, back, due = self._clock_s(), live.back, list[Waiting]()
+        begun = set() if back is None else {(back.move.container_id, back.astray)}
+        kept = {key: one for key, one in self._waiting.items() if key[0] in live.containers}
+        self._waiting = {key: one for key, one in kept.items() if key not in begun}
+        for one in live.waiting:
+            key = one.move.container_id, one.astray
+            why, since_s = self._waiting.setdefault(key, (one.why, now_s))
+            if why != one.why:
+                self._waiting[key] = one.why, now_s
+            elif now_s - since_s >= self.bounds.deadline_s:
+                due.append(one)
+        for one in due:
+            await self._tell_if_new(one)
+        for gone in astray_no_more(self._state.ledger, live):
+            async with self._state.transaction() as transaction:
+                if gone in transaction.basis.ledger.entries:
+                    await transaction.commit(gathered(transaction.basis.ledger, gone))
+
+    async def _tell_if_new(self, one: Waiting) -> None:
+        """Record why a container waits, unless that is known."""
+        tell = not_gathered if one.astray else not_moved_back
+        if one.move.container_id not in self._state.ledger.entries:
+            return
+        if tell(self._state.ledger, one.move, one.why) is self._state.ledger:
+            return
+        async with self._state.transaction() as transaction:
+            ledger = transaction.basis.ledger
+            if one.move.container_id in ledger.entries:
+                await self._tell(transaction, tell(ledger, one.move, one.why), one.move, one.why)
+
+    async def _tell(self, transaction: Transaction, told: Ledger, move: Move, why: str) -> None:
+        """Record what is *told* of the container of *move*, and log *why* its pages stay, if they do."""
+        if why:
+            self._state.counters["returns_failed"] += 1
+            fields = {"container": move.name, "container_id": move.container_id, "move": move_text(move)}
+            logger.warning("container stays on more nodes than it needs", extra={**fields, "why": why})
+        if told is not transaction.basis.ledger:
+            await transaction.commit(told)
+
+    def _stays(self, move: Move) -> None:
+        self._staying[move.container_id] = self._clock_s() + AGAIN_S
+
     def _obstacle(self, back: Return, going: _Returning, now_s: float) -> str:
         """Why it cannot go back; empty if it can, or may yet."""
-        if back.left_bytes <= REST_BYTES:
+        if not self._is_waited_for(back):
             return ""
         there = f"{format_bytes(back.left_bytes)} on {nodes_text(back.move.before - back.move.after)}"
-        if not going.moved_bytes and back.left_bytes > self.bounds.most_bytes:
+        if not (going.moved_bytes or back.astray) and back.left_bytes > self.bounds.most_bytes:
             return f"it has {there}, and at most {format_bytes(self.bounds.most_bytes)} are moved at once"
         if now_s - going.moving_s >= SETTLING_S:
             return f"{there} could not be moved" + (f": {back.obstacle}" if back.obstacle else "")
-        if going.spent_s >= self.bounds.deadline_s:
+        if going.spent_s >= self.bounds.deadline_s and not back.astray:
             return f"{there} could not be moved within {self.bounds.deadline_s:g} s"
         return ""
 
@@ -306,11 +380,7 @@ class PromisedNodes:
         }
         state.counters["pages_moved_bytes"] += moved_bytes
         if obstacle:
-            state.counters["returns_failed"] += 1
-            logger.warning("container stays on more nodes than it needs", extra={**fields, "why": obstacle})
-            wide = not_moved_back(ledger, move, obstacle)
-            if wide is not ledger:
-                await transaction.commit(wide)
+            await self._tell(transaction, not_moved_back(ledger, move, obstacle), move, obstacle)
             return False
         if not _possible(transaction.basis, ledger.entries.keys() - {key}):
             logger.info(

@@ -42,7 +42,7 @@ from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.records import PageMoveRecord
 from bayplan.placement.brakes import allowed_growth
-from bayplan.placement.changed_promises import goes_back
+from bayplan.placement.changed_promises import Gathering, Left
 from bayplan.placement.page_owners import (
     StartingRoom,
     container_pages,
@@ -62,12 +62,10 @@ from bayplan.placement.page_placement import (
     NodeMemory,
     PageMove,
     Plan,
-    Return,
     Risk,
     enough_free_bytes,
     have_lost_much,
     have_to_reclaim,
-    homeward,
     plan,
     soon_lost_bytes,
     widened,
@@ -431,8 +429,8 @@ class PressureWatch:
         self.looked.set()
         state = self._state
         is_off, returns = self.mode is MemoryPressure.OFF, tuple[Move, ...]()
-        if is_off and not (returns := self._promised.candidates()):
-            self.latest, self._problem, self._promised.is_due = None, "", False
+        if is_off and not (returns := self._promised.candidates()) and not self._promised.is_due:
+            self.latest, self._problem = None, ""
             return None
         try:
             nodes, waits = await self._in_thread(lambda: (self.read_nodes(), self.brakes.is_look_due()))
@@ -450,6 +448,9 @@ class PressureWatch:
             self._problem = str(error)
             return None
         self._problem = ""
+        if is_off and not (returns or seen.back or seen.waiting):
+            self.latest, self._promised.is_due = None, False
+            return None
         self._enough_bytes = {
             node: least_bytes + self._zones.get(node, NO_ZONES).reserve_bytes
             for node, least_bytes in enough_free_bytes(seen, start_bytes(look.machine)).items()
@@ -547,22 +548,19 @@ class PressureWatch:
         # Nobody goes back while pages are moved off a node that is short of what was promised: that comes
         # first, and what goes back meanwhile may be what has to leave next.
         waits = found.moves and self.mode.relieves
-        move = None if waits else goes_back(seen, returns, bands[1])
-        return seen if move is None else self._with_return(seen, look, move)
+        gathering = Gathering(seen, look.ledger, bands[1], machine.distance, self._left_of)
+        return gathering.next_of(self._promised.stray(seen), returns, short_first=bool(waits))
 
-    def _with_return(self, seen: LivePages, look: Look, move: Move) -> LivePages:
-        """*seen* with the moves that bring the container of *move* back. Blocks."""
+    def _left_of(self, move: Move) -> Left:
+        """What the container of *move* has on the nodes that it leaves. Blocks."""
         key, leave = move.container_id, move.before - move.after
         try:
             held = read_held(self._hierarchy, self.memory.cgroups[key])
         except (AbsentError, KeyError):
             held = HeldPages()
         there_bytes = {node: amount for node, amount in held.movable_bytes.items() if node in leave}
-        movable_bytes, machine = self.relief.movable(key, there_bytes), look.machine
-        moves = homeward(seen, move, movable_bytes, goal_bytes(machine), machine.distance)
         left_bytes = sum(amount for node, amount in held.of_processes_bytes.items() if node in leave)
-        back = Return(move, left_bytes, self.relief.obstacle(key))
-        return replace(seen, plan=replace(seen.plan, moves=moves), back=back)
+        return Left(self.relief.movable(key, there_bytes), left_bytes, self.relief.obstacle(key))
 
     def _soon_lost_bytes(
         self, nodes: Mapping[int, NodeMemory], expected_bytes: Mapping[int, int]
@@ -612,7 +610,12 @@ class PressureWatch:
                 held = HeldPages()  # It does not run yet: all of its promise is outstanding.
             movable_bytes = self.relief.movable(one.container_id, held.movable_bytes)
             found[one.container_id] = container_pages(
-                look.machine, entry, held.unreclaimable_bytes, movable_bytes, held.of_files_bytes
+                look.machine,
+                entry,
+                held.unreclaimable_bytes,
+                movable_bytes,
+                held.of_files_bytes,
+                held.of_processes_bytes,
             )
         shared_out, idle = with_claims_shared_out(look.ledger, found)
         return with_pods_shared_out(look.ledger, shared_out), idle

@@ -254,9 +254,9 @@ class PageRelief:
         one = seen.holder(move.container_id)
         key = move.container_id, move.source
         before = self._stuck.get(key)
-        left_bytes = max(0, one.movable_bytes.get(move.source, 0) - found.moved_bytes)
-        if before is not None:
-            left_bytes += before.amount_bytes
+        stuck_bytes = 0 if before is None else before.amount_bytes
+        there_bytes = one.movable_bytes.get(move.source, 0) + stuck_bytes
+        left_bytes = max(stuck_bytes, one.astray_bytes.get(move.source, there_bytes) - found.moved_bytes)
         left_bytes = min(left_bytes, self._held_bytes(cgroup, move.source))
         until_s = self._clock_s() + (PASSING_S if found.passing else STUCK_S)
         self._stuck[key] = _Stuck(left_bytes, until_s, found.obstacle)

@@ -273,6 +273,10 @@ class ShadowPromisedNodes(PromisedNodes):
     async def before_start(self, container_id: str) -> None:
         """As of `PromisedNodes`."""
 
+    def stray(self, live: LivePages) -> tuple[Move, ...]:
+        """Nobody's: no container has the nodes of the ledger."""
+        return ()
+
     def _is_waited_for(self, back: Return) -> bool:
         return False
 

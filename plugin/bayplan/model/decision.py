@@ -638,7 +638,10 @@ MEMORY_TAKEN: Final = "memory-taken"
 RELOCATED: Final = "relocated"
 """Code of the reason that a container went to other nodes so that another one fits."""
 
-LATER_CODES: Final = frozenset({MOVED_OVER, STAYS_WIDE, MEMORY_TAKEN, RELOCATED})
+PAGES_ASTRAY: Final = "pages-astray"
+"""Code of the reason why pages of a container lie where it may not have any."""
+
+LATER_CODES: Final = frozenset({MOVED_OVER, STAYS_WIDE, MEMORY_TAKEN, RELOCATED, PAGES_ASTRAY})
 """Codes of what happened to a container since it was decided about."""
 
 

@@ -15,10 +15,16 @@ the same on one node more, and on those without which its set would cross anothe
 exact engine's flows prove that all of it fits there beside every other promise, and the nodes have the
 memory. Its pages may then be moved there, too. It goes back when its own nodes have what they need. What may
 not be moved stays (`page_owners.stays`).
+
+*Pages* come to nodes for three reasons. *Astray* are those on nodes that a container may not use: it was
+created without a decision, or the kernel could not move them when its cpuset changed. Who *leaves* nodes was
+promised all of it on others. Who was placed on fewer nodes than it has *goes back*. The first two have their
+promise where the pages go, so that these come in pieces, as far as there is room beside what is outstanding
+to others. The third goes only where all that is outstanding then has room, with a band beside it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -27,10 +33,29 @@ from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.engines.exact.topology import NodeTopology
 from bayplan.engines.interface import Engine
 from bayplan.model.basis import Basis
-from bayplan.model.decision import MEMORY_TAKEN, OVERCOMMITTED, STAYS_WIDE, Claim, Move, Reason, Request
+from bayplan.model.decision import (
+    MEMORY_TAKEN,
+    OVERCOMMITTED,
+    PAGES_ASTRAY,
+    STAYS_WIDE,
+    Claim,
+    Move,
+    Reason,
+    Request,
+)
 from bayplan.model.ledger import Ledger
 from bayplan.placement.page_owners import stays
-from bayplan.placement.page_placement import ContainerPages, LivePages, short_nodes, unmet_bytes
+from bayplan.placement.page_placement import (
+    REST_BYTES,
+    ContainerPages,
+    Distance,
+    LivePages,
+    Return,
+    Waiting,
+    homeward,
+    short_nodes,
+    unmet_bytes,
+)
 from bayplan.quantity import MIB, format_bytes
 from bayplan.sets import NodeSet, nodes_text
 
@@ -88,12 +113,26 @@ def not_moved_back(ledger: Ledger, move: Move, why: str) -> Ledger:
     """*ledger* with the reason *why* the container of *move* stays where it is."""
     there, here = nodes_text(move.after), nodes_text(move.before)
     text = f"there is room on {there} again, but it stays on {here}: {why}"
+    if ledger.entries[move.container_id].decision.placement.leaving is not None:
+        text = f"its pages are to go to {there}, and it stays on {here}: {why}"
     return _with_reasons(ledger, move.container_id, Reason(STAYS_WIDE, text))
 
 
-def _with_reasons(ledger: Ledger, container_id: str, *more: Reason) -> Ledger:
+def not_gathered(ledger: Ledger, move: Move, why: str) -> Ledger:
+    """*ledger* with the reason *why* pages of the container of *move* are where it may not have any."""
+    there, here = nodes_text(move.before - move.after), nodes_text(move.after)
+    text = f"pages of it are on {there}, and it may have them on {here} alone: {why}"
+    return _with_reasons(ledger, move.container_id, Reason(PAGES_ASTRAY, text), ended=PAGES_ASTRAY)
+
+
+def gathered(ledger: Ledger, container_id: str) -> Ledger:
+    """*ledger* after the pages of a container have come to its nodes."""
+    return _with_reasons(ledger, container_id, ended=PAGES_ASTRAY)
+
+
+def _with_reasons(ledger: Ledger, container_id: str, *more: Reason, ended: str = STAYS_WIDE) -> Ledger:
     entry = ledger.entries[container_id]
-    kept = tuple(reason for reason in entry.decision.reasons if reason.code != STAYS_WIDE)
+    kept = tuple(reason for reason in entry.decision.reasons if reason.code != ended)
     if (*kept, *more) == entry.decision.reasons:
         return ledger
     return ledger.with_entry(replace(entry, decision=replace(entry.decision, reasons=(*kept, *more))))
@@ -154,6 +193,7 @@ MOST_TRIED: Final = 16
 """So many containers are tried: each costs a flow for each node."""
 LEAST_GAIN_BYTES: Final = 32 * MIB
 """Nobody gets more nodes for less than this, unless that is all that lacks; several together may."""
+SHORT_FIRST: Final = "pages are moved off a node that is short of memory first"
 
 
 def widenings(basis: Basis, live: LivePages) -> tuple[Move, ...]:
@@ -222,6 +262,87 @@ def goes_back(live: LivePages, moves: Iterable[Move], kept_bytes: Mapping[int, i
             if not short_nodes(live.nodes, back, kept_bytes) & move.after:
                 return move
     return None
+
+
+class Left(NamedTuple):
+    """What of a container's memory can be moved off the nodes that it leaves, what is there, and why some of
+    it did not move."""
+
+    movable_bytes: Mapping[int, int]
+    there_bytes: int
+    obstacle: str
+
+
+Seen = Callable[[Move], Left]
+"""What the container of a move has on the nodes that it leaves."""
+
+
+def astray(live: LivePages) -> tuple[Move, ...]:
+    """Whose pages are on nodes that it may not use, by id."""
+    found = []
+    for key, one in sorted(live.containers.items()):
+        if one.has_astray:
+            found.append(Move(key, one.name, one.nodes | NodeSet(one.astray_bytes), one.nodes))
+    return tuple(found)
+
+
+def astray_no_more(ledger: Ledger, live: LivePages) -> tuple[str, ...]:
+    """Who is said to have pages on nodes that it may not use, and has none there."""
+    return tuple(
+        key
+        for key, entry in ledger.entries.items()
+        if any(reason.code == PAGES_ASTRAY for reason in entry.decision.reasons)
+        and key in live.containers
+        and not live.containers[key].has_astray
+    )
+
+
+class Gathering(NamedTuple):
+    """What the choice is made by; *kept_bytes* are left beside the promises where possible."""
+
+    live: LivePages
+    ledger: Ledger
+    kept_bytes: Mapping[int, int]
+    distance: Distance
+    seen: Seen
+
+    def next_of(self, stray: Sequence[Move], returns: Sequence[Move], *, short_first: bool) -> LivePages:
+        """What is seen, with the moves of the first of *stray*, then of *returns*, that can be made, and why
+        those before it cannot; none of them while pages are moved off a node that is *short_first*."""
+        waiting = list[Waiting]()
+        for move in (*stray, *returns):
+            is_astray = move in stray
+            if move.container_id not in self.live.containers:
+                continue
+            found = SHORT_FIRST if short_first else self._begun(move, is_astray=is_astray)
+            if isinstance(found, LivePages):
+                return replace(found, waiting=tuple(waiting))
+            waiting.append(Waiting(move, found, is_astray))
+        return replace(self.live, waiting=tuple(waiting)) if waiting else self.live
+
+    def _begun(self, move: Move, *, is_astray: bool) -> LivePages | str:
+        """What is seen with *move* being made, or why it cannot be."""
+        live, entry = self.live, self.ledger.entries.get(move.container_id)
+        is_there = is_astray or (entry is not None and entry.decision.placement.leaving is not None)
+        if not is_there and goes_back(live, [move], self.kept_bytes) is None:
+            return f"{nodes_text(move.after)} cannot give what is promised there at the moment"
+        there = self.seen(move)
+        moves = homeward(live, move, there.movable_bytes, self.kept_bytes, self.distance)
+        if is_there and not moves:
+            # Pages that two containers have on each other's nodes come through little room.
+            moves = homeward(live, move, there.movable_bytes, {}, self.distance)
+        if is_there and not moves and self._is_full(move, there):
+            return f"{nodes_text(move.after)} cannot give what is promised there at the moment"
+        back = Return(move, there.there_bytes, there.obstacle, is_astray)
+        return replace(live, plan=replace(live.plan, moves=moves), back=back)
+
+    def _is_full(self, move: Move, there: Left) -> bool:
+        """Whether a container that has its promise where it goes with *move* has to wait until there is room:
+        for its pages, or for what is outstanding there once it has no other nodes."""
+        if there.there_bytes > REST_BYTES:
+            return any(there.movable_bytes.values())
+        after = _with_nodes(self.live, {move.container_id: move.after})
+        return bool(short_nodes(self.live.nodes, after) & move.after)
 
 
 def _movers(flows: ResourceFlows, live: LivePages) -> Iterator[Mover]:

@@ -114,6 +114,9 @@ def decide_with_pools(
             break
     if found or not _lacks(decision):
         return decision, found
+    if _rank(decide(replace(basis, machine=_with_plenty(basis.machine, request)), trying))[0]:
+        # It is refused for something else.
+        return decision, {}
     reason = Reason(POOL_LIMIT, pages_to_be_had(dict(rooms.to_be_had(request, nodes))))
     return replace(decision, reasons=(*decision.reasons, reason)), {}
 
@@ -136,6 +139,22 @@ def lacks_pages(decision: Decision, policy: PlacementPolicy) -> bool:
         return False
     sizes = {hugepages(size) for row in policy.hugepage_pools.values() for size in row}
     return not sizes.isdisjoint(decision.request.hugepages_bytes)
+
+
+def _with_plenty(machine: Machine, request: Request) -> Machine:
+    """*machine* with as many huge pages more on each node as *request* asks for, and no less of other
+    memory."""
+    more = {
+        hugepage_size_bytes(resource): amount
+        for resource, amount in hugepages_of(claimed_amounts(request)).items()
+    }
+
+    def of(node: Node) -> Node:
+        pools = {size: node.hugepages_bytes[size] + more.get(size, 0) for size in node.hugepages_bytes}
+        added_bytes = sum(pools.values()) - sum(node.hugepages_bytes.values())
+        return replace(node, hugepages_bytes=pools, memory_bytes=node.memory_bytes + added_bytes)
+
+    return replace(machine, nodes=tuple(map(of, machine.nodes)))
 
 
 def idle_pools(basis: Basis, free_bytes: Pools) -> Pools:

@@ -51,11 +51,16 @@ def container_pages(
     held_bytes: Mapping[int, int],
     movable_bytes: Mapping[int, int],
     cache_bytes: Mapping[int, int],
+    of_processes_bytes: Mapping[int, int] = {},
 ) -> ContainerPages:
     """The container of *entry*, which holds *held_bytes* by node that cannot be reclaimed, beside its page
-    cache; *movable_bytes* of them could be moved by what they are."""
-    request = entry.decision.request
+    cache; *movable_bytes* of them could be moved by what they are, and *of_processes_bytes* are no memory of
+    the kernel."""
+    request, mems = entry.decision.request, entry.decision.placement.mems
     nodes = allowed_nodes(machine, entry.decision)
+    # Where nobody restricts it, none are astray; nor are those that the kernel demotes to a slower tier.
+    forbidden = NodeSet() if mems is None else machine.ordinary_nodes - mems - nodes
+    astray = {node: amount for node, amount in of_processes_bytes.items() if amount and node in forbidden}
     return ContainerPages(
         entry.container_id,
         request.name,
@@ -65,6 +70,7 @@ def container_pages(
         {} if stays(entry) else {node: amount for node, amount in movable_bytes.items() if node in nodes},
         _RANKS[request.qos],
         {} if request.opted_out else cache_bytes,
+        {} if stays(entry) else astray,
     )
 
 

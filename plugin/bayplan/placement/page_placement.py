@@ -38,6 +38,10 @@ NAMED: Final = 5
 CRUMB_BYTES: Final = 2 * MIB
 """What a container has less of on a node is moved last: to find out which of its pages are there costs as
 much as to move this."""
+REST_BYTES: Final = 16 * MIB
+"""As much as this may be left where pages are to leave nodes: the kernel moves it while cpuset.mems is
+written. It covers what is allocated during the last step, and what the counters of a cgroup are behind on a
+machine with 64 CPUs (64 pages for each)."""
 MOST_RISKS: Final = 16
 """How many sets a plan names, the narrowest ones; what is moved does not depend on it."""
 
@@ -64,7 +68,8 @@ class NodeMemory(Struct, frozen=True):
 class ContainerPages(Struct, frozen=True):
     """One container, or other processes that may be moved: where its memory may lie (``nodes``), what it was
     promised there, what it holds on each node that cannot be reclaimed, how much of that could be moved, to
-    others of its nodes if it has several, and its page cache. The lowest ``rank`` is moved first."""
+    others of its nodes if it has several, and its page cache. The lowest ``rank`` is moved first.
+    ``astray_bytes`` of its processes' memory are on nodes where it may not have any."""
 
     container_id: str
     name: str
@@ -74,11 +79,17 @@ class ContainerPages(Struct, frozen=True):
     movable_bytes: Mapping[int, int] = {}
     rank: int = 0
     cache_bytes: Mapping[int, int] = {}
+    astray_bytes: Mapping[int, int] = {}
 
     @property
     def used_bytes(self) -> int:
         """Held on its nodes."""
         return sum(amount for node, amount in self.held_bytes.items() if node in self.nodes)
+
+    @property
+    def has_astray(self) -> bool:
+        """Whether there are pages on nodes where it may not have any, beside a few that do not count."""
+        return sum(self.astray_bytes.values()) > REST_BYTES
 
     @property
     def outstanding_bytes(self) -> int:
@@ -130,20 +141,31 @@ class Plan(Struct, frozen=True):
 
 
 class Return(Struct, frozen=True):
-    """A container that goes back to the nodes that it was placed on. ``left_bytes`` of its processes' memory
-    are not there yet; ``obstacle`` says why some of it did not move, as far as that is known."""
+    """A container whose pages come to the nodes where it is to have them. ``left_bytes`` of its processes'
+    memory are not there yet; ``obstacle`` says why some of it did not move, as far as that is known.
+    ``astray``: it may not use the nodes that they leave, so that nothing else changes."""
 
     move: Move
     left_bytes: int
     obstacle: str = ""
+    astray: bool = False
+
+
+class Waiting(Struct, frozen=True):
+    """A container whose pages do not come to the nodes where it is to have them at the moment, and why; the
+    rest as for `Return`."""
+
+    move: Move
+    why: str
+    astray: bool = False
 
 
 class LivePages(Struct, frozen=True, dict=True):
     """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows.
     ``outside`` are the machine's own services, by the paths of their cgroups; ``kept`` is what eviction
     thresholds that are met want available, as if it were promised on the node, and what resource claims hold
-    that no container can use yet. ``back`` is whose pages all
-    moves of the plan are, where nobody's have to make room."""
+    that no container can use yet. ``back`` is whose pages all moves of the plan are, where nobody's have to
+    make room, and ``waiting`` are those who come after it, or cannot at the moment."""
 
     measured_us: int
     nodes: Mapping[int, NodeMemory]
@@ -152,6 +174,7 @@ class LivePages(Struct, frozen=True, dict=True):
     outside: Mapping[str, ContainerPages] = {}
     kept: tuple[ContainerPages, ...] = ()
     back: Return | None = None
+    waiting: tuple[Waiting, ...] = ()
 
     @property
     def everybody(self) -> tuple[ContainerPages, ...]:

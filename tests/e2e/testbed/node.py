@@ -93,7 +93,7 @@ class Node:
         return self.kernel.view(engine.pid(container_id))
 
     def await_view(
-        self, running: Running, condition: Callable[[ContainerView], bool], *, limit_s: float = LIMIT_S
+        self, running: Running | str, condition: Callable[[ContainerView], bool], *, limit_s: float = LIMIT_S
     ) -> ContainerView:
         """Wait until the kernel's view of a container is as wanted; the view then. What others give back
         comes beside the end of theirs."""

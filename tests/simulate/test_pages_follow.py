@@ -1,0 +1,313 @@
+"""Pages of containers lie where nothing is promised to these: the daemon was killed while it moved somebody,
+or before its answer reached the runtime. They come to the nodes of the promise, or it is said why they do
+not, however often the daemon is killed.
+
+The node is simulated: bytes of each container on each node, which go where there is room for them, also by
+the kernel itself when a cpuset changes.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from bayplan.config.settings import MemoryPressure
+from bayplan.daemon.memory_pressure import PressureWatch
+from bayplan.daemon.page_relief import PageRelief
+from bayplan.errors import PlacementError
+from bayplan.host.page_moves import PagesMoved
+from bayplan.model.decision import PAGES_ASTRAY, STAYS_WIDE, QosClass
+from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
+from bayplan.model.workload import Container, ContainerState, Pod
+from bayplan.nri import Event
+from bayplan.placement.page_placement import REST_BYTES
+from bayplan.quantity import GIB, MIB
+from bayplan.sets import NodeSet
+from support.controllers import Controlled, controlled, here
+from support.live_nodes import LiveNodes
+from support.machines import container, machine, pod
+from support.oci_node import OciNode
+
+MOVING = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE, defragment=Defragment.MOVE)
+SAID = {STAYS_WIDE, PAGES_ASTRAY}
+ENOUGH_S = 300.0
+MODES = [MemoryPressure.OFF, MemoryPressure.OBSERVE, MemoryPressure.RELIEVE]
+
+
+@dataclass
+class SimulatedNode:
+    """What stays when the daemon is killed: the disk, the kernel, what the runtime has, and the time."""
+
+    directory: Path
+    live: LiveNodes
+    mode: MemoryPressure
+    now_s: float = 1000.0
+    made: dict[str, tuple[Pod, Container]] = field(default_factory=dict)
+    locked: set[str] = field(default_factory=set)
+    """The cgroups of containers whose pages the kernel does not move."""
+    known_mems: dict[str, str] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def daemon(self) -> AsyncIterator["Daemon"]:
+        """A daemon that has read the disk, and that the runtime has told what runs."""
+        on = machine(len(self.live.total_bytes), 2, self.live.total_bytes[0])
+        async with controlled(self.directory / "state", MOVING, on=on) as one:
+            hierarchy = self.live.node.hierarchy
+            promised = one.promised_nodes(hierarchy, lambda: self.now_s)
+            relief = PageRelief(hierarchy, GIB, move=self.move, clock_s=lambda: self.now_s)
+            watch = PressureWatch(
+                one.controller.state,
+                hierarchy,
+                here,
+                self.mode,
+                relief,
+                promised,
+                clock_s=lambda: self.now_s,
+            )
+            daemon = Daemon(self, one, watch)
+            if self.made:
+                pods, containers = zip(*self.made.values(), strict=True)
+                await one.controller.synchronize(pods, containers)
+                for name in self.made:
+                    self.runtime_has(one, name)
+                await promised.use_freed_memory()
+            yield daemon
+
+    def runtime_has(self, one: Controlled, name: str) -> None:
+        """The runtime has the container as the ledger says, and so has the kernel."""
+        owner, known = self.made[name]
+        placement = one.controller.state.ledger.entries[name].decision.placement
+        cpus = placement.exclusive_cpus or one.controller.state.basis.shared_cpus
+        spec = replace(known.resources, cpuset_cpus=cpus, cpuset_mems=placement.mems)
+        self.made[name] = owner, replace(known, state=ContainerState.RUNNING, resources=spec)
+        file = self.live.node.directory(known.cgroups_path) / "cpuset.mems"
+        file.write_text(f"{placement.mems}\n")
+        self.migrate()
+
+    def migrate(self) -> None:
+        """The kernel moves what is on nodes that a changed cpuset does not have any more, as far as there is
+        room."""
+        for _, one in self.made.values():
+            path = one.cgroups_path
+            mems = (self.live.node.directory(path) / "cpuset.mems").read_text().strip()
+            if mems == self.known_mems.get(path):
+                continue
+            self.known_mems[path] = mems
+            nodes = NodeSet.parse(mems)
+            for source in [node for node in self.live.held[path] if node not in nodes]:
+                for target in nodes:
+                    self.moved(path, source, target, self.live.held[path][source])
+
+    def moved(self, path: str, source: int, target: int, wanted_bytes: int) -> int:
+        return 0 if path in self.locked else self.live.move(path, source, target, wanted_bytes)
+
+    def move(
+        self, cgroup: str, source: int, target: int, wanted: int, go_on: Callable[[int], bool]
+    ) -> PagesMoved:
+        part = self.moved(cgroup, source, target, wanted) if go_on(0) else 0
+        problem = "" if part == wanted else "the kernel refuses it" if cgroup in self.locked else "no room"
+        return PagesMoved(part, wanted - part, problem, exhausted=True, passing=cgroup not in self.locked)
+
+    def held(self, name: str) -> dict[int, int]:
+        """What it has, by node, without nodes where it has nothing."""
+        row = self.live.held[self.made[name][1].cgroups_path]
+        return {node: amount for node, amount in row.items() if amount}
+
+
+@dataclass
+class Daemon:
+    """One run of the daemon on *node*."""
+
+    node: SimulatedNode
+    one: Controlled
+    watch: PressureWatch
+
+    async def create(self, name: str, memory_bytes: int, cpus: int, on: int | None = None) -> bool:
+        """Create and start it, unless it is refused; whether it was not."""
+        wish = {} if on is None else {"bayplan.dev/required-nodes": str(on)}
+        owner = pod(name, QosClass.GUARANTEED, wish)
+        made = container(name, owner, memory_bytes=memory_bytes, milli_cpus=cpus * 1000 or 100)
+        made = replace(made, cgroups_path=f"/kubepods/pod{name}/{name}")
+        try:
+            await self.one.controller.create_container(owner, made)
+        except PlacementError:
+            return False
+        self.node.made[name] = owner, made
+        self.node.live.hold(made.cgroups_path, {})
+        return True
+
+    async def start(self, name: str, held_bytes: Mapping[int, int]) -> None:
+        """It runs, with so much on each node, wherever that is."""
+        self.node.live.hold(self.node.made[name][1].cgroups_path, held_bytes)
+        await self.one.controller.state_changed(Event.POST_START_CONTAINER, *self.node.made[name])
+
+    async def pass_by(self, seconds: float) -> None:
+        """Let so much time pass."""
+        end_s = self.node.now_s + seconds
+        while self.node.now_s < end_s:
+            self.node.now_s += 1.0
+            if self.one.room_due.is_set():
+                self.one.room_due.clear()
+                await self.watch._promised.use_freed_memory()
+            if self.watch.is_look_due():
+                await self.watch.look()
+                self.node.migrate()
+
+    def at_home(self, name: str) -> bool:
+        """Whether its pages are where it is promised memory, and it may have them nowhere else."""
+        placement = self.one.controller.state.ledger.entries[name].decision.placement
+        away = sum(size for at, size in self.node.held(name).items() if at not in placement.claimed.nodes)
+        return placement.leaving is None and away <= REST_BYTES
+
+    def codes(self, name: str) -> set[str]:
+        """The codes of the reasons of its decision."""
+        return {reason.code for reason in self.one.controller.state.ledger.entries[name].decision.reasons}
+
+
+def simulated(directory: Path, mode: MemoryPressure, nodes: int = 4, size_mib: int = 850) -> SimulatedNode:
+    live = LiveNodes(OciNode(directory / "root"), dict.fromkeys(range(nodes), size_mib * MIB))
+    return SimulatedNode(directory, live, mode)
+
+
+async def in_pieces(node: SimulatedNode, taken_mib: int = 0) -> str:
+    """A node in pieces, on which "late" fits once "db" is elsewhere. The daemon is killed between its record
+    and its reply, so that "late" begins without an answer: it takes memory where "db" is to go. Somebody else
+    has *taken_mib* there."""
+    async with node.daemon() as daemon:
+        for name, mib, cpus, on, held in [
+            ("first", 100, 0, 0, {0: 80}),
+            ("db", 300, 1, None, {0: 200}),
+            ("holder1", 400, 1, 1, {1: 350}),
+            ("holder2", 400, 1, 2, {2: 350}),
+            ("holder3", 400, 1, 3, {3: 350}),
+        ]:
+            assert await daemon.create(name, mib * MIB, cpus, on)
+            node.runtime_has(daemon.one, name)
+            await daemon.start(name, {at: amount * MIB for at, amount in held.items()})
+        assert await daemon.create("late", 550 * MIB, 1)
+        placement = daemon.one.controller.state.ledger.entries["db"].decision.placement
+    (home,) = placement.claimed.nodes
+    room = node.live.free(home) - taken_mib * MIB
+    node.live.outside_bytes[home] = taken_mib * MIB
+    node.live.hold("/kubepods/podlate/late", {home: min(500 * MIB, room)})
+    # Its cpuset has all nodes until somebody says otherwise, and so does no update.
+    (node.live.node.directory("/kubepods/podlate/late") / "cpuset.mems").write_text("0-3\n")
+    node.known_mems["/kubepods/podlate/late"] = "0-3"
+    return str(home)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kills", [0, 3])
+async def test_who_moves_and_the_newcomer_come_to_their_nodes_after_a_kill_before_the_reply(
+    tmp_path: Path, mode: MemoryPressure, kills: int
+) -> None:
+    node = simulated(tmp_path, mode)
+    home = await in_pieces(node)
+    for seconds in [*range(1, 1 + kills), ENOUGH_S]:
+        async with node.daemon() as daemon:
+            await daemon.pass_by(seconds)
+            assert all(daemon.at_home(name) for name in node.made) == (seconds == ENOUGH_S) or kills
+    assert node.held("db") == {int(home): 200 * MIB}
+    assert node.held("late") == {0: 500 * MIB}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_pages_that_two_have_on_each_others_nodes_come_through_little_room(
+    tmp_path: Path, mode: MemoryPressure
+) -> None:
+    """The kernel itself cannot move all of one while the other has its pages there."""
+    node = simulated(tmp_path, mode)
+    home = int(await in_pieces(node))
+    node.live.outside_bytes[0] = 160 * MIB
+    node.live.write()
+    async with node.daemon() as daemon:
+        assert node.held("late")[home] > REST_BYTES
+        await daemon.pass_by(ENOUGH_S)
+        assert [name for name in node.made if not daemon.at_home(name)] == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("what", ["full", "locked"])
+async def test_where_pages_do_not_follow_the_decision_says_why_until_they_do(
+    tmp_path: Path, mode: MemoryPressure, what: str
+) -> None:
+    node = simulated(tmp_path, mode)
+    home = int(await in_pieces(node))
+    if what == "locked":
+        node.locked = {"/kubepods/podlate/late", "/kubepods/poddb/db"}
+    else:
+        for number in (0, home):
+            node.live.outside_bytes[number] = 0
+            node.live.outside_bytes[number] = node.live.free(number)
+        node.live.write()
+    async with node.daemon() as daemon:
+        await daemon.pass_by(ENOUGH_S)
+    async with node.daemon() as daemon:
+        assert STAYS_WIDE in daemon.codes("db")
+        assert PAGES_ASTRAY in daemon.codes("late")
+        node.locked.clear()
+        node.live.outside_bytes = dict.fromkeys(node.live.outside_bytes, 0)
+        node.live.write()
+        await daemon.pass_by(700)
+        assert [name for name in node.made if not daemon.at_home(name)] == []
+        assert SAID.isdisjoint(daemon.codes("db") | daemon.codes("late"))
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from(MODES))
+def test_whatever_lies_wherever_it_comes_home_or_it_is_said_why(seed: int, mode: MemoryPressure) -> None:
+    draw = Random(seed)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+        asyncio.run(_anything(draw, simulated(Path(name), mode, nodes=draw.randint(2, 4))))
+
+
+async def _anything(draw: Random, node: SimulatedNode) -> None:
+    async with node.daemon() as daemon:
+        for number in range(draw.randint(2, 9)):
+            name, on = f"c{number}", draw.choice([None, None, draw.randrange(len(node.live.total_bytes))])
+            mib = draw.choice([60, 100, 200, 300, 400, 550])
+            if not await daemon.create(name, mib * MIB, draw.randint(0, 1), on):
+                continue
+            unadjusted = draw.random() < 0.3
+            if not unadjusted:
+                node.runtime_has(daemon.one, name)
+            held_bytes = mib * MIB * draw.randint(0, 4) // 4
+            await daemon.start(name, _somewhere(draw, node, held_bytes, name, unadjusted=unadjusted))
+            await daemon.pass_by(draw.choice([0, 0, 1, 5]))
+    sums = {name: sum(node.held(name).values()) for name in node.made}
+    for seconds in [draw.uniform(0, 40) for _ in range(draw.randint(0, 3))] + [ENOUGH_S]:
+        async with node.daemon() as daemon:
+            await daemon.pass_by(seconds)
+            if seconds == ENOUGH_S:
+                said = {name for name in node.made if daemon.codes(name) & SAID}
+                assert said == {name for name in node.made if not daemon.at_home(name)}
+    assert {name: sum(node.held(name).values()) for name in node.made} == sums
+    assert min(node.live.free(number) for number in node.live.total_bytes) >= 0
+
+
+def _somewhere(
+    draw: Random, node: SimulatedNode, amount: int, name: str, *, unadjusted: bool
+) -> dict[int, int]:
+    """So much memory, where it may be and there is room."""
+    path = node.made[name][1].cgroups_path
+    every = list(node.live.total_bytes)
+    file = node.live.node.directory(path) / "cpuset.mems"
+    if unadjusted:
+        file.write_text(f"0-{every[-1]}\n")
+        node.known_mems[path] = f"0-{every[-1]}"
+    nodes = [at for at in every if at in NodeSet.parse(file.read_text().strip())]
+    draw.shuffle(nodes)
+    found = {}
+    for at in nodes:
+        part = min(amount, node.live.free(at)) // MIB * MIB
+        if part > 0:
+            found[at] = part
+            amount -= part
+    return found
