@@ -464,9 +464,11 @@ set_up() {
 	done
 	if [ -n "$purpose" ]; then
 		# It tells its steps itself, and ends what it started when it is asked to, or when this program is gone.
+		# And it has a lock for each thing that it makes: who only wants the environment does not wait for an hour.
+		exec 9>&-
 		ending=TERM
 		setpriv --pdeathsig TERM "$here/.venv/bin/python" "$here/tests/e2e/prepare.py" \
-			--done "$done_steps" --total "$total_steps" "$purpose" 9>&- &
+			--done "$done_steps" --total "$total_steps" "$purpose" &
 		child=$!
 		wait "$child" || exit $?
 		child=''

@@ -35,6 +35,8 @@ _ADDRESS: Final = ("pcibusid", "pciaddress", "pciaddr")
 _ROOT: Final = ("pcieroot", "pciroot")
 """The attributes that say where a device is: Kubernetes' own, and what drivers call the same in their domain
 (dra.net, dra.cpu, gpu.amd.com, gpu.intel.com), in any case and with or without underscores."""
+_ENDED: Final = ("Succeeded", "Failed")
+"""Phases of a pod whose claims are given back, and deleted if they were made for it; it may stay for days."""
 MOST_PODS: Final = 1024
 
 
@@ -79,6 +81,7 @@ class _Spec(Struct, frozen=True, rename="camel"):
 
 
 class _Status(Struct, frozen=True, rename="camel"):
+    phase: str = ""
     resource_claim_statuses: tuple[_PodClaim, ...] | None = None
     extended_resource_claim_status: _Extended | None = None
 
@@ -123,9 +126,12 @@ class WantedClaims(Struct, frozen=True):
 
 
 def wanted_of(pod: Object) -> WantedClaims | None:
-    """What *pod*, as the API server has it, says of claims; None if it has none, or they are not made yet."""
+    """What *pod*, as the API server has it, says of claims; None if it has none, or they are not made yet, or
+    its containers have ended."""
     described = msgspec.convert(pod, _Pod)
     spec, status = described.spec, described.status
+    if status.phase in _ENDED:
+        return None
     names = {each.name: each.resource_claim_name for each in spec.resource_claims}
     names |= {each.name: each.resource_claim_name for each in status.resource_claim_statuses or ()}
     rows = [
@@ -183,6 +189,9 @@ class ClaimedDevices:
         self._pods: dict[str, WantedClaims] = {}
         self._due: dict[str, None] = {}
         self._is_due = asyncio.Event()
+        self._failed: set[str] = set()
+        self._again: asyncio.TimerHandle | None = None
+        """When those are tried again."""
         self._places: dict[tuple[str, str, str], ClaimedDevice | None] = {}
         """By driver, pool and name."""
         self._condition = Condition(
@@ -198,7 +207,10 @@ class ClaimedDevices:
         except msgspec.ValidationError as error:
             logger.warning("a pod's claims cannot be read", extra={"problem": str(error)})
             return
-        if wanted is None or self._pods.get(wanted.uid) == wanted or len(self._pods) >= MOST_PODS:
+        if wanted is None:
+            self.forget(pod["metadata"]["uid"])
+            return
+        if self._pods.get(wanted.uid) == wanted or len(self._pods) >= MOST_PODS:
             return
         self._pods[wanted.uid] = wanted
         self._make_due(wanted.uid)
@@ -214,22 +226,27 @@ class ClaimedDevices:
         self._due.pop(uid, None)
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Tell until cancelled. Who comes meanwhile does not wait for those that are tried again later: its
+        containers are created now."""
+        loop = asyncio.get_running_loop()
         while True:
             await self._is_due.wait()
             self._is_due.clear()
-            failed = dict[str, None]()
             while self._due:
                 uid = next(iter(self._due))
                 del self._due[uid]
                 if not await self._tell(self._pods[uid]):
-                    failed[uid] = None
-            if failed:
-                await asyncio.sleep(self._backoff.next_s())
-                for uid in failed.keys() & self._pods.keys():
-                    self._make_due(uid)
-            else:
+                    self._failed.add(uid)
+            if self._failed and self._again is None:
+                self._again = loop.call_later(self._backoff.next_s(), self._try_again)
+            elif not self._failed:
                 self._backoff.reset()
+
+    def _try_again(self) -> None:
+        self._again, failed = None, self._failed
+        self._failed = set()
+        for uid in failed & self._pods.keys():
+            self._make_due(uid)
 
     def _make_due(self, uid: str) -> None:
         self._due[uid] = None

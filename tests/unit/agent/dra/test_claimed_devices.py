@@ -105,11 +105,13 @@ def search(tmp_path: Path) -> DeviceSearch:
 
 
 @asynccontextmanager
-async def agent(api: FakeApiServer, search: DeviceSearch, directory: Path) -> AsyncIterator[Mirror]:
+async def agent(
+    api: FakeApiServer, search: DeviceSearch, directory: Path, again: Backoff | None = None
+) -> AsyncIterator[Mirror]:
     quick = Backoff(lambda: 0.0, first_s=0.01, limit_s=0.01)
     mirror, asked = Mirror(), api.api()
     link = DaemonLink(directory / "agent.sock", mirror, backoff=quick)
-    devices = ClaimedDevices(asked, link, NODE, quick)
+    devices = ClaimedDevices(asked, link, NODE, again or quick)
     watch = ApiPodWatch(asked, NODE, link, AwaitedPods(), backoff=quick, objects=devices)
     async with controlled(directory / "state") as one, AsyncExitStack() as parts:
         claims = ResourceClaims(
@@ -167,6 +169,46 @@ async def test_what_is_not_there_yet_is_waited_for(api: FakeApiServer, search: D
     # The wait has an end.
     search.deadline_s = 0.02
     assert not (await search.find(Pod("other", uid="never"), cdi)).hints
+
+
+async def test_nobody_waits_for_a_pod_whose_claim_cannot_be_read(
+    api: FakeApiServer, search: DeviceSearch
+) -> None:
+    seldom = Backoff(lambda: 0.0, first_s=3600, limit_s=3600)
+    stuck = pod()
+    stuck["metadata"] = {**stuck["metadata"], "uid": "stuck"}
+    stuck["status"]["resourceClaimStatuses"][0]["resourceClaimName"] = "nobody's"
+    with TemporaryDirectory(prefix="dra") as directory:
+        async with agent(api, search, Path(directory), seldom):
+            api.put_pod(stuck)
+            await until(lambda: ("GET", f"{CLAIMS}/nobody's") in api.requests)
+            api.put_pod(pod())
+            await until(lambda: "web-uid" in search._claimed)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+async def test_of_a_pod_that_has_ended_nobody_is_asked(
+    api: FakeApiServer, search: DeviceSearch, phase: str
+) -> None:
+    """Its claims are gone, and the pod of a job stays."""
+    ended = pod(phase=phase)
+    ended["metadata"] = {**ended["metadata"], "uid": "ended"}
+    ended["status"]["resourceClaimStatuses"][0]["resourceClaimName"] = "gone"
+    api.put_pod(ended)
+    assert wanted_of(ended) is None
+    with TemporaryDirectory(prefix="dra") as directory:
+        async with agent(api, search, Path(directory)) as mirror:
+            api.put_pod(pod())
+            await until(lambda: "web-uid" in search._claimed)
+            asked = api.requests.count(("GET", f"{CLAIMS}/nics"))
+            api.put_pod(pod(phase=phase))
+            await until(lambda: mirror.connected)
+        # A daemon that comes back is told of nobody.
+        async with agent(api, search, Path(directory)):
+            api.put_pod({**pod(), "metadata": {**pod()["metadata"], "uid": "next"}})
+            await until(lambda: "next" in search._claimed)
+    assert ("GET", f"{CLAIMS}/gone") not in api.requests
+    assert api.requests.count(("GET", f"{CLAIMS}/nics")) == asked + 1
 
 
 def test_extended_resources_are_claims_too() -> None:
