@@ -29,7 +29,7 @@ from bayplan.model.claims import HeldClaim, ResourceClaim, claim_key
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.placement.hugepage_pools import lacks_pages
-from bayplan.placement.resource_claims import decide_claim, pod_hugepages, users_of
+from bayplan.placement.resource_claims import decide_claim, is_void, pod_hugepages, users_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class ResourceClaims:
         """Why the specs could not be looked at; empty when they could."""
 
     async def prepare(self, claim: ResourceClaim) -> HeldClaim:
-        """Hold *claim* from now on; the same again for the same claim.
+        """Hold *claim* from now on; the same again for the same claim. One that was allocated anew and cannot
+        be held so is not held as it was before either: the scheduler knows nothing of that any more.
 
         Raises:
             PlacementError: there is no room for it, or it cannot be held here.
@@ -72,6 +73,9 @@ class ResourceClaims:
                 entry = await self._decided(transaction, claim)
                 basis = transaction.basis
                 if entry.decision.outcome is Outcome.REFUSED:
+                    if is_void(basis.ledger, claim):
+                        await self._placements.hold_no_longer(transaction, claim.key)
+                        await self._do(partial(self._specs.remove, claim.uid))
                     self._placements.refuse(entry.decision)
                 if basis.ledger.retained.get(claim.key) != entry:
                     await self._placements.hold(transaction, entry)

@@ -61,7 +61,7 @@ def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim, had: Sequen
     before = basis.ledger.retained.get(claim.key)
     if before is not None and (held := before.resource_claim) is not None:
         if held.claim.devices == claim.devices:
-            return replace(before, resource_claim=replace(held, claim=claim))
+            return _kept(before, held, claim)
         if held.adopted is not None:
             return _refused(request_of(claim), f"it is held as {held.adopted.driver} has prepared it")
         if users := users_of(basis.ledger, claim.uid):
@@ -93,6 +93,24 @@ def decide_claim(basis: Basis, engine: Engine, claim: ResourceClaim, had: Sequen
     placement = Placement(exclusive_cpus=own, claim=promise if by_node else None)
     decision = Decision(request, Outcome.PLACED, placement, (Reason(CLAIMED, text),))
     return Entry(decision, ended=True, resource_claim=held)
+
+
+def _kept(before: Entry, held: HeldClaim, claim: ResourceClaim) -> Entry:
+    """*before* with the pod that *claim* is reserved for now; with the first one where there are others
+    beside it."""
+    if set(held.claim.pod_uids) < set(claim.pod_uids):
+        return before
+    if (shared := _why_not_one_pods(claim)) is not None:
+        return _refused(request_of(claim), shared)
+    return replace(before, resource_claim=replace(held, claim=claim))
+
+
+def is_void(ledger: Ledger, claim: ResourceClaim) -> bool:
+    """Whether *claim* was allocated anew, and nobody uses what is held for it by its former allocation."""
+    before = ledger.resource_claims.get(claim.key)
+    if before is None or before.adopted is not None or users_of(ledger, claim.uid):
+        return False
+    return before.claim.devices != claim.devices
 
 
 def with_resource_claims(
@@ -220,11 +238,17 @@ def _why_not(basis: Basis, engine: Engine, claim: ResourceClaim) -> str | None:
     absent = NodeSet(device.node for device in claim.devices) - machine.node_ids
     if absent:
         return f"this machine has no {nodes_text(absent)}"
-    if len(claim.pod_uids) != 1:
-        return f"reserved for {counted(len(claim.pod_uids), 'pod')}, expected one: a claim is one pod's"
+    if (shared := _why_not_one_pods(claim)) is not None:
+        return shared
     if claim.key not in ledger.retained and len(ledger.resource_claims) >= MOST_CLAIMS:
         return f"{MOST_CLAIMS} claims are held already"
     return None
+
+
+def _why_not_one_pods(claim: ResourceClaim) -> str | None:
+    if len(claim.pod_uids) == 1:
+        return None
+    return f"reserved for {counted(len(claim.pod_uids), 'pod')}, expected one: a claim is one pod's"
 
 
 def _refused(request: Request, why: str) -> Entry:

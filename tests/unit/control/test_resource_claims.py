@@ -65,6 +65,27 @@ async def test_a_claim_is_recorded_and_told_and_released(tmp_path: Path) -> None
         assert node.controller.state.ledger.retained == {}
 
 
+async def test_what_a_claim_had_before_is_not_held_where_it_cannot_be_held_anew(tmp_path: Path) -> None:
+    specs = tmp_path / "cdi"
+    first, anew = claim(device(0, 128, 1)), claim(device(1, 4096))
+    async with controlled(tmp_path / "state") as node:
+        state = node.controller.state
+        claims = ResourceClaims(state, node.controller.placements, ClaimSpecs(specs), here)
+        await claims.prepare(first)
+        one = having(container("c", POD), first)
+        await begun(node.controller, POD, one)
+        with pytest.raises(PlacementError, match="containers run on what it had"):
+            await claims.prepare(anew)
+        assert state.ledger.resource_claims[first.key].claim == first
+        await node.controller.stop_container(POD, one)
+        with pytest.raises(PlacementError):
+            await claims.prepare(anew)
+        assert state.ledger.resource_claims == {}
+        assert told(specs) == []
+        assert await state.check_ledger() == ()
+        await claims.prepare(first)
+
+
 async def test_containers_of_the_pod_get_what_is_held(tmp_path: Path) -> None:
     async with controlled(tmp_path / "state") as node:
         claims = ResourceClaims(

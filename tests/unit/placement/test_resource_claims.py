@@ -80,6 +80,19 @@ def test_the_same_claim_again_is_the_same_promise() -> None:
     assert held(ledger, other).claimed_bytes == {NodeSet([1]): {MEMORY: 512 * MIB}}
 
 
+def test_a_claim_stays_that_of_the_first_pod_it_is_reserved_for() -> None:
+    one = claim(device(0, 512, 2))
+    (pod_uid,) = one.pod_uids
+    ledger = held(Ledger(), one)
+    shared = replace(one, pod_uids=(pod_uid, "another"))
+    assert decide_claim(Basis(MACHINE, POLICY, ledger), ENGINE, shared) == ledger.retained[one.key]
+    assert "2 pods" in why(ledger, replace(one, pod_uids=("another", "a-third")))
+    assert "0 pods" in why(ledger, replace(one, pod_uids=()))
+    assert held(ledger, replace(one, pod_uids=("another",))).resource_claims[one.key].claim.pod_uids == (
+        "another",
+    )
+
+
 @pytest.mark.parametrize(
     ("one", "word"),
     [
