@@ -12,6 +12,7 @@ socket that is gone means for kubelet that the driver is gone, and half a minute
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +34,7 @@ from bayplan.agent.dra.slices import API_GROUP, API_VERSION, CPU, device_name, n
 from bayplan.agent.grpc_sockets import for_owner_and_group, make_place, unary_method
 from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent_protocol import PREPARE_CLAIM, UNPREPARE_CLAIM
+from bayplan.backoff import drawn
 from bayplan.errors import BayplanError, HostError, ParseError, UnavailableError
 from bayplan.logs import Condition
 from bayplan.model.claims import DRIVER, AllocatedDevice, HeldClaim, ResourceClaim, claim_key
@@ -44,7 +46,8 @@ from bayplan.views.snapshot import Snapshot
 logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 300.0
-"""Between two looks whether held claims are still needed: kubelet releases them itself, mostly."""
+"""Between two looks whether held claims are still needed, at most, at least half of it: kubelet releases them
+itself, mostly."""
 
 PREPARED: Final = "Prepared"
 """The type of the condition in the status of each device of a claim."""
@@ -188,14 +191,19 @@ class ClaimDriver:
             return await self._link.ask(verb, **request)
 
     async def run(self) -> None:
-        """Release claims that are held and that nobody needs any more, until cancelled."""
+        """Release claims that are held and that nobody needs any more, until cancelled. Of those that
+        containers run on, mostly all, the API server is not asked: they cannot be released."""
         while True:
-            await asyncio.sleep(self._look_interval_s)
+            await asyncio.sleep(drawn(random.random, self._look_interval_s / 2, self._look_interval_s))
             snapshot = self._mirror.snapshot
             if snapshot is None or not self._mirror.connected:
                 continue
-            for held in snapshot.ledger.resource_claims.values():
-                await self._release_if_needless(held)
+            ledger = snapshot.ledger
+            shares = (entry.decision.request.claimed for entry in ledger.entries.values())
+            used = {uid for share in shares if share is not None for uid in share.uids}
+            for held in ledger.resource_claims.values():
+                if held.claim.uid not in used:
+                    await self._release_if_needless(held)
 
     async def _release_if_needless(self, held: HeldClaim) -> None:
         claim = held.claim
