@@ -1,5 +1,6 @@
 """The choice of CPUs against all there are, on small machines with caches, clusters and broken cores."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -135,6 +136,17 @@ def test_cores_that_others_cut_end_there_or_keep_them_together(machine: Machine,
     assert order(chosen)[:2] == order(best)[:2]
     cost = fit(layout, mask, count, Rules())
     assert (cost.broken, cost.split) == order(best)[:2]
+    # Of the CPUs of one core there are those at as few of its caches as can be.
+    cache_of = {cpu.id: cpu.l3_cache_id for cpu in machine.cpus}
+    for core in {cpu.core_id for cpu in nested(machine).cpus}:
+        of_core = {cpu.id for cpu in nested(machine).cpus if cpu.core_id == core} & set(free)
+        taken = of_core & chosen
+        at = {cache_of[cpu] for cpu in taken} - {None}
+        rooms = sorted(Counter(cache_of[cpu] for cpu in of_core).values(), reverse=True)
+        fewest = next(used for used in range(len(rooms) + 1) if sum(rooms[:used]) >= len(taken))
+        if None not in {cache_of[cpu] for cpu in of_core}:
+            event("a core with several caches" if len(rooms) > 1 else "a core with one cache")
+            assert len(at) == fewest
 
 
 @given(puzzles())

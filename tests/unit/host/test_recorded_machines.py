@@ -4,11 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from bayplan.engines.exact.engine import ExactEngine
 from bayplan.host.record import record, unpack
 from bayplan.host.sysfs import GENERIC_INITIATOR, UNKNOWN_SOCKET, read_machine
+from bayplan.model.basis import Basis
+from bayplan.model.decision import Outcome
+from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Performance
+from bayplan.model.policy import CpuAlignment, PlacementPolicy, TopologyPolicy
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
+from support.requests import guaranteed_request
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 NAMES = sorted(path.stem for path in MACHINES.glob("*.txt"))
@@ -29,7 +35,7 @@ def distances(machine):
 
 def test_every_recording_is_in_the_readme_and_has_its_provenance():
     readme = (MACHINES / "README.md").read_text()
-    assert len(NAMES) == 12
+    assert len(NAMES) == 13
     for name in NAMES:
         assert f"| `{name}.txt` |" in readme
         assert (MACHINES / f"{name}.txt").read_text().startswith("# ")
@@ -140,6 +146,24 @@ def test_the_memory_of_a_gpu_is_not_ordinary_even_in_the_tier_of_the_cpus(machin
     assert found.node_by_id[2].owner == "0009:01:00.0"
     assert {node.owner for node in found.nodes[2:]} == {GENERIC_INITIATOR}
     assert found.ordinary_nodes == NodeSet([0])
+
+
+def test_the_halves_of_a_core_have_caches_of_their_own(machine):
+    found = machine("power10-half-cores")
+    assert {cpu.core_id for cpu in found.cpus} == {0, 8, 16, 24}
+    assert [cpu.l3_cache_id for cpu in found.cpus[:8]] == [0, 1] * 4
+    # Half a core to each is as much as a core of four threads.
+    ledger, own = Ledger(), []
+    for number, count in enumerate((4, 4, 4, 12)):
+        request = guaranteed_request(f"c{number}", exclusive_cpus=count)
+        decision = ExactEngine().decide(Basis(found, PlacementPolicy(), ledger), request)
+        ledger = ledger.with_entry(Entry(decision))
+        own.append(str(decision.placement.exclusive_cpus))
+    assert own == ["1,3,5,7", "8,10,12,14", "9,11,13,15", "16-24,26,28,30"]
+    # kubelet knows cores alone.
+    strict = PlacementPolicy(TopologyPolicy.RESTRICTED, cpu_alignment=CpuAlignment(full_pcpus_only=True))
+    request = guaranteed_request("c", exclusive_cpus=4)
+    assert ExactEngine().decide(Basis(found, strict, Ledger()), request).outcome is Outcome.REFUSED
 
 
 def test_the_highest_ids(machine):

@@ -203,7 +203,8 @@ class CpuLayout:
     """The CPUs of a machine by what they share; worked out once. See `choose`."""
 
     def __init__(self, machine: Machine) -> None:
-        online = _nested([cpu for cpu in machine.cpus if cpu.online])
+        cpus = [cpu for cpu in machine.cpus if cpu.online]
+        online = _nested(cpus)
         self.cores = _masks(online, lambda cpu: cpu.core_id)
         self.size_of_core = {core: core.bit_count() for core in self.cores}
         self.node_masks = {
@@ -231,6 +232,8 @@ class CpuLayout:
             self.uniform_size = 0
         # Whether nodes have several L3 caches.
         self.has_caches_within_nodes = len(self.caches) > len(self.node_masks)
+        self._caches_within_cores = _caches_within_cores(cpus, self.cores)
+        self.has_caches_within_cores = bool(self._caches_within_cores)
         self._sizes_of_caches = {cache.bit_count() for cache in self.caches}
         # Whether it matters which CPUs of a node are taken: a core or a node has several of what a choice is
         # compared by.
@@ -246,6 +249,25 @@ class CpuLayout:
         sizes = Counter(self.size_of_core.values())
         reachable = _sums(sizes, 0, sum(self.size_of_core.values())) >> count
         return count + max(0, (reachable & -reachable).bit_length() - 1)
+
+    def of_core(self, cpus: int, count: int, kept: int = 0) -> int:
+        """*count* of *cpus*, which are of one core: the lowest. Where it has several L3 caches, those of
+        caches with *kept* CPUs first, and of as few others as can be."""
+        caches = self._caches_within_cores.get(cpus & -cpus)
+        if caches is None:
+            return first_of(cpus, count)
+        found = 0
+        for begun in (True, False):
+            rooms = [cache & cpus for cache in caches if cache & cpus and bool(cache & kept) is begun]
+            # What has enough alone ends it, the smallest such; else the largest come first.
+            rooms.sort(key=lambda room: (-room.bit_count(), room & -room))
+            while rooms and found.bit_count() < count:
+                left = count - found.bit_count()
+                enough = [room for room in rooms if room.bit_count() >= left]
+                room = min(enough, key=lambda room: (room.bit_count(), room & -room)) if enough else rooms[0]
+                rooms.remove(room)
+                found |= first_of(room, left)
+        return found
 
     def in_whole_caches(self, count: int) -> bool:
         """Whether *count* CPUs are those of whole L3 caches, all of which have as many."""
@@ -647,7 +669,8 @@ class _Choosing:
                     used = count // each + bool(rest)
                     value = cores.prefixes[used]
                     if rest:
-                        dropped = fields.value(_last(cores.parts[used - 1], each - rest))
+                        part = cores.parts[used - 1]
+                        dropped = fields.value(part ^ self.layout.of_core(part, rest))
                         least = min(least or dropped, dropped)
                         value -= least
                     table[count] = used * touched + cost_of_rest - value
@@ -660,10 +683,12 @@ class _Choosing:
             table[count] = used * (broken + touched) - value
         return table
 
-    def _lowest(self, parts: Iterable[int], count: int) -> int:
-        """What the lowest *count* CPUs of *parts* count as."""
-        every = sum(parts)
-        return self.fields.value(first_of(every, count))
+    def _lowest(self, parts: Sequence[int], count: int) -> int:
+        """What the lowest *count* CPUs of *parts* count as, more than all but one of these have."""
+        if self.layout.has_caches_within_cores:
+            whole = sum(parts[:-1])
+            return self.fields.value(whole | self.layout.of_core(parts[-1], count - whole.bit_count()))
+        return self.fields.value(first_of(sum(parts), count))
 
     def _spread(self, cores: _Class, most: int) -> Table:
         """`_of_class` where one CPU of each core comes first."""
@@ -693,7 +718,7 @@ class _Choosing:
                     part = core & wanted.available & ~taken
                     if whole_only and (part != core or part.bit_count() > need):
                         continue
-                    part = first_of(part, need)
+                    part = layout.of_core(part, min(need, part.bit_count()))
                     taken |= part
                     need -= part.bit_count()
         return taken
@@ -718,7 +743,7 @@ def _kept_core(layout: CpuLayout, core: int, wanted: WantedCpus, *, whole: bool)
             cost += had + count - 1 << fields.broken
         elif had + count < size:
             cost += (1 << fields.split) + (int(whole) << fields.broken)
-        table[count] = cost - fields.value(first_of(part, count))
+        table[count] = cost - fields.value(layout.of_core(part, count, kept))
     return table
 
 
@@ -732,9 +757,16 @@ def first_of(cpus: int, count: int) -> int:
     return found
 
 
-def _last(cpus: int, count: int) -> int:
-    """The highest *count* of *cpus*."""
-    return cpus ^ first_of(cpus, cpus.bit_count() - count)
+def _caches_within_cores(cpus: Sequence[Cpu], cores: Iterable[int]) -> dict[int, tuple[int, ...]]:
+    """The L3 caches of each core that has several, by each of its CPUs, all as masks."""
+    by_cache = _by_key(cpus, lambda cpu: cpu.l3_cache_id)
+    by_cache.pop(None, 0)
+    found = {}
+    for core in cores:
+        caches = tuple(_within(by_cache.values(), core))
+        if len(caches) > 1:
+            found.update({1 << cpu.id: caches for cpu in cpus if core >> cpu.id & 1})
+    return found
 
 
 def _by_key(cpus: Iterable[Cpu], key: Callable[[Cpu], _Key]) -> dict[_Key, int]:
@@ -754,7 +786,8 @@ def _nested(cpus: Sequence[Cpu]) -> list[Cpu]:
 
     A core ends where its node or socket ends, as for the kernel, which takes threads on several nodes for no
     siblings (a virtual machine can be told so). Caches, clusters and dies that a core has several of are one:
-    each half of a core of POWER10 has an L3 cache.
+    each half of a core of POWER10 has an L3 cache, which counts where a part of the core is taken
+    (`CpuLayout.of_core`).
     """
     cores: dict[tuple[int, int | None, int], int] = {}
     for cpu in cpus:

@@ -53,6 +53,8 @@ _ISOLATED: Final = Reason(
 _EMPTIER: Final = 100
 """What a node loses of becoming empty for each container that it has less at each of its caches, on average,
 than the fullest one, as `Occupation.lost_by` counts; measured (tests/bench/cpu_fit.py)."""
+_FILLED: Final = 600
+"""What a node gains where nothing of it stays free; measured likewise."""
 _FULL_CORES: Final = "full-pcpus-only gives whole cores"
 _NO_CPUS: Final = CpuSet()
 
@@ -229,7 +231,8 @@ class ExclusiveCpus:
                 else:
                     found = fit(layout, cpus & free, count, rules, occupation)
                     emptier = max(0, most - _crowd(occupation, cpus))
-                    found = replace(found, lost=found.lost + emptier)
+                    filled = _FILLED if (cpus & free).bit_count() == count else 0
+                    found = replace(found, lost=found.lost + emptier - filled)
                 known[nodes] = found
             return found
 
