@@ -121,7 +121,15 @@ class StateError(BayplanError):
 
 
 class ProtocolError(BayplanError):
-    """Somebody broke the rules of a protocol. Only the two subclasses are raised."""
+    """Somebody broke the rules of a protocol: in *what*, and how. Only the two subclasses are raised."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(what, problem)
+        self.what = what
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.problem}"
 
 
 class LocalProtocolError(ProtocolError):

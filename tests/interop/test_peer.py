@@ -6,7 +6,7 @@ import pytest
 
 from bayplan._proto.nri import api_pb2
 from bayplan.errors import RemoteProtocolError
-from bayplan.nri.wire import Code, ConnectionClosed, RefusalFloodError, TruncatedError, TtrpcResponse
+from bayplan.nri.wire import Code, ConnectionClosed, TtrpcResponse
 from bayplan.nri.wire.connection_events import MAX_CONSECUTIVE_REFUSALS, MAX_UNANSWERED_REQUESTS
 
 pytestmark = pytest.mark.interop
@@ -56,7 +56,9 @@ def test_a_flood_of_calls_is_answered_in_part_and_refused_in_part(peer, connect)
 def test_a_flood_without_end_is_hung_up_on(peer, connect):
     plugin = connect(peer, lambda _: None)
     number = peer.start("call", count=2000, padding=1000)
-    assert isinstance(plugin.end.get(timeout=60), RefusalFloodError)
+    end = plugin.end.get(timeout=60)
+    assert isinstance(end, RemoteProtocolError)
+    assert "refused messages in a row" in end.problem
     assert len(plugin.requests) == MAX_UNANSWERED_REQUESTS
     assert len(plugin.refused) == MAX_CONSECUTIVE_REFUSALS
     answers = peer.finish(number)["answers"]
@@ -141,5 +143,7 @@ def test_a_peer_that_leaves_between_messages(peer, connect):
 def test_a_peer_that_leaves_inside_a_message(peer, connect, begun):
     number = peer.start("cut", write=[bytes.fromhex(begun).hex()])
     plugin = connect(peer, same)
-    assert isinstance(plugin.end.get(timeout=60), TruncatedError)
+    end = plugin.end.get(timeout=60)
+    assert isinstance(end, RemoteProtocolError)
+    assert "closed it inside" in end.problem
     assert peer.finish(number)["error"] == ""

@@ -12,7 +12,7 @@ from typing import Final
 from bayplan._proto.nri import api_pb2 as pb
 from bayplan.nri import Clock
 from bayplan.nri.request_queue import wait
-from bayplan.nri.wire import MessageTooLargeError
+from bayplan.nri.wire import MAX_MESSAGE_BYTES, MessageTooLargeError
 from support.flavors import Flavor
 from support.plugin_connection import PluginConnection, PluginGoneError, PluginRefusedError
 
@@ -149,7 +149,7 @@ class Reception(abc.ABC):
             except MessageTooLargeError as error:
                 if not self.flavor.chunks or most_pods + most_containers <= _FEWEST_OBJECTS:
                     raise
-                factor = min(error.limit_bytes / error.size_bytes, _LARGEST_STEP)
+                factor = min(MAX_MESSAGE_BYTES / error.size_bytes, _LARGEST_STEP)
                 # containerd can arrive at 0 for a short list, and then sends empty messages for ever.
                 most_pods = max(1, int(most_pods * factor))
                 most_containers = max(1, int(most_containers * factor))

@@ -13,7 +13,7 @@ containers outside of a reply can deadlock runtimes with NRI older than 0.12.1.
 """
 
 from bayplan.backoff import Backoff
-from bayplan.nri.handler import EmptySetError, Handler, PayloadError
+from bayplan.nri.handler import Handler, PayloadError
 from bayplan.nri.request_queue import Clock, Timeouts, Timer
 from bayplan.nri.session import PLUGIN_SERVICE, RUNTIME_SERVICE, Session
 from bayplan.nri.transport import (
@@ -43,7 +43,6 @@ __all__ = [
     "Backoff",
     "Capabilities",
     "Clock",
-    "EmptySetError",
     "Endpoint",
     "Event",
     "Handler",

@@ -22,6 +22,7 @@ from typing import Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.errors import LocalProtocolError
 from bayplan.model.claims import claims_in
 from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.resources import NO_RESOURCES, Resources, WrittenResources, read
@@ -42,7 +43,7 @@ from bayplan.model.workload import (
     given_variables,
     opens_everything,
 )
-from bayplan.nri.handler import EmptySetError, EndlessListError, Handler, PayloadError
+from bayplan.nri.handler import EndlessListError, Handler, PayloadError
 from bayplan.nri.versions import Capabilities, Event, Runtime, infer_nri_version, known_events
 from bayplan.quantity import hugetlb_size
 
@@ -184,7 +185,7 @@ def adjustment_to(container_id: str, adjustment: Adjustment) -> pb.ContainerAdju
     """What to change in the spec of a container that is being created.
 
     Raises:
-        EmptySetError: a cpuset is empty.
+        LocalProtocolError: a cpuset is empty, which NRI cannot say.
     """
     message = pb.ContainerAdjustment()
     _write(message.linux.resources, container_id, adjustment)
@@ -213,7 +214,7 @@ def encoded_updates(updates: Iterable[Update], field: int) -> bytes:
     of containers say the same: that is encoded once, because each message costs five times what its bytes do.
 
     Raises:
-        EmptySetError: a cpuset is empty.
+        LocalProtocolError: a cpuset is empty, which NRI cannot say.
     """
     by_id = dict[str, bytes]()
     content, encoded = None, b""
@@ -271,15 +272,19 @@ def _written_varint(number: int) -> bytes:
     return bytes(encoded)
 
 
+_NO_ID: Final = "found an empty set, expected None or some ids"
+"""NRI cannot say it: there, an empty text means unchanged."""
+
+
 def _write(message: pb.LinuxResources, container_id: str, change: Adjustment | Update) -> None:
     cpus, mems = change.cpuset_cpus, change.cpuset_mems
     if cpus is not None:
         if not cpus.mask:
-            raise EmptySetError(container_id, "cpuset.cpus")
+            raise LocalProtocolError(f"container {container_id}: cpuset.cpus", _NO_ID)
         message.cpu.cpus = cpus.text
     if mems is not None:
         if not mems.mask:
-            raise EmptySetError(container_id, "cpuset.mems")
+            raise LocalProtocolError(f"container {container_id}: cpuset.mems", _NO_ID)
         message.cpu.mems = mems.text
     if change.memory_limit_bytes is not None:
         message.memory.limit.value = change.memory_limit_bytes

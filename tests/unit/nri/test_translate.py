@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bayplan._proto.nri import api_pb2 as pb
+from bayplan.errors import LocalProtocolError
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting
 from bayplan.model.resources import Resources
 from bayplan.model.workload import (
@@ -21,7 +22,6 @@ from bayplan.model.workload import (
     Pod,
     Update,
 )
-from bayplan.nri import EmptySetError
 from bayplan.nri.translate import (
     adjustment_to,
     container_from,
@@ -329,9 +329,9 @@ class TestAdjustment:
         ],
     )
     def test_an_empty_set_is_an_error(self, change, field):
-        with pytest.raises(EmptySetError, match=field) as caught:
+        with pytest.raises(LocalProtocolError) as caught:
             adjustment_to("c1", change)
-        assert caught.value.container_id == "c1"
+        assert caught.value.what == f"container c1: {field}"
 
 
 class TestUpdates:
@@ -364,7 +364,7 @@ class TestUpdates:
         assert found == [("a", "1-2", ""), ("b", "1-2", "1"), ("c", "1-2", "")]
 
     def test_an_empty_set_is_an_error(self):
-        with pytest.raises(EmptySetError, match=r"container a: cpuset\.cpus"):
+        with pytest.raises(LocalProtocolError, match=r"container a: cpuset\.cpus"):
             updates_to([Update("a", cpuset_cpus=CpuSet())])
 
 

@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 
-from bayplan.errors import RemoteProtocolError
+from bayplan.errors import LocalProtocolError, RemoteProtocolError
 from bayplan.nri.wire.connection_events import (
     FIRST_FRAME_BYTES,
     FRAME_HEADER_BYTES,
@@ -47,20 +47,12 @@ from bayplan.nri.wire.connection_events import (
     MAX_UNANSWERED_REQUESTS,
     MESSAGE_HEADER_BYTES,
     NEED_DATA,
-    BacklogError,
     Code,
     ConnectionClosed,
-    FieldError,
-    FinishedError,
-    FrameTooLargeError,
     Incoming,
     MessageTooLargeError,
-    RefusalFloodError,
     RefusedMessage,
     Role,
-    StreamError,
-    TooManyCallsError,
-    TruncatedError,
     TtrpcRequest,
     TtrpcResponse,
 )
@@ -209,10 +201,11 @@ def request_parts(request: TtrpcRequest) -> tuple[bytes, ...]:
     """A Request, in parts that make up the envelope when joined. The payload is not copied.
 
     Raises:
-        FieldError: a text is not expressible in UTF-8, or the timeout does not fit in 64 bits.
+        LocalProtocolError: a text is not expressible in UTF-8, or the timeout does not fit in 64 bits.
     """
     if not -(1 << 63) <= request.timeout_ns < 1 << 63:
-        raise FieldError("timeout_ns", str(request.timeout_ns), "a number of 64 bits")
+        problem = f"found {request.timeout_ns}, expected a number of 64 bits; nothing was sent"
+        raise LocalProtocolError("timeout_ns", problem)
     timeout = request.timeout_ns % (1 << 64)
     return (
         *_content(_REQUEST_SERVICE, _utf8("service", request.service)),
@@ -258,7 +251,11 @@ def _utf8(field: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise FieldError(field, ascii(text), "text that UTF-8 can express") from error
+        problem = f"found {text!a}, expected text that UTF-8 can express; nothing was sent"
+        raise LocalProtocolError(field, problem) from error
+
+
+_ENDED: Final = "the peer's side of the connection has ended"
 
 
 class MessageType(enum.IntEnum):
@@ -321,6 +318,10 @@ def _oversize(verdict: Verdict, length: int) -> Ruling:
     return Ruling(verdict, Code.RESOURCE_EXHAUSTED, message)
 
 
+def _unsendable(stream_id: int, problem: str) -> LocalProtocolError:
+    return LocalProtocolError(f"stream {stream_id}", f"{problem}; nothing was sent")
+
+
 class ServedStreams:
     """The streams on which the peer calls and we answer."""
 
@@ -355,11 +356,11 @@ class ServedStreams:
         """The request has its answer.
 
         Raises:
-            StreamError: no request waits for one.
+            LocalProtocolError: no request waits for one.
         """
         length = self._unanswered.pop(stream_id, None)
         if length is None:
-            raise StreamError(stream_id, "no request waits for this response")
+            raise _unsendable(stream_id, "no request waits for this response")
         self._unanswered_bytes -= length
 
 
@@ -375,11 +376,11 @@ class CalledStreams:
         """A fresh stream id.
 
         Raises:
-            StreamError: all ids of this connection are used up.
+            LocalProtocolError: all ids of this connection are used up.
         """
         stream_id = self._next_id
         if stream_id > MAX_STREAM_ID:
-            raise StreamError(stream_id, f"stream ids end at {MAX_STREAM_ID}")
+            raise _unsendable(stream_id, f"stream ids end at {MAX_STREAM_ID}")
         self._next_id += 2
         return stream_id
 
@@ -387,15 +388,16 @@ class CalledStreams:
         """Make sure that a request on this stream may be sent now.
 
         Raises:
-            StreamError: the id was not allocated here, or it or a later one was sent before.
-            TooManyCallsError: too many calls wait for an answer.
+            LocalProtocolError: the id was not allocated here, it or a later one was sent before, or too many
+                calls wait for an answer.
         """
         if not 0 < stream_id < self._next_id or stream_id % 2 == 0:
-            raise StreamError(stream_id, "not allocated by this connection")
+            raise _unsendable(stream_id, "not allocated by this connection")
         if stream_id <= self._last_sent:
-            raise StreamError(stream_id, f"stream {self._last_sent} was sent before, and ids must increase")
+            raise _unsendable(stream_id, f"stream {self._last_sent} was sent before, and ids must increase")
         if len(self._outstanding) >= MAX_OUTSTANDING_CALLS:
-            raise TooManyCallsError(len(self._outstanding))
+            waiting = len(self._outstanding)
+            raise _unsendable(stream_id, f"{waiting} calls wait for an answer and no more may")
 
     def open(self, stream_id: int) -> None:
         """The request is on its way."""
@@ -493,11 +495,12 @@ class MessageReader:
         """Store bytes.
 
         Raises:
-            BacklogError: ``MAX_BACKLOG_BYTES`` or more wait already.
+            LocalProtocolError: ``MAX_BACKLOG_BYTES`` or more wait already.
         """
         backlog_bytes = len(self._backlog) - self._start
         if backlog_bytes >= MAX_BACKLOG_BYTES:
-            raise BacklogError(backlog_bytes, MAX_BACKLOG_BYTES)
+            problem = f"{backlog_bytes} bytes wait for next_event, expected less than {MAX_BACKLOG_BYTES}"
+            raise LocalProtocolError("receive_data", problem)
         if self._start:
             del self._backlog[: self._start]
             self._start = 0
@@ -508,7 +511,7 @@ class MessageReader:
         ruling was not to read it.
 
         Raises:
-            FrameTooLargeError: a header announces more than ``MAX_FRAME_BYTES``.
+            RemoteProtocolError: a header announces more than ``MAX_FRAME_BYTES``.
         """
         while True:
             waiting_bytes = len(self._backlog) - self._start
@@ -517,7 +520,8 @@ class MessageReader:
                     break
                 connection_id, size = _FRAME_HEADER.unpack_from(self._backlog, self._start)
                 if size > MAX_FRAME_BYTES:
-                    raise FrameTooLargeError(connection_id, size, MAX_FRAME_BYTES)
+                    problem = f"peer sent a frame of {size} bytes, expected at most {MAX_FRAME_BYTES}"
+                    raise RemoteProtocolError(f"connection {connection_id}", problem)
                 self._start += FRAME_HEADER_BYTES
                 self._current, self._left_bytes = connection_id, size
             elif not waiting_bytes:
@@ -582,8 +586,8 @@ class Connection:
         """Store bytes that the peer sent, in any fragmentation; ``b""`` says that it closed the connection.
 
         Raises:
-            BacklogError: ``MAX_BACKLOG_BYTES`` or more wait already; the caller must take the events first.
-            FinishedError: there are bytes after the end or after an error.
+            LocalProtocolError: ``MAX_BACKLOG_BYTES`` or more wait already, and the caller must take the
+                events first; or there are bytes after the end or after an error.
 
         Any other exception is a bug.
         """
@@ -591,7 +595,7 @@ class Connection:
             self._at_eof = True
             return
         if self._at_eof or self._end is not None:
-            raise FinishedError("receive_data")
+            raise LocalProtocolError("receive_data", _ENDED)
         self._messages.receive(data)
 
     def next_event(self) -> Incoming:
@@ -632,12 +636,12 @@ class Connection:
         """The end that comes where a message and a frame end.
 
         Raises:
-            TruncatedError: they do not.
+            RemoteProtocolError: they do not.
         """
         if not self._messages.between_messages:
-            raise TruncatedError("a message")
+            raise RemoteProtocolError("connection", "peer closed it inside a message")
         if not self._messages.between_frames:
-            raise TruncatedError("a frame")
+            raise RemoteProtocolError("connection", "peer closed it inside a frame")
         return ConnectionClosed()
 
     def _serve(
@@ -659,7 +663,8 @@ class Connection:
     def _refuse(self, stream_id: int, code: Code, reason: str) -> RefusedMessage:
         self._refusals += 1
         if self._refusals > MAX_CONSECUTIVE_REFUSALS:
-            raise RefusalFloodError(self._refusals, reason)
+            problem = f"peer sent {self._refusals} refused messages in a row; the last: {reason}"
+            raise RemoteProtocolError("connection", problem)
         parts = response_parts(TtrpcResponse(stream_id, code, reason))
         reply = message(self._serving_id, stream_id, MessageType.RESPONSE, parts)
         return RefusedMessage(stream_id, code, reason, reply)
@@ -690,7 +695,7 @@ class Connection:
         """A call of ours, with a fresh stream id. Calls must be sent in the order in which they were made.
 
         Raises:
-            StreamError: all stream ids are used up.
+            LocalProtocolError: all stream ids are used up.
 
         Any other exception is a bug.
         """
@@ -704,10 +709,9 @@ class Connection:
 
         Raises:
             MessageTooLargeError: over 4 MiB. A response can be replaced: the request still waits for one.
-            StreamError: a response that no request waits for, or a request out of order.
-            FieldError: a text or a number of a request that the wire cannot carry.
-            TooManyCallsError: ``MAX_OUTSTANDING_CALLS`` calls wait for an answer.
-            FinishedError: a request, when the peer's side has ended.
+            LocalProtocolError: a response that no request waits for; or a request that is out of order, that
+                has a text or a number which the wire cannot carry, beside `MAX_OUTSTANDING_CALLS` others, or
+                when the peer's side has ended.
 
         After each of these nothing has been sent and nothing has changed. Any other exception is a bug.
         """
@@ -716,7 +720,7 @@ class Connection:
             self._served.close(event.stream_id)
             return sent
         if self._at_eof or self._end is not None:
-            raise FinishedError(f"call of {event.method}")
+            raise LocalProtocolError(f"call of {event.method}", _ENDED)
         self._called.check_open(event.stream_id)
         sent = message(self._calling_id, event.stream_id, MessageType.REQUEST, request_parts(event))
         self._called.open(event.stream_id)

@@ -3,7 +3,8 @@
 import pytest
 from google.protobuf.message import DecodeError
 
-from bayplan.nri.wire import Code, FieldError, TtrpcRequest, TtrpcResponse
+from bayplan.errors import LocalProtocolError
+from bayplan.nri.wire import Code, TtrpcRequest, TtrpcResponse
 from bayplan.nri.wire.connection import (
     UndecodableError,
     request_from,
@@ -217,7 +218,7 @@ def test_fields_are_counted():
     ],
 )
 def test_what_the_wire_cannot_carry(request_, field):
-    with pytest.raises(FieldError) as caught:
+    with pytest.raises(LocalProtocolError) as caught:
         request_parts(request_)
-    assert caught.value.field == field
+    assert caught.value.what == field
     assert str(caught.value).startswith(f"{field}: found ")
