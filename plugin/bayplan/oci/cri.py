@@ -190,6 +190,6 @@ def _details(text: str) -> dict[str, Any]:
     """What containerd and CRI-O say of a container beyond CRI, in JSON."""
     try:
         details = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return details if isinstance(details, dict) else {}

@@ -324,7 +324,7 @@ def _finished(directory: Path) -> dict[str, View]:
     for path in sorted(directory.glob("*-*.json")):
         try:
             view = json.loads(path.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(view, dict) and all(column.split(".")[0] in view for column in _COLUMNS):
             found[path.stem] = view

@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.config.values import ProblemCollector, invalid, items, show
-from bayplan.errors import ConfigError, Problem
+from bayplan.errors import ConfigError, Problem, excerpt
 from bayplan.files import MIB, STANDARD_INPUT, given_text
 from bayplan.model.decision import QosClass
 from bayplan.quantity import GIB, KIB
@@ -277,7 +277,9 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
     for column in (trace_format.columns[field][0] for field in ("cpus", "memory")):
         if column and column not in present:
             raise invalid(
-                "the first line", ", ".join(present) or "nothing", f"the column {column}, or --column"
+                "the first line",
+                excerpt(", ".join(present)) or "nothing",
+                f"the column {column}, or --column",
             )
     try:
         for number, row in enumerate(reader, 2 if names is None else 1):

@@ -49,6 +49,20 @@ def go_json(content: Mapping[str, Any]) -> str:
     return text.translate(_ESCAPED)
 
 
+def json_of(text: str) -> Any:
+    """The value that *text* is in JSON.
+
+    Raises:
+        JSONDecodeError: it is none, or one that is nested too deeply, or has a number of too many digits.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise json.JSONDecodeError(str(error), text, 0) from error
+
+
 def ends_early(error: json.JSONDecodeError) -> bool:
     """Whether the text is not JSON only because it ends too early."""
     rest = error.doc[error.pos :].strip()
@@ -74,8 +88,8 @@ def payload_of(text: str) -> Payload | None:
     A value of the wrong type counts as damaged, as kubelet then does not fall back on older formats either.
     """
     try:
-        content = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        content = json_of(text)
+    except json.JSONDecodeError:
         return None
     if not isinstance(content, dict):
         return None

@@ -22,6 +22,7 @@ from bayplan.engines.kubelet.checkpoint_text import (
     ends_early,
     fnv1a_32,
     go_json,
+    json_of,
     payload_of,
 )
 from bayplan.engines.kubelet.cpu_state import CpuState, CpuStateError
@@ -136,7 +137,7 @@ def decode_checkpoint(text: str, version: int) -> CpuCheckpoint:
         CpuStateError: not JSON, or not of that shape. The checksum is not looked at.
     """
     try:
-        content = json.loads(text)
+        content = json_of(text)
     except json.JSONDecodeError as error:
         raise CpuStateError(_json_problem(text, error)) from error
     if not isinstance(content, dict):
@@ -324,6 +325,8 @@ def _json_problem(text: str, error: json.JSONDecodeError) -> str:
     """Go's words for the usual case, a file that was cut off; else the place and what stands there."""
     if ends_early(error):
         return ENDS_EARLY
+    if error.__cause__ is not None:
+        return f"JSON that cannot be read ({error.msg})"
     return f"invalid character {text[error.pos]!r} at offset {error.pos} of JSON input ({error.msg})"
 
 

@@ -22,6 +22,7 @@ from bayplan.engines.kubelet.checkpoint_text import (
     ends_early,
     fnv1a_32,
     go_json,
+    json_of,
     payload_of,
 )
 from bayplan.engines.kubelet.memory_state import (
@@ -223,12 +224,10 @@ def parse_checkpoint(text: str) -> Checkpoint:
         ParseError: not JSON, or a value of the wrong type or out of range.
     """
     try:
-        content = _object(json.loads(text), "a JSON object")
+        content = _object(json_of(text), "a JSON object")
     except json.JSONDecodeError as error:
         problem = ENDS_EARLY if ends_early(error) else str(error)
         raise ParseError(_KIND, text[:40], f"JSON ({problem})") from error
-    except RecursionError as error:
-        raise ParseError(_KIND, text[:40], "JSON (nested less deeply)") from error
     states = _field(content, "machineState", {})
     entries = _field(content, "entries", {})
     pods = _field(content, "podEntries", {})

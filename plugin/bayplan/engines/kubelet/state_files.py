@@ -11,7 +11,6 @@ random answers when allocations of different sets share a node. Here narrow sets
 are taken over all nodes that such sets connect: whatever this program records is accepted.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -19,7 +18,7 @@ from msgspec.structs import replace
 
 from bayplan.engines.kubelet import cpu_checkpoint as cpu_file
 from bayplan.engines.kubelet import memory_checkpoint as memory_file
-from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, payload_of
+from bayplan.engines.kubelet.checkpoint_text import CORRUPTED, json_of, payload_of
 from bayplan.engines.kubelet.cpu_state import CpuState, CpuStateError
 from bayplan.engines.kubelet.memory_checkpoint import Checkpoint
 from bayplan.engines.kubelet.memory_manager import MemoryManager
@@ -90,7 +89,7 @@ def read_memory_file(text: str, machine: Machine) -> tuple[MemoryState, tuple[Pr
 def _wrong_checksum(file: str, text: str) -> Problem:
     """A problem with the checksum that counts in a file, which is one of JSON."""
     name = "checksum" if payload_of(text) is None else "dataChecksum"
-    found = {key.lower(): value for key, value in json.loads(text).items()}
+    found = {key.lower(): value for key, value in json_of(text).items()}
     return Problem(f"{file}, {name}", excerpt(repr(found.get(name.lower(), 0))), _INTACT)
 
 
