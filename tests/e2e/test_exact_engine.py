@@ -4,7 +4,7 @@ whose text says what is in the way.
 
 import json
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import NamedTuple
 
 import pytest
@@ -175,27 +175,30 @@ def test_a_daemon_that_is_killed_while_it_moves_somebody_leaves_every_promise_tr
     node.guest.write(KILL_AT_PATH, KILL_AT.read_text())
     words = (KILL_AT_SOCKET, NRI_SOCKET, STEP_FILE)
     node.guest.start("kill-at", "python3", KILL_AT_PATH, *words, log=KILL_AT_LOG)
-    node.guest.await_text(KILL_AT_LOG, "listening")
-    node.bayplan.start(*MOVING, "--nri-socket", KILL_AT_SOCKET)
-    node.bayplan.await_synchronized()
-    pieces = in_pieces(node)
-    sandbox = node.crictl.run_sandbox(LATE)
-    node.guest.write(STEP_FILE, step)
-    late = node.crictl.create(sandbox, LATE, LATE.containers[0])
-    node.guest.await_text(KILL_AT_LOG, f"killed at {step}")
-    node.crictl.start(late)
-    node.guest.await_text("/var/log/pods/late/main.log", "touched")
-    since = node.bayplan.log_position()
-    node.bayplan.start_again()
-    node.bayplan.await_synchronized(since=since)
-    if "created-without-us" in str(node.bayplan.decided(late)):
-        # There is no record: it is where it is, and all others are where they were.
-        assert step in ("request", "writing")
-        assert node.view(pieces.db).mems_allowed == {0}
-        assert "relocated" not in str(node.bayplan.decided(pieces.db.container_id))
-    else:
-        assert step != "request"
-        all_are_where_they_were_promised(node, pieces, late)
+    try:
+        node.guest.await_text(KILL_AT_LOG, "listening")
+        node.bayplan.start(*MOVING, "--nri-socket", KILL_AT_SOCKET)
+        node.bayplan.await_synchronized()
+        pieces = in_pieces(node)
+        sandbox = node.crictl.run_sandbox(LATE)
+        node.guest.write(STEP_FILE, step)
+        late = node.crictl.create(sandbox, LATE, LATE.containers[0])
+        node.guest.await_text(KILL_AT_LOG, f"killed at {step}")
+        node.crictl.start(late)
+        node.guest.await_text("/var/log/pods/late/main.log", "touched")
+        since = node.bayplan.log_position()
+        node.bayplan.start_again()
+        node.bayplan.await_synchronized(since=since)
+        if "created-without-us" in str(node.bayplan.decided(late)):
+            # There is no record: it is where it is, and all others are where they were.
+            assert step in ("request", "writing")
+            assert node.view(pieces.db).mems_allowed == {0}
+            assert "relocated" not in str(node.bayplan.decided(pieces.db.container_id))
+        else:
+            assert step != "request"
+            all_are_where_they_were_promised(node, pieces, late)
+    finally:
+        node.guest.signal("kill-at", SIGKILL)
 
 
 class Pieces(NamedTuple):

@@ -299,6 +299,32 @@ def test_a_pool_of_huge_pages_grows_for_a_container_and_shrinks_after_it(node: N
     assert set(node.kernel.hugepages_of_nodes().values()) == {32}
 
 
+@pytest.mark.matrix
+@on(FOUR_NODES, "2.3")
+def test_a_pool_of_huge_pages_grows_for_a_resize_or_it_is_refused(node: Node) -> None:
+    node.bayplan.start(
+        *("--topology-manager-policy", "single-numa-node"),
+        *("--hugepage-pools", "0-3:hugepages-2Mi=64Mi-256Mi"),
+    )
+    node.bayplan.await_synchronized()
+    owner = node.launch(guaranteed("owner", 0.5, "50Mi", hugepages={"2MB": 60 * MIB}))
+    assert node.kernel.hugepages_of_nodes() == {0: 32, 1: 32, 2: 32, 3: 32}
+    node.crictl.resize_hugepages(owner.container_id, "2MB", 200 * MIB)
+    assert node.kernel.hugepages_of_nodes() == {0: 100, 1: 32, 2: 32, 3: 32}
+    booked = node.bayplan.decided(owner.container_id)["bookedBytes"]
+    assert booked == {"0": {"memory": 50 * MIB, "hugepages-2Mi": 200 * MIB}}
+    with pytest.raises(CommandError, match="it could have 256Mi on each of nodes 0-3 of hugepages-2Mi"):
+        node.crictl.resize_hugepages(owner.container_id, "2MB", 300 * MIB)
+    assert node.kernel.hugepages_of_nodes() == {0: 100, 1: 32, 2: 32, 3: 32}
+    assert node.bayplan.decided(owner.container_id)["bookedBytes"] == booked
+    # What it gives back shrinks again.
+    node.crictl.resize_hugepages(owner.container_id, "2MB", 20 * MIB)
+    until_s = time.monotonic() + LIMIT_S
+    while set(node.kernel.hugepages_of_nodes().values()) != {32} and time.monotonic() < until_s:
+        time.sleep(2)
+    assert set(node.kernel.hugepages_of_nodes().values()) == {32}
+
+
 @on(TWO_NODES, "2.4")
 def test_a_resize_is_decided_again_or_refused(node: Node) -> None:
     node.bayplan.start("--topology-manager-policy", "single-numa-node")

@@ -26,11 +26,13 @@ from bayplan.errors import PlacementError
 from bayplan.host.page_moves import PagesMoved
 from bayplan.model.decision import PAGES_ASTRAY, STAYS_WIDE, QosClass
 from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
+from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, ContainerState, Pod
 from bayplan.nri import Event
 from bayplan.placement.page_placement import REST_BYTES
+from bayplan.placement.shortfall import overclaims
 from bayplan.quantity import GIB, MIB
-from bayplan.sets import NodeSet
+from bayplan.sets import CpuSet, NodeSet
 from support.controllers import Controlled, controlled, here
 from support.live_nodes import LiveNodes
 from support.machines import container, machine, pod
@@ -38,7 +40,7 @@ from support.oci_node import OciNode
 
 MOVING = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE, defragment=Defragment.MOVE)
 SAID = {STAYS_WIDE, PAGES_ASTRAY}
-ENOUGH_S = 300.0
+ENOUGH_S = 150.0
 MODES = [MemoryPressure.OFF, MemoryPressure.OBSERVE, MemoryPressure.RELIEVE]
 
 
@@ -54,6 +56,8 @@ class SimulatedNode:
     locked: set[str] = field(default_factory=set)
     """The cgroups of containers whose pages the kernel does not move."""
     known_mems: dict[str, str] = field(default_factory=dict)
+    most_bytes: int = GIB
+    """So much is moved at once at most."""
 
     @asynccontextmanager
     async def daemon(self) -> AsyncIterator["Daemon"]:
@@ -84,12 +88,14 @@ class SimulatedNode:
     def runtime_has(self, one: Controlled, name: str) -> None:
         """The runtime has the container as the ledger says, and so has the kernel."""
         owner, known = self.made[name]
-        placement = one.controller.state.ledger.entries[name].decision.placement
-        cpus = placement.exclusive_cpus or one.controller.state.basis.shared_cpus
-        spec = replace(known.resources, cpuset_cpus=cpus, cpuset_mems=placement.mems)
+        decision = one.controller.state.ledger.entries[name].decision
+        placement, spec = decision.placement, known.resources
+        if decision.request.pinned_mems is None:
+            cpus = placement.exclusive_cpus or one.controller.state.basis.shared_cpus
+            spec = replace(spec, cpuset_cpus=cpus, cpuset_mems=placement.mems)
         self.made[name] = owner, replace(known, state=ContainerState.RUNNING, resources=spec)
         file = self.live.node.directory(known.cgroups_path) / "cpuset.mems"
-        file.write_text(f"{placement.mems}\n")
+        file.write_text(f"{spec.cpuset_mems}\n")
         self.migrate()
 
     def migrate(self) -> None:
@@ -107,12 +113,15 @@ class SimulatedNode:
                     self.moved(path, source, target, self.live.held[path][source])
 
     def moved(self, path: str, source: int, target: int, wanted_bytes: int) -> int:
+        wanted_bytes = min(wanted_bytes, self.most_bytes)
         return 0 if path in self.locked else self.live.move(path, source, target, wanted_bytes)
 
     def move(
         self, cgroup: str, source: int, target: int, wanted: int, go_on: Callable[[int], bool]
     ) -> PagesMoved:
         part = self.moved(cgroup, source, target, wanted) if go_on(0) else 0
+        if part == self.most_bytes:
+            return PagesMoved(part)
         problem = "" if part == wanted else "the kernel refuses it" if cgroup in self.locked else "no room"
         return PagesMoved(part, wanted - part, problem, exhausted=True, passing=cgroup not in self.locked)
 
@@ -259,6 +268,71 @@ async def test_where_pages_do_not_follow_the_decision_says_why_until_they_do(
         await daemon.pass_by(700)
         assert [name for name in node.made if not daemon.at_home(name)] == []
         assert SAID.isdisjoint(daemon.codes("db") | daemon.codes("late"))
+
+
+WHILE_UNDER_WAY = ["exits", "newcomer exits", "holder exits", "pins itself", "grows", "shrinks", "another"]
+
+
+@pytest.mark.parametrize(("mode", "killed"), [(MemoryPressure.OFF, False), (MemoryPressure.RELIEVE, True)])
+@pytest.mark.parametrize("what", WHILE_UNDER_WAY)
+async def test_a_plan_that_others_make_stale_while_pages_are_under_way_takes_nothing_from_anybody(
+    tmp_path: Path, mode: MemoryPressure, what: str, *, killed: bool
+) -> None:
+    """It can end by itself, and be killed right after it knows."""
+    node = simulated(tmp_path, mode)
+    home = int(await in_pieces(node))
+    node.most_bytes = 30 * MIB
+    async with node.daemon() as daemon:
+        while not node.held("db").get(home):
+            await daemon.pass_by(1)
+        assert node.held("db")[0]
+        await changed(daemon, what, home)
+        if not killed:
+            await settled(daemon, what)
+    async with node.daemon() as daemon:
+        await settled(daemon, what)
+
+
+async def changed(daemon: Daemon, what: str, home: int) -> None:
+    """Have that happen, as the runtime would say it."""
+    controller, made = daemon.one.controller, daemon.node.made
+    gone = {"exits": "db", "newcomer exits": "late", "holder exits": f"holder{home}"}.get(what)
+    if gone is not None:
+        owner, one = made.pop(gone)
+        await controller.stop_container(owner, one)
+        daemon.node.live.hold(one.cgroups_path, {})
+    elif what == "another":
+        # Memory that pages have left already, and those that come count for, is nobody's.
+        assert not await daemon.create("more", 300 * MIB, 0, 0)
+        assert not await daemon.create("more", 200 * MIB, 0, home)
+    else:
+        owner, one = made["db"]
+        change = {
+            "pins itself": Resources(cpuset_cpus=CpuSet([1]), cpuset_mems=NodeSet([0])),
+            "grows": Resources(memory_limit_bytes=400 * MIB),
+            "shrinks": Resources(memory_limit_bytes=240 * MIB),
+        }[what]
+        await controller.update_container(owner, one, change)
+        spec = one.resources
+        if what == "pins itself":
+            spec = replace(spec, cpuset_cpus=change.cpuset_cpus, cpuset_mems=change.cpuset_mems)
+        else:
+            spec = replace(spec, memory_limit_bytes=change.memory_limit_bytes)
+        made["db"] = owner, replace(one, resources=spec)
+        daemon.node.runtime_has(daemon.one, "db")
+
+
+async def settled(daemon: Daemon, what: str) -> None:
+    """All that is promised fits and is where it was promised, but for what somebody else pinned."""
+    await daemon.pass_by(ENOUGH_S)
+    faults = await daemon.one.controller.state.check_ledger()
+    assert [fault for fault in faults if fault.is_ours] == []
+    pinned = {"db"} if what == "pins itself" else set()
+    assert bool(tuple(overclaims(daemon.one.controller.state.basis))) == bool(pinned)
+    away = {name for name in daemon.node.made if not daemon.at_home(name)}
+    # Where "db" stays on node 0, there may be no room for all of "late".
+    assert away <= pinned | ({"late"} if pinned else set())
+    assert [name for name in away - pinned if not daemon.codes(name) & SAID] == []
 
 
 @given(st.integers(0, 1 << 32), st.sampled_from(MODES))

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from testbed import gobuild
 from testbed.channel import LIMIT_S
 from testbed.errors import CommandError, TestBedError
@@ -142,6 +144,19 @@ class Crictl:
             "update", *(f"--{name.replace('_', '-')}={value}" for name, value in fields.items()), container_id
         )
 
+    def resize_hugepages(self, container_id: str, page_size: str, limit_bytes: int) -> None:
+        """What crictl has no words for: UpdateContainerResources with a limit of huge pages alone. Raises
+        CommandError with what the runtime says."""
+        limit = _field(1, page_size.encode()) + b"\x10" + _varint(limit_bytes)
+        request = _field(1, container_id.encode()) + _field(2, _field(8, limit))
+        with grpc.insecure_channel(f"unix:{self.guest.forwarded(self._socket)}") as channel:
+            update = channel.unary_unary("/runtime.v1.RuntimeService/UpdateContainerResources")
+            try:
+                update(request, timeout=LIMIT_S)
+            except grpc.RpcError as error:
+                words = ["UpdateContainerResources", container_id]
+                raise CommandError(words, 1, "", str(error.details())) from error
+
     def execute(self, container_id: str, *argv: str) -> Completed:
         # --sync: the other way goes through a port of the guest's loopback interface.
         return self("exec", "--sync", container_id, *argv)
@@ -175,6 +190,19 @@ class Crictl:
 
     def _log_path(self, running: Running, container: str) -> str:
         return f"/var/log/pods/{running.pod.name}/{container}.log"
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A field of a protobuf message that has a length."""
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
 
 
 @cache
