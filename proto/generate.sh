@@ -15,6 +15,8 @@ generate() {
     # shellcheck disable=SC2086
     uv run --quiet --no-project --with grpcio-tools==1.78.0 --with mypy-protobuf==5.1.0 \
         python -m grpc_tools.protoc -I bayplan/_proto=proto --python_out="$1" --mypy_out=quiet:"$1" $files
+    # Those of the daemon, whose start somebody waits for.
+    python3 proto/lean.py "$1/bayplan/_proto/nri/api_pb2.py"
 }
 
 case "${1-}" in

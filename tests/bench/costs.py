@@ -13,6 +13,7 @@ import merge
 import nri_requests
 import pressure
 import programs
+import rest
 import worst
 from table import Row, show
 
@@ -20,6 +21,7 @@ PARTS: dict[str, Callable[[Sequence[int]], Iterator[Row]]] = {
     "disk": lambda _: nri_requests.flushes(),
     "requests": nri_requests.creations,
     "starts": nri_requests.starts,
+    "rest": rest.rows,
     "programs": lambda _: programs.rows(),
     "decisions": lambda _: worst.rows(),
     "merges": lambda _: merge.rows(),

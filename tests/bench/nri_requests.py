@@ -1,4 +1,4 @@
-"""What requests of a runtime wait for, the daemon's start, and what it takes while nothing happens."""
+"""What requests of a runtime wait for, and the daemon's start."""
 
 import os
 import tempfile
@@ -14,7 +14,6 @@ CREATIONS = 300
 SETTLE_S = 2.0
 """The daemon's start goes on for a while in the background: it listens for hotplug, for instance."""
 PAGE_BYTES = 4096
-IDLE_BESIDE, IDLE_S = 100, 60
 FEW, MANY = 10, 1000
 STARTS = 9
 MANY_STARTS = 4
@@ -45,8 +44,6 @@ def creations(populations: Sequence[int]) -> Iterator[Row]:
                 yield Row(f"stop, {name}, {beside}", *stopped, most)
             resident_mib = ([one.resident_mib()] for one in pair)
             yield Row(f"resident, {beside}", *resident_mib, 45.0, "MiB", as_ratio=False)
-            if population == IDLE_BESIDE:
-                yield _idle(pair[0])
 
 
 def flushes(repeat: int = CREATIONS) -> Iterator[Row]:
@@ -78,14 +75,6 @@ def _in_turns(pair: Pair, name: str, kinds: Sequence[Kind]) -> tuple[Times, list
     for times in (*created, noted, *stopped):
         del times[:WARM_UP]
     return created, noted, stopped
-
-
-def _idle(daemon: Plugin) -> Row:
-    time.sleep(SETTLE_S)
-    before_ms = daemon.cpu_ms()
-    time.sleep(IDLE_S)
-    taken_ms = daemon.cpu_ms() - before_ms
-    return Row(f"CPU of {IDLE_S} s at rest, beside {IDLE_BESIDE}", [taken_ms], most=15.0)
 
 
 def starts(populations: Sequence[int] = ()) -> Iterator[Row]:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
 
 from goside import NEWEST, GoSide, build
 
+from bayplan.model.machine import Machine
 from bayplan.quantity import GIB, KIB, MIB
 from support.machines import machine
 from support.sysfs import SysfsTree
@@ -107,11 +108,6 @@ class Plugin:
         assert done["error"] == "", done
         return done["ms"]
 
-    def cpu_ms(self) -> float:
-        """CPU time of its threads so far."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
-        return sum(int(one.read_text().split()[0]) for one in tasks) / 1e6
-
     def resident_mib(self) -> float:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
@@ -124,7 +120,7 @@ def both(program: Path, directory: Path, *flags: str) -> Iterator[tuple[Plugin, 
     ours.mkdir()
     noop.mkdir()
     with closing(GoSide(program, ours, *flags)) as first, closing(GoSide(program, noop, *flags)) as second:
-        daemon = Plugin(first, [*IN_NAMESPACE, str(_machine_in(ours)), *_daemon(ours)], ours / "daemon.log")
+        daemon = Plugin(first, [*IN_NAMESPACE, str(machine_in(ours)), *_daemon(ours)], ours / "daemon.log")
         nothing = Plugin(second, [str(program), "-noop", "-socket", str(second.socket)], noop / "noop.log")
         try:
             yield daemon, nothing
@@ -139,13 +135,13 @@ def _daemon(directory: Path) -> list[str]:
     return [*map(str, argv), "--oci-socket", "none", "--agent-socket", "none", "--log-format", "json"]
 
 
-def _machine_in(directory: Path) -> Path:
-    """`MACHINE` as files, nothing of its memory used."""
-    tree = SysfsTree(MACHINE)
+def machine_in(directory: Path, described: Machine = MACHINE) -> Path:
+    """A machine as files, nothing of its memory used."""
+    tree = SysfsTree(described)
     empty = {"MemFree": 0, "Active(file)": 0, "Inactive(file)": 0}
     for path in [path for path in tree.files if path.endswith("meminfo")]:
         node = path.split("/")[-2].removeprefix("node")
-        total_bytes = MACHINE.memory_bytes if node == "proc" else MACHINE.nodes[int(node)].memory_bytes
+        total_bytes = described.memory_bytes if node == "proc" else described.nodes[int(node)].memory_bytes
         before = "" if node == "proc" else f"Node {node} "
         amounts = empty | {"MemTotal": total_bytes, "MemFree": total_bytes}
         tree.files[path] = "".join(f"{before}{name}: {size // KIB} kB\n" for name, size in amounts.items())

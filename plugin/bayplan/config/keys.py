@@ -9,7 +9,7 @@ values are read by `bayplan.config.load`: a flag is checked like a file.
 """
 
 import argparse
-import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -657,7 +657,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--check-config", action="store_true", help="check files and flags against this machine, and exit"
     )
-    version = f"%(prog)s {__version__} (python {platform.python_version()})"
+    version = f"%(prog)s {__version__} (python {'.'.join(map(str, sys.version_info[:3]))})"
     parser.add_argument("--version", action="version", version=version)
     for heading, keys in GROUPS.items():
         group = parser.add_argument_group(heading)

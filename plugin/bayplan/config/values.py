@@ -5,7 +5,6 @@ A reader takes a path and a plain value and returns the typed value, or raises I
 *all* problems at and below that path. Readers of tables are made of readers of their parts.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from decimal import Decimal
@@ -116,7 +115,9 @@ def unknown_keys(path: str, keys: Iterable[str], known: Collection[str], advice:
     guessed: list[Problem] = []
     others: list[str] = []
     for key in keys:
-        near = difflib.get_close_matches(_plain(key), plain, n=1, cutoff=_SIMILAR)
+        from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
+
+        near = get_close_matches(_plain(key), plain, n=1, cutoff=_SIMILAR)
         if near:
             guessed.append(Problem(join(path, key), "an unknown key", f"{plain[near[0]]}, perhaps"))
         else:

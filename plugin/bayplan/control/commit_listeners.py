@@ -10,7 +10,7 @@ a ledger.
 
 import asyncio
 import logging
-import secrets
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -53,7 +53,7 @@ class ChangeLog:
     """
 
     def __init__(self, most_kept: int = MAX_KEPT) -> None:
-        self.epoch = secrets.token_hex(8)
+        self.epoch = os.urandom(8).hex()
         self.position = 0
         self.refusals: deque[Refused] = deque(maxlen=MAX_REFUSALS)
         self.listeners: set[Callable[[], None]] = set()

@@ -21,7 +21,6 @@ own document, which the wrapper adds them to. docs/oci-hook.md has the paths, wh
 
 import asyncio
 import logging
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -286,8 +285,10 @@ class Starts:
 
     def clear(self) -> None:
         """Forget all that an earlier daemon noted."""
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None and self._directory.exists():
+            from shutil import rmtree  # noqa: PLC0415 - bz2, lzma and zlib come with it
+
+            rmtree(self._directory, ignore_errors=True)
 
     def expect(self, container_id: str) -> bool:
         """Have the wrapper ask before that container starts; whether it will."""

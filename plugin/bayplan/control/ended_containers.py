@@ -21,6 +21,7 @@ from msgspec import Struct
 from bayplan.control.controller import Controller
 from bayplan.control.lives import Life
 from bayplan.control.threads import InThread
+from bayplan.control.verify import Grounds, grounds_of, is_same
 from bayplan.errors import BayplanError
 from bayplan.host.container_processes import Occupancy, Place
 from bayplan.model.ledger import Entry
@@ -87,6 +88,8 @@ class EndedContainers:
         self._clock_s = clock_s
         self._pause_s = ASK_AFTER_S
         self._asked_s = -PATIENCE_S
+        self._all_ran: Grounds = ()
+        """By what all of them were looked for when the last look found a process of each."""
         self._has_seen = False
         """Whether the kernel has ever shown a process of a container: else there is nothing to conclude
         from."""
@@ -95,7 +98,11 @@ class EndedContainers:
         """Look once, and release those that have ended; those that have not, against all that was heard, are
         entered."""
         await self._controller.settle_doubts()
-        suspects = list(self._held())
+        state = self._state
+        grounds = (*grounds_of(state), *map(state.lives.of, state.ledger.entries))
+        if is_same(grounds, self._all_ran) and await self._in_thread(self._still_run):
+            return
+        suspects, self._all_ran = list(self._held()), ()
         alive = await self._in_thread(partial(self._with_process, suspects))
         self._has_seen = self._has_seen or bool(alive)
         now_s, without = self._clock_s(), list[_Suspect]()
@@ -108,6 +115,8 @@ class EndedContainers:
                 without.append(suspect)
         if not without:
             self._pause_s = ASK_AFTER_S
+            if len(suspects) == len(state.ledger.entries):
+                self._all_ran = grounds
             return
         listed, failed = await self._in_thread(lambda: (self._listed(without, now_s), self._failed(without)))
         for suspect in without:
@@ -127,6 +136,10 @@ class EndedContainers:
                 continue  # before the runtime has listed it
             pod = known.pods.get(container.pod_id, Pod(container.pod_id))
             yield _Suspect(entry, container.pod_id, life, life.phase, Place.of(pod, container, entry.origin))
+
+    def _still_run(self) -> bool:
+        """Whether those who ran at the last look have a process now. Blocks."""
+        return self._occupancy.have_processes(self._state.ledger.entries.keys())
 
     def _with_process(self, suspects: Collection[_Suspect]) -> set[str]:
         """The ids of those that have a process, and of those of which the kernel does not say."""

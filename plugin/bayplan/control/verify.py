@@ -52,6 +52,11 @@ def grounds_of(state: NodeState) -> Grounds:
     return (basis.machine, basis.policy, basis.ledger, *known.containers.values(), *known.pods.values())
 
 
+def is_same(grounds: Grounds, before: Grounds) -> bool:
+    """Whether both are the same objects: to compare their contents takes long."""
+    return len(grounds) == len(before) and all(map(operator.is_, grounds, before))
+
+
 class Agreement:
     """What agreed at the latest comparison, if all did. At most about *most_files* are kept open; where that
     is not enough, nothing ever counts as agreed. Blocks."""
@@ -83,8 +88,7 @@ class Agreement:
         before = self._grounds
         return (
             before is not None
-            and len(grounds) == len(before)
-            and all(map(operator.is_, grounds, before))
+            and is_same(grounds, before)
             and self._files.are_unchanged()
             and not any(os.access(one, os.F_OK) for one in self._absent)
         )

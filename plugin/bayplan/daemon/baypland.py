@@ -6,7 +6,7 @@ Errors end here, as one message without a traceback and the exit status of their
 import logging
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from bayplan import logs
 from bayplan.config.keys import build_parser, given_flags
 from bayplan.config.reservations import remarks_here, resolve_policy, wrong_here
 from bayplan.config.settings import Settings
+from bayplan.daemon import without
 from bayplan.daemon.configuration import PATIENCE_S, Configuration, read_within
 from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
 from bayplan.host.kubelet_program import LIMIT_S
@@ -87,13 +88,21 @@ def wrong_on_this_machine(
     return tuple(wrong_here(settings, machine, unread))
 
 
+def load() -> Callable[[Settings, Configuration], int]:
+    """What serves. Loaded only then: it brings asyncio, protobuf and SQLite."""
+    with without("ssl"):
+        import asyncio  # noqa: F401, PLC0415 - see bayplan.daemon
+    from bayplan.daemon.app import run  # noqa: PLC0415 - see above
+
+    return run
+
+
 def _run(settings: Settings, configuration: Configuration) -> int:
     # Until the daemon listens for it: what it is to read again was read just now.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     handler = logs.start(settings.log_level, settings.log_format)
     try:
-        from bayplan.daemon.app import run  # noqa: PLC0415 - it brings protobuf and SQLite
-
+        run = load()
         for remark in settings.remarks:
             logger.warning(remark)
         return run(settings, configuration)

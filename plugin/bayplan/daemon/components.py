@@ -52,6 +52,7 @@ from bayplan.host.eviction_signals import find_file_systems
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.hugepage_files import HugepageFiles
 from bayplan.host.kubelet_program import KubeletVersion
+from bayplan.host.live_memory import ContainerMemory
 from bayplan.host.placement_files import PlacementDirectory
 from bayplan.host.sysfs import has_weighted_interleave
 from bayplan.host.unix_socket import group_id
@@ -189,7 +190,8 @@ class Daemon:
         self.starts = parts.starts(settings.oci_socket)
         self.starts.clear()
         self.kernel_settings = parts.kernel_settings(self.hierarchy, settings.state_directory)
-        host = Host.of(self.hierarchy, self.kernel_settings.partitions)
+        self.memory = ContainerMemory(self.hierarchy)
+        host = Host.of(self.hierarchy, self.memory, self.kernel_settings.partitions)
         self.hardware = Hardware(settings, host, self.host_thread.do)
         self.recording = open_recording(settings.recording)
         self._verify_now = asyncio.Event()
@@ -275,6 +277,7 @@ class Daemon:
             self.settings.memory_pressure,
             self.parts.relief(self.hierarchy, self.settings.page_move_rate_bytes),
             self.promised_nodes,
+            memory=self.memory,
             in_start_thread=self.start_thread.do,
             deadline_s=self.settings.request_deadline_ms / 1000,
         )

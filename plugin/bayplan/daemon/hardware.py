@@ -22,9 +22,7 @@ from bayplan.control.threads import InThread
 from bayplan.errors import BayplanError, ConfigError
 from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import Hierarchy
-from bayplan.host.kernelfs import AbsentError
-from bayplan.host.live_memory import ContainerMemory, read_held_memory, read_memory_totals
-from bayplan.host.memory_statistics import HeldPages
+from bayplan.host.live_memory import ContainerMemory, HeldMemory, read_memory_totals
 from bayplan.host.sysfs import read_hugepages, read_isolated, read_machine
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Ledger
@@ -56,10 +54,11 @@ class Host(Struct, frozen=True):
     measure: Callable[[Iterable[tuple[Pod, Container]], Iterable[int]], Measurement]
 
     @classmethod
-    def of(cls, hierarchy: Hierarchy, partitions: CpuPartitions) -> "Host":
-        """Those of the machine that this runs on."""
-        memory = ContainerMemory(hierarchy)
-        return cls(partial(machine_with, partitions), partial(measure, hierarchy, memory, partitions))
+    def of(cls, hierarchy: Hierarchy, memory: ContainerMemory, partitions: CpuPartitions) -> "Host":
+        """Those of the machine that this runs on; *memory* is that of everybody who counts what containers
+        hold."""
+        held = HeldMemory(memory, hierarchy.root)
+        return cls(partial(machine_with, partitions), partial(measure, hierarchy, held, partitions))
 
 
 def machine_with(partitions: CpuPartitions) -> Machine:
@@ -75,7 +74,7 @@ def machine_with(partitions: CpuPartitions) -> Machine:
 
 def measure(
     hierarchy: Hierarchy,
-    memory: ContainerMemory,
+    held: HeldMemory,
     partitions: CpuPartitions,
     containers: Iterable[tuple[Pod, Container]],
     nodes: Iterable[int],
@@ -88,19 +87,10 @@ def measure(
     wanted = list(nodes)
     pools = {node: dict(sizes) for node, sizes in read_hugepages(wanted, hierarchy.root).items()}
     sums = {node: sum(sizes.values()) for node, sizes in pools.items()}
-    everybody = list(containers)
-    memory.keep(container.id for _, container in everybody)
-    inside = (_held(memory, pod, container) for pod, container in everybody)
-    held_bytes = read_held_memory(inside, sums, hierarchy.root)
+    everybody = [(one.id, one.cgroups_path, pod.cgroup_parent) for pod, one in containers]
+    held_bytes = held.read(everybody, sums)
     lost = partitions.lost_cpus(read_isolated(hierarchy.root))
     return Measurement(held_bytes, pools, read_memory_totals(wanted, hierarchy.root), lost)
-
-
-def _held(memory: ContainerMemory, pod: Pod, container: Container) -> HeldPages:
-    try:
-        return memory.read(container.id, container.cgroups_path, pod.cgroup_parent, {})
-    except AbsentError:
-        return HeldPages()
 
 
 logger = logging.getLogger(__name__)

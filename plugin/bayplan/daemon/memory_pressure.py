@@ -38,7 +38,7 @@ from bayplan.host.live_memory import ContainerMemory, FreeMemory, read_held, rea
 from bayplan.host.memory_statistics import NO_ZONES, HeldPages, NodeZones, read_zones
 from bayplan.host.reclaim import missing_abilities
 from bayplan.model.decision import Decision, Move
-from bayplan.model.ledger import Ledger
+from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.records import PageMoveRecord
 from bayplan.placement.brakes import allowed_growth
@@ -203,11 +203,25 @@ class Look(NamedTuple):
     ledger: Ledger
 
 
+class _Counted(NamedTuple):
+    """What a container holds, and what follows from it."""
+
+    machine: Machine
+    entry: Entry
+    held: HeldPages
+    pages: ContainerPages
+
+    def is_of(self, machine: Machine, entry: Entry, held: HeldPages) -> bool:
+        """Whether it follows from the same objects."""
+        return self.machine is machine and self.entry is entry and self.held is held
+
+
 class PressureWatch:
     """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
     ``looked`` is set at each look. *promised* says who can go back, and gives a promise more nodes where
-    moving pages does not suffice. *in_start_thread* runs what must not wait for pages that are being moved; a
-    start waits for a part of *deadline_s* at most."""
+    moving pages does not suffice. *memory* is that of everybody who counts what containers hold.
+    *in_start_thread* runs what must not wait for pages that are being moved; a start waits for a part of
+    *deadline_s* at most."""
 
     def __init__(
         self,
@@ -218,6 +232,7 @@ class PressureWatch:
         relief: PageRelief,
         promised: PromisedNodes,
         *,
+        memory: ContainerMemory | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         in_start_thread: InThread | None = None,
         deadline_s: float = 1.0,
@@ -235,11 +250,12 @@ class PressureWatch:
         self._in_thread = in_thread
         self._clock_s = clock_s
         self._promised = promised
-        self.memory = ContainerMemory(hierarchy)
+        self.memory = memory or ContainerMemory(hierarchy, clock_s)
         """What containers hold, and where their cgroups are."""
         self._free = FreeMemory(hierarchy.root)
         self._zones: Mapping[int, NodeZones] = {}
         self._zones_at_s = -ZONES_S
+        self._known: dict[str, _Counted] = {}
         self._counted_at_s = -COUNT_S
         self._seen_at_s = 0.0
         self._counted_for: Look | None = None
@@ -514,7 +530,7 @@ class PressureWatch:
         machine = look.machine
         known = {one.container_id for one in lookups}
         self.memory.keep(known)
-        containers, idle = self._containers(look, lookups)
+        containers, idle = self._containers(look, lookups, regular=self._is_regular(look, nodes))
         # As long as somebody's cgroup is not known, a slice may have a container in it.
         all_known = look.ledger.entries.keys() <= containers.keys()
         outside = self.memory.outside() if all_known else {}
@@ -595,27 +611,48 @@ class PressureWatch:
         may_reclaim = self.mode.relieves and self._clock_s() - self._counted_at_s >= AT_RISK_S
         return have_lost_much(before, nodes, bands) or (may_reclaim and have_to_reclaim(before, nodes, bands))
 
+    def _is_regular(self, look: Look, nodes: Mapping[int, NodeMemory]) -> bool:
+        """Whether there is no other reason to count than that it was long ago, so that what can hardly be
+        otherwise need not be read."""
+        before = self.latest
+        return (
+            before is not None
+            and not before.plan.risks
+            and before.back is None
+            and not self._promised.is_due
+            and nodes.keys() == before.nodes.keys()
+            and not have_lost_much(before, nodes, start_bytes(look.machine))
+        )
+
     def _containers(
-        self, look: Look, lookups: Sequence[CgroupLookup]
+        self, look: Look, lookups: Sequence[CgroupLookup], *, regular: bool = False
     ) -> tuple[dict[str, ContainerPages], tuple[ContainerPages, ...]]:
-        """The containers, and what resource claims hold that none of them can use yet. Blocks."""
-        found = {}
+        """The containers, and what resource claims hold that none of them can use yet; *regular*: see
+        `_is_regular`. Blocks."""
+        found, read = {}, self.memory.recent if regular else self.memory.read
+        known, self._known = self._known, dict[str, _Counted]()
         for one in lookups:
             entry = look.ledger.entries.get(one.container_id)
             if entry is None:
                 continue
             try:
-                held = self.memory.read(*one)
+                held = read(*one)
             except AbsentError:
                 held = HeldPages()  # It does not run yet: all of its promise is outstanding.
-            movable_bytes = self.relief.movable(one.container_id, held.movable_bytes)
-            found[one.container_id] = container_pages(
-                look.machine,
-                entry,
-                held.unreclaimable_bytes,
-                movable_bytes,
-                held.of_files_bytes,
-                held.of_processes_bytes,
-            )
+            before = known.get(one.container_id)
+            if regular and before is not None and before.is_of(look.machine, entry, held):
+                pages = before.pages
+            else:
+                movable_bytes = self.relief.movable(one.container_id, held.movable_bytes)
+                pages = container_pages(
+                    look.machine,
+                    entry,
+                    held.unreclaimable_bytes,
+                    movable_bytes,
+                    held.of_files_bytes,
+                    held.of_processes_bytes,
+                )
+            self._known[one.container_id] = _Counted(look.machine, entry, held, pages)
+            found[one.container_id] = pages
         shared_out, idle = with_claims_shared_out(look.ledger, found)
         return with_pods_shared_out(look.ledger, shared_out), idle

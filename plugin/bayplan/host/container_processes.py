@@ -86,6 +86,11 @@ class Occupancy:
         for container_id in self._open.keys() - container_ids:
             os.close(self._open.pop(container_id))
 
+    def have_processes(self, container_ids: Collection[str]) -> bool:
+        """Whether all of these have one by the files that are open: False where that is not known of one."""
+        files = [self._open.get(one, -1) for one in container_ids]
+        return -1 not in files and all(map(self._shows_process, files))
+
     def has_process(self, place: Place) -> bool:
         """Whether the container has a process: any in its cgroup, or its first one elsewhere.
 

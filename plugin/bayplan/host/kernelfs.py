@@ -15,7 +15,8 @@ the second one: every access to the removed directory fails as "not there".
 import errno
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self, TypeVar
@@ -23,6 +24,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 from bayplan.errors import HostError, ParseError, excerpt
 from bayplan.files import read_small_file
 from bayplan.host import shadow_mode
+from bayplan.host.libc import libc
 from bayplan.quantity import counted
 
 
@@ -194,17 +196,34 @@ _MOST_BYTES: Final = 4096
 """What is longer is compared as far as this: no list of CPUs that anybody gives to a container is."""
 
 
-class WatchedFiles:
-    """Files, each with what it showed when it was added. They are closed with it, or by `close`."""
+REREAD_S: Final = 60.0
+"""So long at most nothing is read where nobody is seen to write. The kernel itself changes what a cgroup
+shows without a word: when CPUs go, or the cgroup above it is given others."""
+_IN_MODIFY: Final = 2
+_EVENT_BYTES: Final = 65536
 
-    def __init__(self) -> None:
+
+class WatchedFiles:
+    """Files, each with what it showed when it was added. They are closed with it, or by `close`.
+
+    As long as nobody writes into the directory of a file, as inotify(7) says, also for cgroups, and with one
+    watch for a directory, it is read every `REREAD_S` only. Files without *dir_fd* are read each time: of
+    /proc the kernel has another inode whenever it is asked.
+    """
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
         self._files: list[tuple[int, bytes]] = []
+        self._unheard: list[tuple[int, bytes]] = []
+        """Those whose changes are not heard of."""
+        self._inotify = -1
+        self._read_s = -REREAD_S
 
     def __del__(self) -> None:
         self.close()
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._files) + len(self._unheard)
 
     def add(self, path: str | bytes, *, dir_fd: int | None = None, below: str = "") -> None:
         """Watch the file *path* from now on. *below* is the path of the directory *dir_fd*, for messages.
@@ -222,19 +241,55 @@ class WatchedFiles:
                 raise
         except OSError as error:
             raise refusal(str(Path(below) / os.fsdecode(path)), "cannot be watched", error) from error
-        self._files.append((descriptor, text))
+        heard = dir_fd is not None and not self._unheard_from(dir_fd)
+        (self._files if heard else self._unheard).append((descriptor, text))
 
     def are_unchanged(self) -> bool:
         """Whether all of them still show the same."""
-        try:
-            return all(os.pread(descriptor, _MOST_BYTES, 0) == text for descriptor, text in self._files)
-        except OSError:
+        now_s, written = self._clock_s(), self._is_written()
+        if not _all_show(self._unheard):
             return False
+        if not written and now_s - self._read_s < REREAD_S:
+            return True
+        if not _all_show(self._files):
+            self._read_s = -REREAD_S
+            return False
+        self._read_s = now_s
+        return True
 
     def close(self) -> None:
         """Watch none of them any more."""
-        while self._files:
-            os.close(self._files.pop()[0])
+        for files in (self._files, self._unheard):
+            while files:
+                os.close(files.pop()[0])
+        if self._inotify >= 0:
+            os.close(self._inotify)
+        self._inotify, self._read_s = -1, -REREAD_S
+
+    def _unheard_from(self, directory: int) -> bool:
+        """Whether it is not to be heard when somebody writes into a file of *directory*: the host has no more
+        instances or watches."""
+        if self._inotify < 0:
+            self._inotify = libc().inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        path = b"/proc/self/fd/%d" % directory
+        return self._inotify < 0 or libc().inotify_add_watch(self._inotify, path, _IN_MODIFY) < 0
+
+    def _is_written(self) -> bool:
+        written = False
+        while self._inotify >= 0:
+            try:
+                os.read(self._inotify, _EVENT_BYTES)
+            except BlockingIOError:
+                break
+            written = True
+        return written
+
+
+def _all_show(files: Iterable[tuple[int, bytes]]) -> bool:
+    try:
+        return all(os.pread(descriptor, _MOST_BYTES, 0) == text for descriptor, text in files)
+    except OSError:
+        return False
 
 
 class CgroupIdentity(NamedTuple):

@@ -12,7 +12,6 @@ has kubelet within it and the same version number (``k3s version v1.36.3+k3s1 (.
 
 import os
 import re
-import shlex
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -154,7 +153,9 @@ def _exec_start(root: Path, unit: str) -> list[str]:
                 if key.strip() == "ExecStart":
                     command = value.strip()
     try:
-        return shlex.split(command)
+        from shlex import split  # noqa: PLC0415 - where kubelet is looked for
+
+        return split(command)
     except ValueError:
         return []
 

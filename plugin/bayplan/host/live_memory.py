@@ -10,15 +10,18 @@ What remains has in it also what no counter names: pages of drivers, vmalloc, pe
 free, /proc/zoneinfo says: an owner that touches it is killed.
 
 Counters are since the start of the cgroup or the machine; whoever shows rates asks twice. Nothing is
-remembered but where the files are. Calls block for some small files of each container.
+remembered but where the files are, and what containers held when that was read last. Calls block for some
+small files of each container.
 """
 
 import os
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -142,18 +145,43 @@ def read_held(hierarchy: Hierarchy, cgroup: str) -> HeldPages:
     return parse_file(f"{hierarchy.mounts[MEMORY]}{cgroup}/memory.numa_stat", parse)
 
 
-class ContainerMemory:
-    """Reads what containers hold; remembers where their cgroups are."""
+FRESH_S: Final = 2.0
+"""So long after it was read what a container holds needs not be read again for numbers of the same moment."""
+UNCHANGED_S: Final = 300.0
+"""So long at most for a container that is charged for as much as then: page cache may have become memory of
+processes, and pages may lie on other nodes."""
+_NUMBER_BYTES: Final = 32
+CHARGED_BYTES: Final = 256 * KIB
+"""The kernel charges in steps of 64 pages for each CPU (MEMCG_CHARGE_BATCH): less is no difference."""
 
-    def __init__(self, hierarchy: Hierarchy) -> None:
+
+class _Reading(NamedTuple):
+    """What a container held, when that was read, and what it was charged for before; -1 where that is not
+    known."""
+
+    held: HeldPages
+    read_s: float
+    charged_bytes: int
+
+
+class ContainerMemory:
+    """Reads what containers hold; remembers where their cgroups are, and what was read last. Calls may come
+    from several threads."""
+
+    def __init__(self, hierarchy: Hierarchy, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._hierarchy = hierarchy
+        self._clock_s = clock_s
+        self._charge_file = "memory.current" if hierarchy.unified else "memory.usage_in_bytes"
+        self._readings: dict[str, _Reading] = {}
         self.cgroups: dict[str, str] = {}
         """The cgroups of those that were found, below their mount."""
 
     def keep(self, container_ids: Iterable[str]) -> None:
         """Forget all but those."""
         kept = set(container_ids)
-        self.cgroups = {key: path for key, path in self.cgroups.items() if key in kept}
+        for remembered in (self.cgroups, self._readings):
+            for gone in [key for key in list(remembered) if key not in kept]:
+                remembered.pop(gone, None)
 
     def cgroups_of(self, container_ids: Iterable[str]) -> list[str]:
         """The cgroups of those of them that have been found, below their mount."""
@@ -184,15 +212,55 @@ class ContainerMemory:
         """What a container holds; the arguments and errors of `find`, and HostError where its file is missing
         or garbled."""
         path = self.find(container_id, cgroups_path, cgroup_parent, cgroups)
+        return self._read(container_id, path, self._charged_bytes(path))
+
+    def recent(
+        self, container_id: str, cgroups_path: str, cgroup_parent: str, cgroups: Mapping[str, str]
+    ) -> HeldPages:
+        """The same, for those who look regularly: what was read last, the same object, as long as it can
+        hardly be otherwise (`FRESH_S`, `UNCHANGED_S`). memory.numa_stat has the kernel add up what all its
+        CPUs have counted; what a cgroup is charged for is one number."""
+        path = self.find(container_id, cgroups_path, cgroup_parent, cgroups)
+        before, now_s = self._readings.get(container_id), self._clock_s()
+        if before is not None and now_s - before.read_s <= FRESH_S:
+            return before.held
+        charged_bytes = self._charged_bytes(path)
+        if (
+            before is not None
+            and min(before.charged_bytes, charged_bytes) >= 0
+            and abs(charged_bytes - before.charged_bytes) <= CHARGED_BYTES
+            and now_s - before.read_s <= UNCHANGED_S
+        ):
+            return before.held
+        return self._read(container_id, path, charged_bytes)
+
+    def _charged_bytes(self, path: str) -> int:
         try:
-            return read_held(self._hierarchy, path)
+            descriptor = os.open(
+                f"{self._hierarchy.mounts[MEMORY]}{path}/{self._charge_file}", os.O_RDONLY | os.O_CLOEXEC
+            )
+        except OSError:
+            return -1
+        try:
+            return int(os.read(descriptor, _NUMBER_BYTES))
+        except (OSError, ValueError):
+            return -1
+        finally:
+            os.close(descriptor)
+
+    def _read(self, container_id: str, path: str, charged_bytes: int) -> HeldPages:
+        try:
+            held = read_held(self._hierarchy, path)
         except AbsentError as error:
-            del self.cgroups[container_id]
+            self.cgroups.pop(container_id, None)
+            self._readings.pop(container_id, None)
             if Path(f"{self._hierarchy.mounts[MEMORY]}{path}").exists():
                 raise HostError(
                     error.path, "there is no such file: the kernel has it from 5.10 on"
                 ) from error
             raise
+        self._readings[container_id] = _Reading(held, self._clock_s(), charged_bytes)
+        return held
 
     def outside(self) -> dict[str, tuple[NodeSet, HeldPages]]:
         """What the machine's own services hold, by the slice of systemd that they are in, with the nodes that
@@ -243,6 +311,56 @@ def read_held_memory(
         used_bytes -= _isolated_bytes(root, node)
         held[node] = max(0, used_bytes - reclaimable_bytes - inside[node]) + zone.unusable_bytes
     return held
+
+
+DOUBT_SHARE: Final = 2048
+"""What is held by more or less than this part of a node than at the last time is measured once more, with
+what containers hold at this moment: an eighth of the band above it (`placement.measured_reservation`)."""
+
+
+class HeldMemory:
+    """Measures regularly what is held outside of containers, as `read_held_memory` does. Of containers that
+    are charged for the same as before only where the result is another one is it read again what they hold:
+    a heap that has grown instead of page cache would be taken for somebody else's. Blocks."""
+
+    def __init__(self, memory: ContainerMemory, root: Path = Path("/")) -> None:
+        self._memory = memory
+        self._root = root
+        self._before: dict[int, int] = {}
+        self._is_steady = False
+        """Whether the last one was as the one before."""
+
+    def read(
+        self, containers: Collection[tuple[str, str, str]], hugepages_bytes: Mapping[int, int]
+    ) -> dict[int, int]:
+        """What is held outside of *containers*: of each its id, its cgroups path and its pod's cgroup parent;
+        those that are gone are passed over. *hugepages_bytes* and the errors as for `read_held_memory`."""
+        self._memory.keep(container_id for container_id, _, _ in containers)
+        found = {}
+        if self._is_steady and self._before.keys() == hugepages_bytes.keys():
+            found = self._outside(containers, hugepages_bytes, self._memory.recent)
+        if not found or not self._is_as_before(found):
+            found = self._outside(containers, hugepages_bytes, self._memory.read)
+        self._is_steady, self._before = self._is_as_before(found), found
+        return found
+
+    def _outside(
+        self,
+        containers: Iterable[tuple[str, str, str]],
+        hugepages_bytes: Mapping[int, int],
+        read: Callable[[str, str, str, Mapping[str, str]], HeldPages],
+    ) -> dict[int, int]:
+        inside = []
+        for one in containers:
+            with suppress(AbsentError):
+                inside.append(read(*one, {}))
+        return read_held_memory(inside, hugepages_bytes, self._root)
+
+    def _is_as_before(self, found: Mapping[int, int]) -> bool:
+        if found.keys() != self._before.keys():
+            return False
+        totals = read_memory_totals(found, self._root)
+        return all(abs(found[node] - self._before[node]) * DOUBT_SHARE <= totals[node] for node in found)
 
 
 def read_memory_totals(nodes: Iterable[int], root: Path = Path("/")) -> dict[int, int]:

@@ -7,7 +7,6 @@ come as text. Problems are reported in kubelet's words, all of them together, ea
 kubelet stops at the first.
 """
 
-import dataclasses
 import enum
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -304,13 +303,12 @@ class ReservationProblem(NamedTuple):
     kubelet: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(NamedTuple):
     """What is kept from containers on one node, in bytes by resource. ``path`` is where it was configured."""
 
     node: int
     sizes: Amounts
-    path: str = dataclasses.field(default=KEY, compare=False)
+    path: str = KEY
 
 
 def in_words(problem: ReservationProblem) -> Problem:

@@ -6,7 +6,6 @@ limited to 63 characters and a container's name alone may have as many. To add a
 `KEYS`, a field of `Wishes`.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -362,7 +361,9 @@ def _without_own_cpus(values: dict[str, Any], annotation_of: Mapping[str, str]) 
 
 def _meant(prefix: str, key: str) -> str:
     """The key that was probably meant by *key*, or all that there are."""
-    near = difflib.get_close_matches(key[:MAX_KEY_CHARACTERS].lower(), KEYS, n=1)
+    from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
+
+    near = get_close_matches(key[:MAX_KEY_CHARACTERS].lower(), KEYS, n=1)
     if near:
         return f"{prefix}{near[0]}, perhaps"
     return f"one of {', '.join(f'{prefix}{known}' for known in sorted(KEYS))}"

@@ -5,7 +5,6 @@ The same values whether they came over NRI or from an OCI bundle: nothing here k
 None means "not given". Zero never does: the edges that read the wire turn a runtime's "0 = unset" into None.
 """
 
-import difflib
 import enum
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -224,9 +223,11 @@ def similar_pods(subject: str, containers: Iterable[tuple[str, str]]) -> list[st
             spellings.setdefault(pod.lower() if "/" in wanted else pod.rpartition("/")[2].lower(), pod)
     # Of names with a namespace that much is the same anyway.
     least = 0.75 if "/" in wanted else 0.6
-    return list(found) or [
-        spellings[one] for one in difflib.get_close_matches(wanted, spellings, cutoff=least)
-    ]
+    if found:
+        return list(found)
+    from difflib import get_close_matches  # noqa: PLC0415 - only for what is not there
+
+    return [spellings[one] for one in get_close_matches(wanted, spellings, cutoff=least)]
 
 
 def _letters(name: str) -> str:

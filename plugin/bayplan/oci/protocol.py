@@ -10,10 +10,11 @@ No client can block the daemon or fill its memory: sizes, times and the number o
 import asyncio
 import logging
 import re
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
 from bayplan.oci.documents import OciError, check_id, parse_state
@@ -52,16 +53,14 @@ class Status(Enum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(Struct, frozen=True):
     """The first line of a request."""
 
     verb: Verb
     body_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """The answer to a request; ``body`` of a refusal or an error is its text."""
 
     status: Status

@@ -10,7 +10,6 @@ first, the verification restores the values that were overwritten.
 import asyncio
 import logging
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -195,7 +194,9 @@ def _executable(process: Path, called: str) -> str | None:
         running = str((process / "exe").readlink())
     except OSError:
         running = ""
-    for candidate in (running, shutil.which(called, path=_PATH) or ""):
+    from shutil import which  # noqa: PLC0415 - bz2, lzma and zlib come with it
+
+    for candidate in (running, which(called, path=_PATH) or ""):
         if _RUNTIMES.fullmatch(Path(candidate).name) and Path(candidate).is_file():
             return candidate
     return None

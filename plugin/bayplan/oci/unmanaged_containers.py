@@ -15,7 +15,6 @@ import asyncio
 import logging
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -36,7 +35,6 @@ from bayplan.model.workload import Container, Pod
 from bayplan.oci import announced_container
 from bayplan.oci.announced_container import AnnouncedContainer, with_process
 from bayplan.oci.bundle import CONFIG
-from bayplan.oci.doctor import Examination
 from bayplan.oci.documents import State
 from bayplan.oci.workloads import PODMAN
 
@@ -48,16 +46,14 @@ _GRAPH_ROOT: Final = "/var/lib/containers/storage"
 _CONTAINERS: Final = "*-containers"
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(Struct, frozen=True):
     """Both directories of the storage, below our root."""
 
     run_root: Path
     graph_root: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Struct, frozen=True):
     """A container that was started: its id, its bundle, and the text of the file with its process id."""
 
     container_id: str
@@ -315,6 +311,8 @@ def _is_unrecorded(one: Started, known: Mapping[str, Origin]) -> bool:
 
 def _engines_that_ask(root: Path) -> frozenset[str]:
     """The engines that hook, precreate or wrapper are installed for."""
+    from bayplan.oci.doctor import Examination  # noqa: PLC0415 - all that knows container engines comes with it
+
     forms = Examination(root, None).forms
     asking = {one.engine for one in forms if one.hook or one.precreate or one.wrapper}
     return frozenset(name for engine, name in _ENGINES.items() if engine in asking)

@@ -13,7 +13,6 @@ statements; the store runs them.
 import errno
 import logging
 import os
-import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
@@ -336,6 +335,7 @@ def read_into_memory(path: Path) -> sqlite3.Connection:
     """All that the database has, in memory: where it cannot be opened, as nothing can be written beside it,
     its files can still be read. Empty where they cannot, or there is none."""
     import tempfile  # noqa: PLC0415 - a daemon that starts on a sound disk does without
+    from shutil import copyfile  # noqa: PLC0415 - as above
 
     elsewhere = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - a directory of its own is made there
     memory = sqlite3.connect(":memory:", isolation_level=None)
@@ -345,7 +345,7 @@ def read_into_memory(path: Path) -> sqlite3.Connection:
             copy = Path(directory) / path.name
             for companion in ("", _LOG):
                 with suppress(FileNotFoundError):
-                    shutil.copyfile(f"{path}{companion}", f"{copy}{companion}")
+                    copyfile(f"{path}{companion}", f"{copy}{companion}")
             with closing(open_readable(copy)) as readable:
                 readable.backup(memory)
     except (sqlite3.Error, OSError, UnreadableDatabaseError) as error:

@@ -21,7 +21,6 @@ import errno
 import fcntl
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -76,7 +75,9 @@ def _drop_oldest(database: Path, mark: str) -> None:
     for number in sorted(numbered)[:-KEPT]:
         for path in numbered[number]:
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                from shutil import rmtree  # noqa: PLC0415 - hardly ever
+
+                rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 

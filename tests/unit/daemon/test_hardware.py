@@ -18,7 +18,7 @@ from bayplan.host.changed_files import ChangedFiles
 from bayplan.host.cpu_partitions import CpuPartitions
 from bayplan.host.hierarchy import CPUSET, Hierarchy, Layout
 from bayplan.host.hierarchy import MEMORY as MEMORY_CONTROLLER
-from bayplan.host.live_memory import ContainerMemory
+from bayplan.host.live_memory import ContainerMemory, HeldMemory
 from bayplan.model.decision import Outcome, QosClass
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import MEMORY, Machine
@@ -539,7 +539,8 @@ def test_the_measurement_itself_on_cgroups_and_nodes_below_a_root(tmp_path: Path
     (tmp_path / "sys/fs/cgroup/cpuset.cpus.isolated").write_text("3\n")
     partitions = CpuPartitions(mount, ChangedFiles(None))
     everybody = [(Pod("p"), there), (Pod("p"), gone)]
-    found = measure(hierarchy, ContainerMemory(hierarchy), partitions, everybody, [0])
+    held = HeldMemory(ContainerMemory(hierarchy), hierarchy.root)
+    found = measure(hierarchy, held, partitions, everybody, [0])
     assert found.lost_cpus == CpuSet([3])
     assert found.held_bytes == {0: (512 - 32 - 31) * MIB}
     assert found.hugepages_bytes == {0: {2 * MIB: 32 * MIB}}
