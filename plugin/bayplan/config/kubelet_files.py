@@ -201,6 +201,20 @@ def overridden_by_flags(flags: Mapping[str, Sequence[str]], settings: Settings) 
                 yield f"kubelet runs with {flag}: {what}; give baypland the same flag"
 
 
+def pinning_managers(
+    sources: Sequence[Source], flags: Mapping[str, Sequence[str]]
+) -> dict[PinningManager, str]:
+    """The managers of kubelet that pin containers, with where that is said: in *sources*, or by the *flags*
+    that kubelet runs with."""
+    found = {manager: source.name for source in sources for manager in source.pinning}
+    for (key, policy), manager in _PINNING.items():
+        for said in flags.get(KEYS[key].flag, ())[-1:]:
+            found.pop(manager, None)
+            if said == policy:
+                found[manager] = "kubelet's command line"
+    return found
+
+
 def kubelet_defaults(documents: Sequence[Document], kubelet: KubeletRules) -> list[Source]:
     """What *documents*, all of kubelet's, leave to kubelet, as the first of all sources; nothing without
     any. *kubelet* has what its version decides."""

@@ -17,7 +17,12 @@ from msgspec.structs import replace
 
 from bayplan.config.keys import KEYS
 from bayplan.config.kubelet_documents import KUBELETS_KIND
-from bayplan.config.kubelet_files import kubelet_defaults, kubelet_sources, overridden_by_flags
+from bayplan.config.kubelet_files import (
+    kubelet_defaults,
+    kubelet_sources,
+    overridden_by_flags,
+    pinning_managers,
+)
 from bayplan.config.kubelet_rules import without_effect, wrong_options
 from bayplan.config.reservations import missing_grace_periods
 from bayplan.config.settings import Settings
@@ -123,6 +128,7 @@ def settings_of(
     problems = list(contents.problems)
     documents, damaged = contents.documents, bool(problems)
     theirs = [document for document in documents if document.of_kubelet]
+    flags_of_kubelet = kubelets_flags if theirs and kubelets_flags else {}
     ours = [*(_own(document) for document in documents if not document.of_kubelet), _of_flags(flags or {})]
     named = any("kubeletVersion" in source.values for source in ours)
     found_version = [] if named else _of_found(find_kubelet())
@@ -150,11 +156,9 @@ def settings_of(
         sources=tuple(document.name for document in documents),
         of_kubelets_file=bool(theirs),
         kubelet_known_by=origin.get("kubeletVersion", ""),
-        kubelet_managers={manager: source.name for source in sources for manager in source.pinning},
+        kubelet_managers=pinning_managers(sources, flags_of_kubelet),
     )
-    remarks = [*without_effect(settings, said)]
-    if theirs:
-        remarks += overridden_by_flags(kubelets_flags or {}, settings)
+    remarks = [*without_effect(settings, said), *overridden_by_flags(flags_of_kubelet, settings)]
     settings = replace(settings, notices=(*contents.notices, *remarks))
     of_kubelet = {document.name for document in theirs}
     for name, problem in _contradictions(settings, origin, of_kubelet, unread):

@@ -439,6 +439,23 @@ def test_flags_of_kubelet_that_say_something_else_than_its_files(
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        ("", {"cpu-manager-policy": ["none", "static"]}, {PinningManager.CPU: "kubelet's command line"}),
+        ("memoryManagerPolicy: Static", {"memory-manager-policy": ["None"]}, {}),
+        ("cpuManagerPolicy: static", {"memory-manager-policy": ["Static"]},
+         {PinningManager.CPU: "FILE", PinningManager.MEMORY: "kubelet's command line"}),
+    ],
+)  # fmt: skip
+def test_flags_of_kubelet_decide_whether_it_pins(
+    files: Files, text: str, flags: dict[str, list[str]], expected: dict[PinningManager, str]
+) -> None:
+    (path, _) = files(text)
+    found = settings_of(read_contents([path]), kubelets_flags=flags).kubelet_managers
+    assert {one: where.replace(str(path), "FILE") for one, where in found.items()} == expected
+
+
 def test_flags_that_kubelet_would_not_start_with_are_its_business(files: Files) -> None:
     contents = read_contents(files("")[:1])
     flags = {"eviction-hard": ["memory"], "kube-reserved": ["x"], "reserved-cpus": ["a"]}

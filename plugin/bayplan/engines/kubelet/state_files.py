@@ -44,7 +44,7 @@ CPU_FILE: Final = cpu_file.FILE_NAME
 MEMORY_FILE: Final = memory_file.FILE_NAME
 
 _INTACT: Final = "the one of its content, as kubelet writes it (kubelet: checkpoint is corrupted)"
-_WHOLE_PODS: Final = "none; bayplan knows no CPUs and no memory of a pod as a whole"
+_WHOLE_PODS: Final = "none; what a pod has as a whole is not taken over"
 
 
 def read_cpu_file(
