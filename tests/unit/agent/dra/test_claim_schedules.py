@@ -5,7 +5,7 @@ import asyncio
 import random
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -190,6 +190,38 @@ class Schedule:
         assert cpus == life.cpus or not life.containers
         life.prepared, life.promised, life.cpus = answer, life.results, cpus
 
+    async def at_once(self) -> None:
+        """Several pods come, some of which go before their claim is prepared, and the daemon is started again
+        meanwhile."""
+        if self.kubelet is None:
+            return
+        lives = list(self.lives.values())
+        some = self.draw.sample(lives, min(3, len(lives)))
+        goes = [not life.containers and bool(self.draw.randrange(2)) for life in some]
+        patience_s = [self.draw.choice([0, 0.001, 0.004, 30]) for _ in some]
+        calls = [asyncio.create_task(self._brief(*row)) for row in zip(some, patience_s, goes, strict=True)]
+        await asyncio.sleep(self.draw.choice([0, 0.002, 0.01]))
+        if not self.draw.randrange(3):
+            await self._daemon.aclose()
+            await self._start_daemon()
+        await asyncio.gather(*calls)
+        assert self.one is not None
+        for life in (life for life, one_goes in zip(some, goes, strict=True) if one_goes):
+            assert await self._unprepare(life) == ""
+            self._forget(life)
+        for life in self.lives.values():
+            if life.prepared is not None:
+                await self._ask(life)
+
+    async def _brief(self, life: Life, patience_s: float, goes: bool) -> None:
+        """kubelet gives a preparation up, as its pod is gone, and has the claim released."""
+        assert self.kubelet is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self.kubelet.prepare(life.claim)
+        if goes and not (await self.kubelet.unprepare(life.claim))[life.uid] and self.one is not None:
+            assert claim_key(life.uid) not in self.one.controller.state.ledger.resource_claims
+
     async def create(self) -> None:
         life = self._any(lambda one: one.prepared is not None)
         if life is None or self.one is None:
@@ -278,7 +310,7 @@ class Schedule:
             + [self.prepare] * 4
             + [self.create] * 4
             + [self.stop] * 3
-            + [self.unprepare] * 2
+            + [self.unprepare, self.at_once] * 2
             + [self.change, self.lose, self.remove_specs, self.restart_daemon, self.restart_agent]
             + [self.restart_kubelet, self.restart_runtime]
             + [self.lose_record] * (not self.draw.randrange(2))
