@@ -30,7 +30,7 @@ from bayplan.quantity import US_PER_S
 from bayplan.simulate.manifest import GeneratedNames, describes_pods, plan_manifest, sizes_manifest
 from bayplan.simulate.rehearsal import Rehearsal
 from bayplan.views.decision_view import View, decision_view
-from bayplan.views.node_room import l3_caches, node_rooms
+from bayplan.views.node_room import cpu_uses, l3_caches, node_rooms
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import cpu_holders, timestamp
 
@@ -254,6 +254,7 @@ def explanation_view(
             | {
                 "pageMoves": [_page_move(one) for one in moved if one.name == name],
                 "evictions": [eviction_view(one) for one in evicted if one.name == name],
+                "cpuUse": cpu_uses(snapshot.basis, current[name]) if name in current else [],
                 "nodes": _rooms_beside_refusal(snapshot, current.get(name) or by_name[name][0][1]),
             }
             for name in names
@@ -327,7 +328,14 @@ def what_if_view(
             {
                 "name": pod.name,
                 "admitted": all(one.outcome is not Outcome.REFUSED for one in decisions),
-                "containers": [{**decision_view(one), "state": "would be"} for one in decisions],
+                "containers": [
+                    {
+                        **decision_view(one),
+                        "state": "would be",
+                        "cpuUse": cpu_uses(snapshot.basis.with_ledger(rehearsal.ledger), one),
+                    }
+                    for one in decisions
+                ],
             }
         )
     return {

@@ -225,6 +225,7 @@ def decision_blocks(decision: dict[str, Any]) -> list[Block]:
     rows = [*_beside("asked", decision["asked"]["lines"]), *_beside("outcome", [decision["outcome"]])]
     if decision["placement"] is not None:
         rows += _beside("placed", decision["placement"]["lines"])
+    rows += _beside("CPUs", decision.get("cpuUse", ()))
     rows += _beside("why", [reason["text"] for reason in decision["reasons"]])
     if decision["advantage"] is not None:
         rows += _beside("won", [decision["advantage"]["text"]])

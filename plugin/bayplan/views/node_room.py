@@ -7,20 +7,24 @@ on the others. Pure.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from bayplan.engines.exact.claiming import claimed_amounts
 from bayplan.engines.exact.resources import ResourceFlows
 from bayplan.model.basis import Basis, kept_by_pin
 from bayplan.model.claims import sum_of
-from bayplan.model.decision import Request
+from bayplan.model.decision import Decision, Request
 from bayplan.model.ledger import holds_alone
-from bayplan.model.machine import MEMORY, union
+from bayplan.model.machine import MEMORY, Cpu, Machine, union
 from bayplan.model.pod_as_a_whole import held_cpus
-from bayplan.quantity import MIB
-from bayplan.sets import CpuSet
+from bayplan.model.sentences import verb_after
+from bayplan.quantity import MIB, counted
+from bayplan.sets import CpuSet, cpus_text
 from bayplan.views.decision_view import View
+
+_CACHES_SHOWN: Final = 4
+"""So many of the L3 caches that stay whole are named."""
 
 _PARTS: Final = 64
 """Of what is free on a node alone, that is told of together with others."""
@@ -109,6 +113,52 @@ class CpuOwners:
             "owners": sorted(owners),
         }
 
+    def uses(self, machine: Machine, cpus: CpuSet, whose: str) -> Iterator[str]:
+        """What *cpus*, which *whose* has to itself, are of cores and L3 caches, and what stays whole beside
+        them on their nodes, in sentences; nothing where cores have one thread and nodes one cache each."""
+        nodes = [node.cpus for node in machine.nodes if not node.cpus.isdisjoint(cpus)]
+        near = union(nodes)
+        cores = _parts_of(machine, near, lambda cpu: cpu.core_id)
+        if any(len(core) > 1 for core in cores):
+            yield "; ".join(self._of_cores(cores, cpus, whose))
+        caches = _parts_of(machine, near, lambda cpu: cpu.l3_cache_id)
+        if len(caches) > len(nodes):
+            for cache in caches:
+                if there := cache & cpus:
+                    yield f"L3 cache of {cpus_text(cache)}: {self._share(cache, there, whose)}"
+            kept = [cache for cache in caches if self.is_whole(cache)]
+            shown = [str(cache) for cache in kept[:_CACHES_SHOWN]]
+            more = f" and {len(kept) - len(shown)} more" if len(kept) > len(shown) else ""
+            which = f": {'; '.join(shown)}{more}" if kept else ""
+            yield f"{len(kept)} of {counted(len(caches), 'L3 cache')} of these nodes stay whole{which}"
+
+    def _of_cores(self, cores: Iterable[CpuSet], cpus: CpuSet, whose: str) -> Iterator[str]:
+        """How many of *cores* it has as a whole, and which it breaks or has beside others."""
+        there = [core for core in cores if not core.isdisjoint(cpus)]
+        if whole := sum(core <= cpus for core in there):
+            yield f"{counted(whole, 'core')} as a whole"
+        for core in there:
+            if not core <= cpus:
+                rest = core - cpus
+                others = sorted({name for cpu in rest for name in self._of.get(cpu, ())} - {whose})
+                beside = f"beside {', '.join(others)}" if others else self._nobodys(rest)
+                yield f"{cpus_text(core & cpus)} of the core of {cpus_text(core)}, {beside}"
+
+    def _nobodys(self, cpus: CpuSet) -> str:
+        """What those of *cpus* are that no container has to itself."""
+        reserved = cpus & self._allocatable.reserved_cpus
+        if reserved:
+            return f"of which {cpus_text(reserved)} {verb_after(reserved, 'is')} reserved"
+        return f"of which nobody has {cpus_text(cpus)}"
+
+    def _share(self, cache: CpuSet, there: CpuSet, whose: str) -> str:
+        """How much of *cache* it has with *there*, and beside whom."""
+        if there == cache:
+            return "all of it"
+        others = sorted({name for cpu in cache for name in self._of.get(cpu, ())} - {whose})
+        beside = f"beside {', '.join(others)}" if others else "nobody else has any"
+        return f"{len(there)} of {counted(len(cache), 'CPU')}, {beside}"
+
     def is_whole(self, core: CpuSet) -> bool:
         """Whether one container can have all of *core*."""
         return core <= self._allocatable.exclusive_cpus and not any(cpu in self._of for cpu in core)
@@ -123,6 +173,24 @@ class CpuOwners:
             {"cpus": str(CpuSet(cpus)), "owners": list(owners), "reserved": reserved}
             for (reserved, owners), cpus in found.items()
         ]
+
+
+def cpu_uses(basis: Basis, decision: Decision) -> list[str]:
+    """See `CpuOwners.uses`, of what *decision*, which the ledger of *basis* has, gave."""
+    cpus, pool = decision.placement.apart_cpus, decision.request.pool
+    if not cpus:
+        return []
+    whose = f"the pool {pool}" if pool and decision.placement.pool_cpus else decision.request.name
+    return list(CpuOwners(basis).uses(basis.machine, cpus, whose))
+
+
+def _parts_of(machine: Machine, cpus: CpuSet, key: Callable[[Cpu], int | None]) -> list[CpuSet]:
+    """*cpus* by *key*, without those for which it is None."""
+    found: dict[int, set[int]] = {}
+    for cpu in machine.cpus:
+        if cpu.id in cpus and (group := key(cpu)) is not None:
+            found.setdefault(group, set()).add(cpu.id)
+    return [CpuSet(members) for _, members in sorted(found.items())]
 
 
 def claimable_by_node(basis: Basis, *, jointly: bool = False) -> dict[int, dict[str, int]]:
