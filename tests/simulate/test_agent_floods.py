@@ -23,6 +23,7 @@ from bayplan._proto.podresources import api_pb2 as pb
 from bayplan.quantity import MIB
 from support.agents import serving
 from support.controllers import controlled
+from support.coroutines import PATIENCE_S
 from support.http import get
 
 CLIENTS = 1000
@@ -113,7 +114,7 @@ def crowd(stack: contextlib.ExitStack, agent: Agent, said: bytes) -> None:
             (socket.AF_INET, agent.http) if number % 2 else (socket.AF_UNIX, str(agent.pod_resources))
         )
         one = stack.enter_context(socket.socket(family))
-        one.settimeout(10)
+        one.settimeout(PATIENCE_S)
         with contextlib.suppress(OSError):
             one.connect(address)
             one.setblocking(False)

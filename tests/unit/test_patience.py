@@ -8,12 +8,34 @@ TESTS = Path(__file__).parents[1]
 CLOCKS = {"monotonic", "perf_counter", "process_time"}
 CONSTANTS = {"PATIENCE_S", "LIMIT_S"}
 OWNER = "support/coroutines.py"
+FAILING = {
+    "settimeout",
+    "wait",
+    "wait_for",
+    "join",
+    "get",
+    "run",
+    "communicate",
+    "urlopen",
+    "create_connection",
+}
+"""What fails, or gives up without a word, when the seconds that it is given are over."""
 
 
 def called(node: ast.AST) -> str:
     """The name of the function or method that is called."""
     function = node.func if isinstance(node, ast.Call) else None
-    return function.attr if isinstance(function, ast.Attribute) else ""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def waited_s(call: ast.Call) -> ast.AST | None:
+    """The argument that says how long a call that can fail waits at most."""
+    # `asyncio.wait` returns then; who goes on says what is to be so.
+    if called(call) not in FAILING or ast.unparse(call.func) == "asyncio.wait":
+        return None
+    named = [one.value for one in call.keywords if one.arg == "timeout"]
+    bare = call.args if called(call) in ("settimeout", "join") else ()
+    return next(iter([*named, *bare]), None)
 
 
 def is_number(node: ast.AST) -> bool:
@@ -29,6 +51,8 @@ def hurried(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.Assign) and is_number(node.value):
             if CONSTANTS & {one.id for one in node.targets if isinstance(one, ast.Name)}:
                 yield node.lineno, "has a patience of its own"
+        elif isinstance(node, ast.Call) and (limit := waited_s(node)) is not None and is_number(limit):
+            yield node.lineno, "waits for a number of seconds"
         elif isinstance(node, ast.AsyncWith):
             for one in node.items:
                 context = one.context_expr
@@ -52,10 +76,18 @@ def test_what_is_hurried() -> None:
         "assert time.monotonic() - begun_s < 60",
         "PATIENCE_S = 20",
         "async def f():\n    async with asyncio.timeout(10):\n        pass",
+        "one.settimeout(10)",
+        "threads[0].join(60)",
+        "subprocess.run(argv, check=False, timeout=60)",
+        "urlopen(url, timeout=10)",
+        "asyncio.wait_for(done.wait(), timeout=5)",
     ):
         assert list(hurried(ast.parse(text))), text
     for text in (
         "assert slices <= passed_s + 2",
         "async def f():\n    async with asyncio.timeout(PATIENCE_S):\n        pass",
+        "one.settimeout(PATIENCE_S)",
+        "await asyncio.wait([again], timeout=0.2)",
+        "', '.join(names)",
     ):
         assert not list(hurried(ast.parse(text))), text

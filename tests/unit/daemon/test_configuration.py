@@ -10,6 +10,7 @@ import pytest
 from bayplan.daemon.configuration import BY_NODE, CLUSTER_VERSION, Configuration, KubeletQuestion
 from bayplan.errors import ConfigError
 from bayplan.host.kubelet_program import KubeletVersion, kubelet_of_node
+from support.coroutines import PATIENCE_S
 
 KUBELETS = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n"
 # 1.37 has MemoryQoS on, and takes this; before, it is an error without the feature gate.
@@ -103,7 +104,7 @@ def test_what_comes_late_is_told_whoever_listens_first(file: Path, kubelet: Kube
             while question.pending():
                 pass
             one.when_kubelet_answers(lambda found, said=said: (told.append(found), said.set()))
-        assert said.wait(60)
+        assert said.wait(PATIENCE_S)
         assert told.pop() == NEWER
         assert one.of_kubelet(NEWER).kubelet_known_by == PROGRAM
 

@@ -14,6 +14,7 @@ from bayplan.daemon.baypland import check, main, wrong_on_this_machine
 from bayplan.errors import ConfigError
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.sets import CpuSet
+from support.coroutines import PATIENCE_S
 from support.sysfs import SysfsTree
 
 GIB = 1 << 30
@@ -154,7 +155,7 @@ def test_a_state_directory_that_cannot_be_used_ends_in_one_message(tmp_path: Pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert finished.returncode == 1
     assert str(obstacle / "state") in finished.stderr

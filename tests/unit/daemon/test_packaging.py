@@ -13,6 +13,7 @@ from bayplan.agent.command_line import AgentSettings
 from bayplan.config.settings import Settings
 from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_UNAVAILABLE
 from bayplan.oci.node_checks import _CAPABILITIES
+from support.coroutines import PATIENCE_S
 
 PACKAGING = Path(__file__).parents[3] / "packaging"
 INSTALLED = Path("/opt/bayplan")
@@ -96,7 +97,7 @@ def test_exit_statuses_say_whether_to_start_it_again(
     (tmp_path / "wrong.toml").write_text("engine = 3\n")
     sockets = ["--admin-socket", str(tmp_path / "admin.sock")] if program == "baypland" else []
     argv = [Path(sys.prefix, "bin", program), *sockets, *(word.format(directory=tmp_path) for word in words)]
-    finished = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    finished = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert finished.returncode > 0
     path = UNIT if program == "baypland" else AGENT_UNIT
     assert (finished.returncode not in prevented(path)) == again, finished.stderr

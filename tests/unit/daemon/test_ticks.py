@@ -40,5 +40,5 @@ async def test_nothing_is_asked_any_more_once_it_ended() -> None:
 
     with ticking(is_due, 0.0) as due:
         await due.wait()
-    threads[0].join(60)
+    threads[0].join(PATIENCE_S)
     assert not threads[0].is_alive()

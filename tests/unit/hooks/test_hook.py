@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from support.coroutines import PATIENCE_S
 from support.oci_daemon import OciDaemon, Question, error, ok, refused
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def test_the_deadline_is_for_the_whole_exchange(installed: "Installation") -> No
         listener.bind(str(installed.socket))
         listener.listen()
         # A hook that had no time to connect is no reason to wait for ever.
-        listener.settimeout(60)
+        listener.settimeout(PATIENCE_S)
         argv = [installed.hook, "--timeout", "1", "createRuntime"]
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={}

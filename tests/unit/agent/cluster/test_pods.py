@@ -15,6 +15,7 @@ from bayplan.agent.cluster.pods import ApiPodWatch, AwaitedPods
 from bayplan.agent.kubelet_pods import pods_of_json
 from bayplan.backoff import Backoff
 from support.conditions import running, until
+from support.coroutines import PATIENCE_S
 from support.fake_api_server import NODE, PODS, FakeApiServer
 from support.fake_kubelet import RECORDED, Keeper
 
@@ -117,7 +118,7 @@ def test_the_fake_serves_and_ends_whoever_connects_and_says_nothing() -> None:
         other = ssl.create_default_context(cafile=RECORDED / "kubelet.pem")
         other.check_hostname = False
         with pytest.raises(HTTPError, match="Unauthorized"):
-            urlopen(f"https://127.0.0.1:{api.port}{PODS}", timeout=10, context=other)
+            urlopen(f"https://127.0.0.1:{api.port}{PODS}", timeout=PATIENCE_S, context=other)
 
 
 @pytest.mark.parametrize("bookmarked", [False, True])
