@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.engines.kubelet.cpu_assignment import FreeCpus, take_distributed, take_packed
-from bayplan.engines.kubelet.cpu_checkpoint import decode_checkpoint, format_checkpoint, restore_checkpoint
+from bayplan.engines.kubelet.cpu_checkpoint import decode_checkpoint, format_checkpoint
 from bayplan.engines.kubelet.cpu_state import CpuManagerError, CpuState
 from bayplan.engines.kubelet.cpu_topology import CpuTopology, LogicalCpu
 from bayplan.kubelet.manager_options import ManagerConfigError
 from bayplan.sets import CpuSet
 from conformance.sections import Case, Folder, Section, expect, expect_error
+from support.kubelet_start import restore_checkpoint
 
 NAMED_TOPOLOGIES: Final = "cpu_topologies.json"
 RANDOM_TOPOLOGIES: Final = "oracle_cpu_topologies.json"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint, restored
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint
 from bayplan.engines.kubelet.memory_manager import (
     NO_HINT,
     MemoryManager,
@@ -31,6 +31,7 @@ from bayplan.quantity import parse_bytes
 from bayplan.sets import NodeSet
 from conformance.sections import Case, Folder, Section, expect
 from conformance.sections.pods import container, gates, machine, pod
+from support.kubelet_start import restored
 
 Written = Mapping[str, Any]
 

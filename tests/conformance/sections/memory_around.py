@@ -24,6 +24,7 @@ from conformance.sections.memory import (
     state,
 )
 from conformance.sections.pods import amounts, container, gates, machine, pod
+from support.kubelet_start import without_stale
 
 
 def _reservations(written: list[Written] | None) -> tuple[Reservation, ...]:
@@ -117,7 +118,7 @@ def _stale(case: Case, folder: Folder) -> None:
     del folder
     manager = _around(case)
     if manager is not None:
-        expect_state(manager.without_stale(()).state, case, _AFTER)
+        expect_state(without_stale(manager, ()).state, case, _AFTER)
 
 
 def _add_container(case: Case, folder: Folder) -> None:
@@ -134,7 +135,7 @@ def _add_container(case: Case, folder: Folder) -> None:
         found = pod(written)
         active = [each for each in active if each.uid != found.uid] + [found]
         for each in found.all_containers:
-            manager = manager.without_stale(active)
+            manager = without_stale(manager, active)
             try:
                 manager = manager.allocate(found, each)
             except MemoryManagerError as refused:
@@ -175,7 +176,7 @@ def _manager_hints(case: Case, folder: Folder) -> None:
     manager = _around(case)
     if manager is None:
         return
-    manager = manager.without_stale(())
+    manager = without_stale(manager, ())
     sizes = {"cpu_milli": 1000, MEMORY: 1 << 30, "hugepages-1Gi": 1 << 30}
     alone = container({"name": "c", "requests": sizes, "limits": sizes})
     expect_hints(manager.hints(PodSpec("new", (alone,)), alone), case["expectedHints"])

@@ -2,7 +2,6 @@
 
 from typing import Any, Final
 
-from bayplan.engines.kubelet.cpu_checkpoint import restore_checkpoint
 from bayplan.engines.kubelet.cpu_state import CpuStateError
 from bayplan.engines.kubelet.memory_checkpoint import (
     CheckpointError,
@@ -11,13 +10,13 @@ from bayplan.engines.kubelet.memory_checkpoint import (
     dump,
     format_checkpoint,
     parse_checkpoint,
-    restored,
     state_of,
 )
 from bayplan.engines.kubelet.memory_state import Blocks, MemoryState
 from conformance.sections import Case, Folder, MismatchError, Section, expect, expect_error
 from conformance.sections.memory import blocks, nodes, state
 from conformance.sections.pods import gates
+from support.kubelet_start import restore_checkpoint, restored
 
 _PATH = "/var/lib/kubelet/memory_manager_state"
 

@@ -98,38 +98,6 @@ def format_checkpoint(state: CpuState, policy_name: str, *, pod_level_managers: 
     return go_json(content)
 
 
-def restore_checkpoint(
-    text: str | None,
-    policy_name: str,
-    *,
-    path: str = FILE_NAME,
-    container_refs: Mapping[str, tuple[str, str]] | None = None,
-    pod_level_managers: bool = False,
-) -> CpuState:
-    """The state that a file holds; an empty state if there is none (*text* None).
-
-    Args:
-        text: the file's content.
-        policy_name: cpuManagerPolicy, which must be the one that wrote the file.
-        path: how the file is called in the error.
-        container_refs: pod uid and container name by container id, for version 1.
-        pod_level_managers: the feature gate PodLevelResourceManagers, without which version 3 is not read.
-
-    Raises:
-        CpuStateError: the file cannot be used; the text is kubelet's, which refuses to start then.
-    """
-    if text is None:
-        return CpuState()
-    try:
-        checkpoint = read_checkpoint(text, container_refs or {}, pod_level_managers=pod_level_managers)
-        return _state(checkpoint, policy_name)
-    except CpuStateError as error:
-        raise CpuStateError(
-            f"could not restore state from checkpoint: {error}, please drain this node and delete the CPU "
-            f'manager checkpoint file "{path}" before restarting Kubelet'
-        ) from error
-
-
 def decode_checkpoint(text: str, version: int) -> CpuCheckpoint:
     """The content of a file read as *version*, as Go reads it: names in any case, unknown ones ignored.
 
@@ -177,8 +145,9 @@ def parse_cpus(text: str) -> CpuSet:
 def read_checkpoint(
     text: str, container_refs: Mapping[str, tuple[str, str]], *, pod_level_managers: bool
 ) -> CpuCheckpoint:
-    """The content of a file in the first version that fits, brought to version 2 or 3. The arguments are as
-    for `restore_checkpoint`.
+    """The content of a file in the first version that fits, brought to version 2 or 3. *container_refs* are
+    pod uid and container name by container id, for version 1. Without *pod_level_managers*, the feature gate
+    PodLevelResourceManagers, version 3 is not read.
 
     Raises:
         CpuStateError: no version fits; the text ends with `CORRUPTED` where only a checksum is wrong.
@@ -223,15 +192,6 @@ def _migrated(checkpoint: CpuCheckpoint, container_refs: Mapping[str, tuple[str,
         pod_uid, container = container_refs[container_id]
         entries.setdefault(pod_uid, {})[container] = cpus
     return CpuCheckpoint(2, checkpoint.policy_name, checkpoint.default_cpus, entries)
-
-
-def _state(checkpoint: CpuCheckpoint, policy_name: str) -> CpuState:
-    if checkpoint.policy_name != policy_name:
-        raise CpuStateError(
-            f'configured policy "{policy_name}" differs from state checkpoint policy '
-            f'"{checkpoint.policy_name}"'
-        )
-    return state_of(checkpoint)
 
 
 def state_of(checkpoint: CpuCheckpoint) -> CpuState:

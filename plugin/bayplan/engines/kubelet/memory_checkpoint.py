@@ -34,7 +34,6 @@ from bayplan.engines.kubelet.memory_state import (
     NumaNodeState,
 )
 from bayplan.errors import ParseError
-from bayplan.kubelet.pod import FeatureGates
 from bayplan.quantity import whole_number
 from bayplan.sets import NodeSet
 
@@ -170,30 +169,6 @@ class CheckpointError(MemoryManagerError):
             f"could not restore state from checkpoint: {self.problem}, please drain this node and delete "
             f'the memory manager checkpoint file "{self.path}" before restarting Kubelet'
         )
-
-
-def restored(text: str | None, path: str, policy_name: str, gates: FeatureGates) -> MemoryState:
-    """The state that the file at *path*, with the content *text* (None: no file), records.
-
-    Which nodes the machine has is not looked at here, see `bayplan.engines.kubelet.state_files`.
-
-    Raises:
-        CheckpointError: the file is damaged, or was written under another policy.
-    """
-    if text is None:
-        return MemoryState()
-    try:
-        checkpoint = read_checkpoint(text, path, pod_level_managers=gates.pod_level_resource_managers)
-        state = state_of(checkpoint)
-    except ParseError as error:
-        raise CheckpointError(path, str(error)) from error
-    if checkpoint.policy_name != policy_name:
-        problem = (
-            f'[memorymanager] configured policy "{policy_name}" differs from state checkpoint policy '
-            f'"{checkpoint.policy_name}"'
-        )
-        raise CheckpointError(path, problem)
-    return state
 
 
 def read_checkpoint(text: str, path: str, *, pod_level_managers: bool) -> Checkpoint:

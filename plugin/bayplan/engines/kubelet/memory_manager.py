@@ -22,7 +22,7 @@ others share: regular init containers, which run alone, what the sidecars starte
 pod's memory; the rest what all sidecars and containers leave.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct, field
@@ -398,17 +398,6 @@ class MemoryManager(Struct, frozen=True):
         """The manager after a container is gone; the same manager if it holds nothing."""
         state = self.state.without(pod_uid, container)
         return self if state is self.state else replace(self, state=state)
-
-    def without_stale(self, active: Iterable[PodSpec]) -> "MemoryManager":
-        """The manager without the containers that belong to none of the *active* pods. kubelet calls this
-        before every decision, which is also what takes back the memory of pods refused halfway."""
-        alive = {(pod.uid, container.name) for pod in active for container in pod.all_containers}
-        manager = self
-        for pod_uid, containers in self.state.assignments.items():
-            for name in containers:
-                if (pod_uid, name) not in alive:
-                    manager = manager.without(pod_uid, name)
-        return manager
 
     def mems(self, pod_uid: str, container: str) -> NodeSet | None:
         """The nodes to which a container is bound, for its cpuset.mems; None if to none in particular."""

@@ -6,14 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.cpu_checkpoint import (
-    decode_checkpoint,
-    format_checkpoint,
-    parse_cpus,
-    restore_checkpoint,
-)
+from bayplan.engines.kubelet.cpu_checkpoint import decode_checkpoint, format_checkpoint, parse_cpus
 from bayplan.engines.kubelet.cpu_state import CpuState, CpuStateError
 from bayplan.sets import CpuSet
+from support.kubelet_start import restore_checkpoint
 
 STATE = CpuState(
     shared=CpuSet.parse("0-3"),

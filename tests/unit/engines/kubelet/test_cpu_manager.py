@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint, restore_checkpoint
+from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint
 from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy, cpu_policy
 from bayplan.engines.kubelet.cpu_state import (
     CpuManagerError,
@@ -22,6 +22,7 @@ from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.sets import CpuSet, NodeSet
 from conformance.cpu_reconciliation import Reconciled, Running, UpdateNeed, reconcile_cpus
+from support.kubelet_start import restore_checkpoint
 
 GIB = 1 << 30
 

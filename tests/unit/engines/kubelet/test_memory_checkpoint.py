@@ -13,7 +13,6 @@ from bayplan.engines.kubelet.memory_checkpoint import (
     dump,
     format_checkpoint,
     parse_checkpoint,
-    restored,
     state_of,
 )
 from bayplan.engines.kubelet.memory_state import (
@@ -30,6 +29,7 @@ from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet
+from support.kubelet_start import restored
 
 PATH = "/var/lib/kubelet/memory_manager_state"
 PLAIN, WHOLE = FeatureGates(), FeatureGates(pod_level_resource_managers=True)

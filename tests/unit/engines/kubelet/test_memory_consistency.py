@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint, restored
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint
 from bayplan.engines.kubelet.memory_manager import NO_HINT
 from bayplan.engines.kubelet.memory_state import Block, MemoryManagerError, MemoryState
 from bayplan.engines.kubelet.state_files import start
@@ -13,6 +13,7 @@ from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet
+from support.kubelet_start import restored, without_stale
 
 MIB = 1 << 20
 GATES = FeatureGates(pod_level_resource_managers=True)
@@ -112,7 +113,7 @@ def admitted(manager, pod, hint):
 def changed(manager, pod, action, others):
     """The manager after something else happened to the pod."""
     if action == "stale":
-        return manager.without_stale(others)
+        return without_stale(manager, others)
     for each in pod.all_containers if action != "container" else pod.all_containers[-1:]:
         manager = manager.started(pod, each) if action == "start" else manager.without(pod.uid, each.name)
     return manager
@@ -133,7 +134,7 @@ def test_books_are_right_after_anything(data):
             manager = changed(manager, pod, action, [each for each in present if each != pod])
         check(manager.state)
         assert restart(manager, *shape).state.nodes == manager.state.nodes
-    assert manager.without_stale(()).state.nodes == empty.state.nodes
+    assert without_stale(manager, ()).state.nodes == empty.state.nodes
 
 
 def test_a_node_goes_back_to_its_group_when_a_narrower_allocation_leaves_it():

@@ -24,6 +24,7 @@ from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, 
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet
+from support.kubelet_start import without_stale
 
 PLAIN = FeatureGates()
 WHOLE = FeatureGates(pod_level_resource_managers=True)
@@ -188,8 +189,8 @@ def test_containers_release_what_finished_init_containers_left():
 
 def test_stale_pods_are_released():
     manager = placed(placed(started(10, 10), "p", 4, 0), "q", 5, 1)
-    assert manager.without_stale([pod("p", 4), pod("q", 5)]) is manager
-    assert [*manager.without_stale([pod("q", 5)]).state.assignments] == ["q"]
+    assert without_stale(manager, [pod("p", 4), pod("q", 5)]) is manager
+    assert [*without_stale(manager, [pod("q", 5)]).state.assignments] == ["q"]
     assert manager.without("p", "nobody") is manager
 
 

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint as format_cpus
-from bayplan.engines.kubelet.cpu_checkpoint import restore_checkpoint
 from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
 from bayplan.engines.kubelet.ledger_state import managers_state
-from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint, restored
+from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint
 from bayplan.engines.kubelet.memory_state import MemoryState, empty_nodes
 from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates
@@ -19,6 +18,7 @@ from bayplan.model.basis import Basis
 from bayplan.model.decision import QosClass
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.request import derive_request
+from support.kubelet_start import restore_checkpoint, restored
 from support.machines import container, pod
 from support.recorded_kubelet import MACHINE, PODS, POLICY
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from bayplan.engines.kubelet.cpu_checkpoint import restore_checkpoint
 from bayplan.engines.kubelet.cpu_state import CpuStateError
-from bayplan.engines.kubelet.memory_checkpoint import CheckpointError, restored
+from bayplan.engines.kubelet.memory_checkpoint import CheckpointError
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE, read_cpu_file, read_memory_file
 from bayplan.kubelet.pod import FeatureGates
 from bayplan.model.machine import Machine
 from bayplan.quantity import GIB
 from bayplan.sets import CpuSet
+from support.kubelet_start import restore_checkpoint, restored
 from support.machines import machine
 
 RECORDED = Path(__file__).parents[3] / "data/vectors-1.37/state_files.json"
