@@ -42,6 +42,7 @@ _UNIT_DIRECTORIES: Final = (
 )
 """systemd.unit(5), the first one wins."""
 _ANSWER: Final = re.compile(r"(?:Kubernetes|k3s version) (v1\.[0-9]{1,3}\.[0-9]+\S*)")
+_ENGINES: Final = frozenset({"crictl", "ctr", "docker", "nerdctl", "podman", "rkt"})
 _PREFIXES: Final = "@-:+!|"
 """Of a program in ExecStart=, systemd.service(5)."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -124,18 +125,25 @@ def _running(root: Path) -> Iterator[tuple[str, Path]]:
 def _of_units(root: Path) -> Iterator[tuple[str, Path]]:
     """Name and program of each kubelet that a unit starts, as far as only root can have put it there."""
     for unit in _UNITS:
-        words = _exec_start(root, unit)
-        if not words:
+        program = _started_by(_exec_start(root, unit))
+        if program is None:
             continue
-        program = Path(words[0].lstrip(_PREFIXES))
         name = program.name
-        if name in _PROGRAMS.values() and program.is_absolute():
-            with suppress(OSError):
-                place = (root / str(program).lstrip("/")).resolve(strict=True)
-                if all(
-                    _is_roots(above.stat()) for above in place.parents if above.is_relative_to(root.resolve())
-                ):
-                    yield name, place
+        with suppress(OSError):
+            place = (root / str(program).lstrip("/")).resolve(strict=True)
+            if all(
+                _is_roots(above.stat()) for above in place.parents if above.is_relative_to(root.resolve())
+            ):
+                yield name, place
+
+
+def _started_by(words: Sequence[str]) -> Path | None:
+    """The program of kubelet in the words of a command: the first, or what a shell or systemd-inhibit is to
+    start. What a container engine is to start is in an image."""
+    programs = [Path(word) for text in words for word in text.lstrip(_PREFIXES).split()]
+    if not programs or programs[0].name in _ENGINES:
+        return None
+    return next((one for one in programs if one.is_absolute() and one.name in _PROGRAMS.values()), None)
 
 
 def _exec_start(root: Path, unit: str) -> list[str]:

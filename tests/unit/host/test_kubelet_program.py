@@ -121,7 +121,10 @@ def test_a_units_program_in_a_directory_of_others(root: Path) -> None:
     [
         ("ExecStart=-/usr/bin/kubelet --config=x", "v1.36.3"),
         ("ExecStart=/usr/bin/kubelet \\\n  --config=x", "v1.36.3"),
-        ("ExecStart=/bin/sh -c '/usr/bin/kubelet'", None),
+        ("ExecStart=/bin/sh -c 'exec /usr/bin/kubelet --v=2 2>&1'", "v1.36.3"),
+        ("ExecStart=systemd-inhibit --what=shutdown /usr/bin/kubelet --root-dir /var/lib/kubelet", "v1.36.3"),
+        ("ExecStart=/usr/bin/podman run --privileged image /usr/bin/kubelet", None),
+        ("ExecStart=/opt/kubelet-wrapper --root-dir /var/lib/kubelet", None),
         ("ExecStart=kubelet", None),
         ("ExecStart=$KUBELET", None),
         ("ExecStart='/usr/bin/kubelet", None),
@@ -131,6 +134,7 @@ def test_a_units_program_in_a_directory_of_others(root: Path) -> None:
 )
 def test_what_a_unit_starts(root: Path, text: str, expected: str | None) -> None:
     program(root)
+    (root / "var/lib/kubelet").mkdir(parents=True)
     unit(root, text)
     assert version(root) == expected
 
