@@ -656,12 +656,20 @@ def _show_paged(blocks: Sequence[Block], arguments: argparse.Namespace, stream: 
     """On a terminal that is too small for them, in a pager as git has it: $PAGER, else less."""
     output = Output.of(stream, color=not arguments.no_color and not os.environ.get("NO_COLOR"))
     text = "\n".join(f"{one}\n" for one in rendered(blocks, output))
-    pager = shlex.split(os.environ.get("PAGER", "less")) if stream.isatty() else []
+    pager = _pager() if stream.isatty() else []
     if pager and text.count("\n") >= shutil.get_terminal_size().lines and shutil.which(pager[0]):
         options = {"LESS": "FRX", **os.environ}
         subprocess.run(pager, input=text, encoding="utf-8", env=options, check=False)  # noqa: S603 - the user's own
     else:
         stream.write(text)
+
+
+def _pager() -> list[str]:
+    """The command of the pager, empty for none: also where $PAGER is none."""
+    try:
+        return shlex.split(os.environ.get("PAGER", "less"))
+    except ValueError:
+        return []
 
 
 def _view(one: NodeAnswer) -> View:
