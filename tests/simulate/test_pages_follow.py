@@ -7,6 +7,7 @@ the kernel itself when a cpuset changes.
 """
 
 import asyncio
+import math
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -58,6 +59,8 @@ class SimulatedNode:
     known_mems: dict[str, str] = field(default_factory=dict)
     most_bytes: int = GIB
     """So much is moved at once at most."""
+    runtime_takes_s: float = 0.0
+    """So long after its list a runtime has carried out the updates that it got."""
 
     @asynccontextmanager
     async def daemon(self) -> AsyncIterator["Daemon"]:
@@ -80,9 +83,9 @@ class SimulatedNode:
             if self.made:
                 pods, containers = zip(*self.made.values(), strict=True)
                 await one.controller.synchronize(pods, containers)
-                for name in self.made:
-                    self.runtime_has(one, name)
+                daemon.updated_s = self.now_s + self.runtime_takes_s
                 await promised.use_freed_memory()
+                daemon.run_runtime()
             yield daemon
 
     def runtime_has(self, one: Controlled, name: str) -> None:
@@ -114,7 +117,10 @@ class SimulatedNode:
 
     def moved(self, path: str, source: int, target: int, wanted_bytes: int) -> int:
         wanted_bytes = min(wanted_bytes, self.most_bytes)
-        return 0 if path in self.locked else self.live.move(path, source, target, wanted_bytes)
+        allowed = target in NodeSet.parse(self.known_mems.get(path, ""))
+        return (
+            self.live.move(path, source, target, wanted_bytes) if allowed and path not in self.locked else 0
+        )
 
     def move(
         self, cgroup: str, source: int, target: int, wanted: int, go_on: Callable[[int], bool]
@@ -138,6 +144,14 @@ class Daemon:
     node: SimulatedNode
     one: Controlled
     watch: PressureWatch
+    updated_s: float = math.inf
+
+    def run_runtime(self) -> None:
+        """It carries out the updates once it has come so far."""
+        if self.node.now_s >= self.updated_s:
+            self.updated_s = math.inf
+            for name in self.node.made:
+                self.node.runtime_has(self.one, name)
 
     async def create(self, name: str, memory_bytes: int, cpus: int, on: int | None = None) -> bool:
         """Create and start it, unless it is refused; whether it was not."""
@@ -163,6 +177,7 @@ class Daemon:
         end_s = self.node.now_s + seconds
         while self.node.now_s < end_s:
             self.node.now_s += 1.0
+            self.run_runtime()
             if self.one.room_due.is_set():
                 self.one.room_due.clear()
                 await self.watch._promised.use_freed_memory()
@@ -226,6 +241,22 @@ async def test_who_moves_and_the_newcomer_come_to_their_nodes_after_a_kill_befor
             assert all(daemon.at_home(name) for name in node.made) == (seconds == ENOUGH_S) or kills
     assert node.held("db") == {int(home): 200 * MIB}
     assert node.held("late") == {0: 500 * MIB}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_runtime_that_writes_the_new_nodes_late_keeps_nobody_where_he_is(
+    tmp_path: Path, mode: MemoryPressure
+) -> None:
+    """Until then the kernel refuses to move pages there."""
+    node = simulated(tmp_path, mode)
+    await in_pieces(node)
+    node.runtime_takes_s = 20.0
+    async with node.daemon() as daemon:
+        await daemon.pass_by(15)
+        assert not daemon.at_home("db")
+        await daemon.pass_by(ENOUGH_S)
+        assert [name for name in node.made if not daemon.at_home(name)] == []
+        assert SAID.isdisjoint(daemon.codes("db") | daemon.codes("late"))
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -14,6 +14,7 @@ to it outside of replies.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Final, NamedTuple
@@ -55,8 +56,11 @@ PAUSE_S: Final = 2.0
 single round is enough; and a runtime that is carrying out an update writes the nodes that it knows of."""
 SETTLING_S: Final = 2.1
 """The kernel sums up a cgroup's counters every two seconds; until then they may show moved pages."""
-AGAIN_S: Final = 600.0
-"""What could not be moved is tried again after this, also if nobody made room."""
+AGAIN_S: Final = 30.0
+"""What could not be moved is tried again after this, also if nobody made room: where a runtime has not
+written the new nodes yet, the kernel refuses to move anything to these."""
+MOST_AGAIN_S: Final = 600.0
+"""Each time after twice as long, up to this."""
 END_S: Final = 1.0
 """Huge pages of a process move all at once: others are looked at meanwhile."""
 
@@ -106,6 +110,8 @@ class PromisedNodes:
         self._clock_s = clock_s
         self._staying: dict[str, float] = {}
         """What could not go back, and until when: not again before that, or before there is other room."""
+        self._failures: Counter[str] = Counter()
+        """How often that was tried in a row."""
         self._offered: tuple[Move, ...] = ()
         self._passed_over: set[str] = set()
         """What could go back by the ledger, and not by the pages: others are asked about first."""
@@ -194,14 +200,21 @@ class PromisedNodes:
         if self._ending is not None and not self._ending.done():
             return ()
         known, now_s = self._state.ledger.entries.keys(), self._clock_s()
+        self.is_due = self.is_due or self.has_to_try_again()
         self._staying = {key: at_s for key, at_s in self._staying.items() if key in known and at_s > now_s}
         self._passed_over &= known
+        self._failures = Counter({key: count for key, count in self._failures.items() if key in known})
         self._offered = _possible(self._state.basis, self._staying.keys() | self._passed_over)
         self._all_asked = not self._offered
         if self._all_asked and self._passed_over:
             self._passed_over = set()
             self._offered = _possible(self._state.basis, self._staying)
         return self._offered
+
+    def has_to_try_again(self) -> bool:
+        """Whether it is time to try again what could not be moved; in any thread."""
+        now_s = self._clock_s()
+        return any(at_s <= now_s for at_s in list(self._staying.values()))
 
     def stray(self, live: LivePages) -> tuple[Move, ...]:
         """Whose pages are to leave nodes that it may not use."""
@@ -259,6 +272,7 @@ class PromisedNodes:
             # Also where nothing was recorded: the kernel may have the new nodes already.
             self._verify_soon()
         if returned:
+            del self._failures[move.container_id]
             # Once the runtime has written what it knows of.
             asyncio.get_running_loop().call_later(PAUSE_S, self._verify_soon)
         self.is_due = True
@@ -277,6 +291,7 @@ class PromisedNodes:
         if why:
             self._stays(move)
         else:
+            self._failures.pop(move.container_id, None)
             fields = {"container": move.name, "container_id": move.container_id, "move": move_text(move)}
             logger.info("pages moved", extra={**fields, "moved_bytes": moved_bytes})
         self._state.counters["pages_moved_bytes"] += moved_bytes
@@ -322,15 +337,18 @@ class PromisedNodes:
 
     async def _tell(self, transaction: Transaction, told: Ledger, move: Move, why: str) -> None:
         """Record what is *told* of the container of *move*, and log *why* its pages stay, if they do."""
+        if told is transaction.basis.ledger:
+            return
         if why:
             self._state.counters["returns_failed"] += 1
             fields = {"container": move.name, "container_id": move.container_id, "move": move_text(move)}
             logger.warning("container stays on more nodes than it needs", extra={**fields, "why": why})
-        if told is not transaction.basis.ledger:
-            await transaction.commit(told)
+        await transaction.commit(told)
 
     def _stays(self, move: Move) -> None:
-        self._staying[move.container_id] = self._clock_s() + AGAIN_S
+        self._failures[move.container_id] += 1
+        pause_s = AGAIN_S * 2.0 ** (self._failures[move.container_id] - 1)
+        self._staying[move.container_id] = self._clock_s() + min(pause_s, MOST_AGAIN_S)
 
     def _obstacle(self, back: Return, going: _Returning, now_s: float) -> str:
         """Why it cannot go back; empty if it can, or may yet."""

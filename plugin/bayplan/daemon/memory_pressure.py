@@ -296,7 +296,8 @@ class PressureWatch:
         """
         before = self.latest
         if self.mode is MemoryPressure.OFF:
-            return before is not None or self._promised.is_due or bool(self.brakes)
+            promised = self._promised
+            return before is not None or promised.is_due or promised.has_to_try_again() or bool(self.brakes)
         look = Look(self._state.machine, self._state.ledger)
         unfinished = self._problem or self.relief.has_unrecorded or self.brakes.is_look_due()
         if before is None or unfinished or self._is_recount_due(look, before):
