@@ -224,6 +224,7 @@ WITH_CPUS: Final = {
         ("64 nodes", SIXTY_FOUR_NODES),
         ("2 nodes of 256 CPUs", Layout(sockets=2, caches=16)),
         ("8 nodes of 64 CPUs", Layout(sockets=2, nodes=4, caches=4)),
+        ("16 nodes of 32 CPUs", Layout(sockets=2, nodes=8, caches=2)),
     )
     for asked in (1, 7, 24, 61, 101)
     for said, options in (

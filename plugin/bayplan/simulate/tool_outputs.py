@@ -8,7 +8,7 @@ do not say is assumed, and each assumption is a sentence.
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -88,6 +88,13 @@ class _Numactl(Struct):
     """Nodes with CPUs that an earlier one has too."""
 
 
+_OF_OTHER_KINDS: Final = 1.1
+"""So many times the frequency of the slowest core is not that of one of its kind."""
+
+_MAX_DIGITS: Final = 6
+"""Of a frequency in MHz."""
+
+
 class _Lscpu(NamedTuple):
     """One CPU's row by lower-case column names."""
 
@@ -97,6 +104,11 @@ class _Lscpu(NamedTuple):
     def number(self, column: str) -> int | None:
         text = self.row.get(column, "")
         return int(text) if text.isdecimal() else None
+
+    def whole_part(self, column: str) -> int:
+        """Of a number with decimals, which some languages write with a comma; 0 where there is none."""
+        digits = self.row.get(column, "").replace(",", ".").partition(".")[0]
+        return int(digits[:_MAX_DIGITS]) if digits.isdecimal() else 0
 
     @property
     def online(self) -> bool:
@@ -351,7 +363,7 @@ def assumed_distances(node: int, ids: Iterable[int]) -> dict[int, int]:
 
 
 def _cpus(
-    rows: Iterable[_Lscpu], node_of: Mapping[int, int], assumed: list[str], *, known: bool
+    rows: Collection[_Lscpu], node_of: Mapping[int, int], assumed: list[str], *, known: bool
 ) -> tuple[Cpu, ...]:
     lowest: dict[tuple[str, int], int] = {}
 
@@ -383,7 +395,17 @@ def _cpus(
         assumed.append("a socket for each node with CPUs")
     if not caches:
         assumed.append("no L3 caches that are known")
+    assumed += _one_kind(one for one in rows if one.online)
     return tuple(cpus)
+
+
+def _one_kind(rows: Iterable[_Lscpu]) -> Iterator[str]:
+    """That cores whose greatest frequencies are far apart were taken for one kind: a few percent are between
+    those of one kind, too."""
+    speeds = {speed for one in rows if (speed := one.whole_part("maxmhz"))}
+    if speeds and max(speeds) >= min(speeds) * _OF_OTHER_KINDS:
+        found = f"{min(speeds)} to {max(speeds)} MHz at most"
+        yield f"one kind of cores, though these have {found}: a description can have `kinds`"
 
 
 def _lscpu(text: str, lines: list[str], assumed: list[str]) -> list[_Lscpu]:

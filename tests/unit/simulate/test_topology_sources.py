@@ -410,6 +410,24 @@ def rows_of(cores: list[str], caches: list[str]) -> str:
     return "\n".join([head, *(f"{cpu},{core},0,0,,{cache}" for cpu, (core, cache) in pairs)]) + "\n"
 
 
+@pytest.mark.parametrize(
+    ("speeds", "told"),
+    [
+        (["5500.0000", "4600.0000"], True),
+        (["5500,0000", "4600,0000"], True),
+        # Some cores of one kind are a little faster.
+        (["5800.0000", "5500.0000"], False),
+        (["-", "-"], False),
+        (["nan", "9" * 5000], False),
+    ],
+)
+def test_cores_of_far_apart_frequencies_are_said_to_be_taken_for_one_kind(speeds, told, tmp_path):
+    rows = [f"{cpu} 0 0 {cpu} {cpu}:{cpu}:{cpu}:0 yes {speeds[cpu // 2]}" for cpu in range(4)]
+    text = "\n".join(["CPU NODE SOCKET CORE L1d:L1i:L2:L3 ONLINE MAXMHZ", *rows])
+    remarks = read(tmp_path, text).remarks
+    assert any("one kind of cores" in one and "4600 to 5500" in one for one in remarks) is told
+
+
 def test_ids_of_cores_that_repeat_in_each_cluster(tmp_path):
     """lscpu 2.38 to 2.41 on Arm without firmware tables: no two of these CPUs have a cache in common."""
     own = [f"{cpu},{cpu},{cpu},{cpu // 6}" for cpu in range(12)]
