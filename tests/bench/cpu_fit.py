@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=10_000, help="arrivals and departures per machine")
     parser.add_argument("--machine", choices=MACHINES, action="append", help="on these alone")
     parser.add_argument("--seed", type=int, default=0, help="the first draw of pods")
-    parser.add_argument("--draws", type=int, default=4, help="how many draws")
+    parser.add_argument("--draws", type=int, default=16, help="how many draws")
     options = parser.parse_args()
     try:
         program = compiled(ALLOCATOR, "cpuallocator-replay")
