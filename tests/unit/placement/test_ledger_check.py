@@ -339,6 +339,14 @@ async def test_what_is_recorded_is_what_is_held(tmp_path: Path) -> None:
         ).entries.keys() == controller.state.ledger.entries.keys()
 
 
+async def test_the_record_is_held_against_itself_at_the_start(tmp_path: Path) -> None:
+    async with controlled(tmp_path) as one:
+        twice = [alone(name, CpuSet([0])) for name in ("a", "b")]
+        await one.controller.state.recorder.submit(Step.of(twice, [])).finished()
+    async with controlled(tmp_path, became=None) as one:
+        assert one.controller.state.counters["ledger_faults"] == 1
+
+
 def test_it_is_cheap_enough_to_be_left_on(good: Ledger) -> None:
     """By the functions that are entered for each container, whatever the machine."""
     many = Ledger.of(
