@@ -236,34 +236,34 @@ class Cpusets:
                 self._change(one, partial(ContainerCgroup.write_mems, mems=mems))
                 written = mems
 
-    def _write(self, one: Expectation, *, mems: bool) -> None:
+    def _write(self, expectation: Expectation, *, mems: bool) -> None:
         def compared(cgroup: ContainerCgroup) -> None:
             shown_cpus, shown_mems = cgroup.effective(mems=mems)
-            cpus = one.cpus if one.cpus != shown_cpus else None
-            nodes = one.mems if mems and one.mems != shown_mems else None
+            cpus = expectation.cpus if expectation.cpus != shown_cpus else None
+            nodes = expectation.mems if mems and expectation.mems != shown_mems else None
             if cpus is not None or nodes is not None:
                 self.writes += 1
-                cgroup.apply(Update(one.container.id, cpuset_cpus=cpus, cpuset_mems=nodes))
-            if one.isolated and one.cpus is not None:
-                self._directories[cgroup.directory] = one.container.id
-                self._partitions.take(cgroup.directory, one.cpus)
+                cgroup.apply(Update(expectation.container.id, cpuset_cpus=cpus, cpuset_mems=nodes))
+            if expectation.isolated and expectation.cpus is not None:
+                self._directories[cgroup.directory] = expectation.container.id
+                self._partitions.take(cgroup.directory, expectation.cpus)
 
-        self._change(one, compared)
+        self._change(expectation, compared)
 
-    def _change(self, one: Expectation, change: Callable[[ContainerCgroup], None]) -> None:
+    def _change(self, expectation: Expectation, change: Callable[[ContainerCgroup], None]) -> None:
         try:
             try:
-                self._in_cgroup(one, change)
+                self._in_cgroup(expectation, change)
             except AbsentError:
-                if self._starts_later(one):
+                if self._starts_later(expectation):
                     # The runtime may have made it before that was noted, and have been started since.
-                    self._in_cgroup(one, change)
+                    self._in_cgroup(expectation, change)
         except AbsentError:
-            self._settled(one)
+            self._settled(expectation)
         except BayplanError as error:
-            self._refused(one, str(error))
+            self._refused(expectation, str(error))
         else:
-            self._settled(one)
+            self._settled(expectation)
 
     def partitioned(self) -> frozenset[str]:
         """The containers whose CPUs are an isolated partition."""

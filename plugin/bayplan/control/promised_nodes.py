@@ -309,31 +309,33 @@ class PromisedNodes:
         begun = set() if back is None else {(back.move.container_id, back.astray)}
         kept = {key: one for key, one in self._waiting.items() if key[0] in live.containers}
         self._waiting = {key: one for key, one in kept.items() if key not in begun}
-        for one in live.waiting:
-            key = one.move.container_id, one.astray
-            why, since_s = self._waiting.setdefault(key, (one.why, now_s))
-            if why != one.why:
-                self._waiting[key] = one.why, now_s
+        for waiting in live.waiting:
+            key = waiting.move.container_id, waiting.astray
+            why, since_s = self._waiting.setdefault(key, (waiting.why, now_s))
+            if why != waiting.why:
+                self._waiting[key] = waiting.why, now_s
             elif now_s - since_s >= self.bounds.deadline_s:
-                due.append(one)
-        for one in due:
-            await self._tell_if_new(one)
+                due.append(waiting)
+        for waiting in due:
+            await self._tell_if_new(waiting)
         for gone in astray_no_more(self._state.ledger, live):
             async with self._state.transaction() as transaction:
                 if gone in transaction.basis.ledger.entries:
                     await transaction.commit(gathered(transaction.basis.ledger, gone))
 
-    async def _tell_if_new(self, one: Waiting) -> None:
+    async def _tell_if_new(self, waiting: Waiting) -> None:
         """Record why a container waits, unless that is known."""
-        tell = not_gathered if one.astray else not_moved_back
-        if one.move.container_id not in self._state.ledger.entries:
+        tell = not_gathered if waiting.astray else not_moved_back
+        if waiting.move.container_id not in self._state.ledger.entries:
             return
-        if tell(self._state.ledger, one.move, one.why) is self._state.ledger:
+        if tell(self._state.ledger, waiting.move, waiting.why) is self._state.ledger:
             return
         async with self._state.transaction() as transaction:
             ledger = transaction.basis.ledger
-            if one.move.container_id in ledger.entries:
-                await self._tell(transaction, tell(ledger, one.move, one.why), one.move, one.why)
+            if waiting.move.container_id in ledger.entries:
+                await self._tell(
+                    transaction, tell(ledger, waiting.move, waiting.why), waiting.move, waiting.why
+                )
 
     async def _tell(self, transaction: Transaction, told: Ledger, move: Move, why: str) -> None:
         """Record what is *told* of the container of *move*, and log *why* its pages stay, if they do."""

@@ -272,16 +272,16 @@ class Verifier:
             self._otherwise.pop(key, None)
         self._otherwise |= {key: one for key, one in left.items() if one.has_other_cpus}
         repaired = [one.expectation.name for one in wanted if _id(one) not in left]
-        for key, one in left.items():
+        for key, drift in left.items():
             before = self.unrepaired.get(key)
             times = 1 if before is None else before.times + 1
             next_look = self._looks + min(1 << times - 1, MAX_PAUSE_LOOKS)
             problem = self._cpusets.refusals.get(key, "")
-            self.unrepaired[key] = Unrepaired(one, times, next_look, problem)
+            self.unrepaired[key] = Unrepaired(drift, times, next_look, problem)
         self.failed += len(left)
-        for one in wanted:
-            if _id(one) not in left:
-                self.unrepaired.pop(_id(one), None)
+        for drift in wanted:
+            if _id(drift) not in left:
+                self.unrepaired.pop(_id(drift), None)
         if repaired:
             logger.info("repaired", extra={"containers": repaired})
 
@@ -326,20 +326,22 @@ def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
     """Read the cgroups and say of each how it differs, perhaps in nothing. Blocks; containers that are gone
     are passed over."""
     compared = []
-    for one in wanted:
+    for expectation in wanted:
         try:
-            with cgroup_of(hierarchy, one) as cgroup:
-                found, partition = cgroup.read(), cgroup.partition() if one.isolated else ""
-            oom_score_adj = _first_oom_score_adj(hierarchy, one)
+            with cgroup_of(hierarchy, expectation) as cgroup:
+                found, partition = cgroup.read(), cgroup.partition() if expectation.isolated else ""
+            oom_score_adj = _first_oom_score_adj(hierarchy, expectation)
         except AbsentError:
             continue
         except BayplanError as error:
             logger.warning(
                 "a container's cgroup cannot be compared with the decision",
-                extra={"container": one.name, "problem": str(error)},
+                extra={"container": expectation.name, "problem": str(error)},
             )
             continue
-        compared.append(Drift(one, one.differences(found, oom_score_adj, partition), found.cpus_effective))
+        compared.append(
+            Drift(expectation, expectation.differences(found, oom_score_adj, partition), found.cpus_effective)
+        )
     return compared
 
 
@@ -367,16 +369,16 @@ def repair(hierarchy: Hierarchy, cpusets: Cpusets, drifted: Iterable[Drift]) -> 
 
 def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -> None:
     """Write changes into the cgroups of their containers. Blocks; what the kernel refuses is logged."""
-    for one, change in changes:
+    for expectation, change in changes:
         try:
-            with cgroup_of(hierarchy, one) as cgroup:
+            with cgroup_of(hierarchy, expectation) as cgroup:
                 cgroup.apply(change)
         except AbsentError:
             continue
         except BayplanError as error:
             logger.warning(
                 "a container's cgroup cannot be set to the decision",
-                extra={"container": one.name, "problem": str(error)},
+                extra={"container": expectation.name, "problem": str(error)},
             )
 
 

@@ -84,11 +84,11 @@ class CgroupLookup(NamedTuple):
 
 def lookups_of(state: NodeState) -> list[CgroupLookup]:
     """The containers that are known to run, with where the cgroup of each is looked for; in any thread."""
-    known, found = state.known, []
+    known, lookups = state.known, []
     for container in list(known.containers.values()):
         pod = known.pods.get(container.pod_id)
         entry = state.ledger.entries.get(container.id)
-        found.append(
+        lookups.append(
             CgroupLookup(
                 container.id,
                 container.cgroups_path,
@@ -96,7 +96,7 @@ def lookups_of(state: NodeState) -> list[CgroupLookup]:
                 {} if entry is None else entry.origin.cgroups,
             )
         )
-    return found
+    return lookups
 
 
 logger = logging.getLogger(__name__)
@@ -479,19 +479,19 @@ class PressureWatch:
 
     def _record(self, *, all_of_them: bool = False) -> None:
         """Have recorded, counted and logged what was moved."""
-        found = self.relief.records(all_of_them=all_of_them)
-        if not found:
+        records = self.relief.records(all_of_them=all_of_them)
+        if not records:
             return
-        self._state.recorder.pages_moved(found)
-        for one in found:
-            self._state.counters["relieved_bytes"] += one.moved_bytes
-            self._state.counters["relief_done" if one.is_done else "relief_failed"] += 1
+        self._state.recorder.pages_moved(records)
+        for record in records:
+            self._state.counters["relieved_bytes"] += record.moved_bytes
+            self._state.counters["relief_done" if record.is_done else "relief_failed"] += 1
             logger.info(
                 "pages moved to keep promises",
                 extra={
-                    "container": one.name,
-                    "container_id": one.container_id,
-                    "move": str(one),
+                    "container": record.name,
+                    "container_id": record.container_id,
+                    "move": str(record),
                     "slowest_call_ms": round(self.relief.pace.slowest_s * 1000, 1),
                 },
             )
@@ -632,19 +632,19 @@ class PressureWatch:
         `_is_regular`. Blocks."""
         found, read = {}, self.memory.recent if regular else self.memory.read
         known, self._known = self._known, dict[str, _Counted]()
-        for one in lookups:
-            entry = look.ledger.entries.get(one.container_id)
+        for lookup in lookups:
+            entry = look.ledger.entries.get(lookup.container_id)
             if entry is None:
                 continue
             try:
-                held = read(*one)
+                held = read(*lookup)
             except AbsentError:
                 held = HeldPages()  # It does not run yet: all of its promise is outstanding.
-            before = known.get(one.container_id)
+            before = known.get(lookup.container_id)
             if regular and before is not None and before.is_of(look.machine, entry, held):
                 pages = before.pages
             else:
-                movable_bytes = self.relief.movable(one.container_id, held.movable_bytes)
+                movable_bytes = self.relief.movable(lookup.container_id, held.movable_bytes)
                 pages = container_pages(
                     look.machine,
                     entry,
@@ -653,7 +653,7 @@ class PressureWatch:
                     held.of_files_bytes,
                     held.of_processes_bytes,
                 )
-            self._known[one.container_id] = _Counted(look.machine, entry, held, pages)
-            found[one.container_id] = pages
+            self._known[lookup.container_id] = _Counted(look.machine, entry, held, pages)
+            found[lookup.container_id] = pages
         shared_out, idle = with_claims_shared_out(look.ledger, found)
         return with_pods_shared_out(look.ledger, shared_out), idle

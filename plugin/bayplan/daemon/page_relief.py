@@ -90,19 +90,19 @@ class MoveRecords:
         return tuple(found)
 
 
-def _record(way: _Way, one: _Open) -> PageMoveRecord:
+def _record(way: _Way, moving: _Open) -> PageMoveRecord:
     container_id, source, target = way
     return PageMoveRecord(
         at_us=time.time_ns() // 1000,
         container_id=container_id,
-        name=one.name,
+        name=moving.name,
         source=source,
         target=target,
-        wanted_bytes=one.wanted_bytes,
-        moved_bytes=one.moved_bytes,
-        duration_ms=max(1, round((one.last_s - one.since_s) * 1000)),
-        at_risk=one.at_risk,
-        obstacle=one.obstacle,
+        wanted_bytes=moving.wanted_bytes,
+        moved_bytes=moving.moved_bytes,
+        duration_ms=max(1, round((moving.last_s - moving.since_s) * 1000)),
+        at_risk=moving.at_risk,
+        obstacle=moving.obstacle,
     )
 
 
@@ -248,18 +248,18 @@ class PageRelief:
             self._records.note(seen, move, moved.moved_bytes, obstacle, begun_s)
         return moved.moved_bytes
 
-    def _learn(self, seen: LivePages, move: PageMove, cgroup: str, found: PagesMoved) -> int:
+    def _learn(self, seen: LivePages, move: PageMove, cgroup: str, tried: PagesMoved) -> int:
         """Remember what is still there although all of it was tried, and how much that is. What the container
         gave back since it was looked at, or got since, says nothing about what can be moved."""
-        one = seen.holder(move.container_id)
+        holder = seen.holder(move.container_id)
         key = move.container_id, move.source
         before = self._stuck.get(key)
         stuck_bytes = 0 if before is None else before.amount_bytes
-        there_bytes = one.movable_bytes.get(move.source, 0) + stuck_bytes
-        left_bytes = max(stuck_bytes, one.astray_bytes.get(move.source, there_bytes) - found.moved_bytes)
+        there_bytes = holder.movable_bytes.get(move.source, 0) + stuck_bytes
+        left_bytes = max(stuck_bytes, holder.astray_bytes.get(move.source, there_bytes) - tried.moved_bytes)
         left_bytes = min(left_bytes, self._held_bytes(cgroup, move.source))
-        until_s = self._clock_s() + (PASSING_S if found.passing else STUCK_S)
-        self._stuck[key] = _Stuck(left_bytes, until_s, found.obstacle)
+        until_s = self._clock_s() + (PASSING_S if tried.passing else STUCK_S)
+        self._stuck[key] = _Stuck(left_bytes, until_s, tried.obstacle)
         return left_bytes
 
     def _held_bytes(self, cgroup: str, node: int) -> int:

@@ -224,10 +224,10 @@ class UnmanagedContainers:
         self._passed_over &= seen
         return unannounced
 
-    def _announced(self, one: Started) -> AnnouncedContainer | None:
+    def _announced(self, started: Started) -> AnnouncedContainer | None:
         """The container, if it runs."""
         try:
-            state = State(one.container_id, str(one.bundle), int(one.pid))
+            state = State(started.container_id, str(started.bundle), int(started.pid))
             announced = announced_container.from_hook_state(self._hierarchy, state)
             place = (
                 None if announced is None else Place.of(announced.pod, announced.container, announced.origin)
@@ -237,7 +237,7 @@ class UnmanagedContainers:
         except (ValueError, BayplanError) as error:
             logger.debug(
                 "a container that was started cannot be read",
-                extra={"bundle": str(one.bundle), "problem": str(error)},
+                extra={"bundle": str(started.bundle), "problem": str(error)},
             )
             return None
         return announced

@@ -141,20 +141,20 @@ class _Takeable:
 def grown(before: LivePages | None, now: LivePages) -> dict[str, dict[int, int]]:
     """What each container took of each node between two looks, as far as it took any. Of one that was not
     there before it is what it holds; nothing is known before the first look."""
-    found: dict[str, dict[int, int]] = {}
+    by_container: dict[str, dict[int, int]] = {}
     if before is None:
-        return found
-    for key, one in now.containers.items():
+        return by_container
+    for key, pages in now.containers.items():
         was = before.containers[key].held_bytes if key in before.containers else {}
         arrived = _arrived(before, key)
         row = {
             node: more
-            for node, amount in one.held_bytes.items()
+            for node, amount in pages.held_bytes.items()
             if (more := amount - was.get(node, 0) - arrived.get(node, 0)) > 0
         }
         if row:
-            found[key] = row
-    return found
+            by_container[key] = row
+    return by_container
 
 
 def _arrived(before: LivePages, key: str) -> dict[int, int]:

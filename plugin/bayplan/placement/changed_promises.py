@@ -200,18 +200,18 @@ def widenings(basis: Basis, live: LivePages) -> tuple[Move, ...]:
     """All that get more nodes, so that as much as possible has a place at once: who starts meanwhile is not
     to wait for one look after the other."""
     ledger, worth = basis.ledger, 0
-    found = list[Move]()
+    widened = list[Move]()
     left_bytes = unmet_bytes(live.nodes, live.everybody)
-    while len(found) < MAX_MOVES and (move := widening(basis.with_ledger(ledger), live)) is not None:
-        found.append(move)
+    while len(widened) < MAX_MOVES and (move := widening(basis.with_ledger(ledger), live)) is not None:
+        widened.append(move)
         ledger = ledger.moved([move])
-        one = replace(live.containers[move.container_id], nodes=move.after)
-        live = replace(live, containers={**live.containers, one.container_id: one})
+        container = replace(live.containers[move.container_id], nodes=move.after)
+        live = replace(live, containers={**live.containers, container.container_id: container})
         now_bytes = unmet_bytes(live.nodes, live.everybody)
         if not now_bytes or left_bytes - now_bytes >= LEAST_GAIN_BYTES:
-            worth, left_bytes = len(found), now_bytes
+            worth, left_bytes = len(widened), now_bytes
     moves: dict[str, Move] = {}
-    for move in found[:worth]:
+    for move in widened[:worth]:
         known = moves.get(move.container_id, move)
         moves[move.container_id] = replace(move, before=known.before)
     return tuple(moves.values())

@@ -196,20 +196,20 @@ def _described(
 ) -> tuple[dict[str, HeldClaim], list[LeftOut]]:
     """What the claims *prepared* hold by their keys, whoever has their CPUs; and those of which that is not
     known, or that cannot be held."""
-    found, left = dict[str, HeldClaim](), list[LeftOut]()
-    for one in prepared:
-        before = basis.ledger.resource_claims.get(claim_key(one.claim.uid))
+    held_by_key, left = dict[str, HeldClaim](), list[LeftOut]()
+    for claim in prepared:
+        before = basis.ledger.resource_claims.get(claim_key(claim.claim.uid))
         try:
-            held = before if before is not None and before.adopted else _held(basis.machine, one, files)
+            held = before if before is not None and before.adopted else _held(basis.machine, claim, files)
             problem = _why_not(basis, engine, held, before)
         except ParseError as error:
-            left.append(_left_out(one.claim, str(error)))
+            left.append(_left_out(claim.claim, str(error)))
             continue
         if problem:
-            left.append(_left_out(one.claim, problem))
+            left.append(_left_out(claim.claim, problem))
         else:
-            found[held.claim.key] = held
-    return found, left
+            held_by_key[held.claim.key] = held
+    return held_by_key, left
 
 
 def _left_out(claim: ResourceClaim, problem: str) -> LeftOut:

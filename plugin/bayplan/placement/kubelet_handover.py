@@ -149,22 +149,24 @@ def _taken(
 
 def _differences(found: list[_Found], entries: list[Entry]) -> Iterator[Problem]:
     """In what the containers are not as the files say; *entries* are what would be promised to them."""
-    for one, entry in zip(found, entries, strict=True):
-        request, placement = one.entry.decision.request, one.entry.decision.placement
+    for container, entry in zip(found, entries, strict=True):
+        request, placement = container.entry.decision.request, container.entry.decision.placement
         name = f"{request.name}, in a file"
         cpus = placement.exclusive_cpus or request.pinned_cpus
-        if one.cpus is not None and cpus != one.cpus:
-            yield Problem(name, cpus_text(one.cpus), f"the CPUs it has: {'all' if cpus is None else cpus}")
-        nodes = placement.mems or request.pinned_mems
-        if one.nodes is not None and nodes != one.nodes:
+        if container.cpus is not None and cpus != container.cpus:
             yield Problem(
-                name, nodes_text(one.nodes), f"the nodes it has: {'all' if nodes is None else nodes}"
+                name, cpus_text(container.cpus), f"the CPUs it has: {'all' if cpus is None else cpus}"
             )
-        if any(block.nodes != one.nodes for block in one.blocks or ()):
+        nodes = placement.mems or request.pinned_mems
+        if container.nodes is not None and nodes != container.nodes:
+            yield Problem(
+                name, nodes_text(container.nodes), f"the nodes it has: {'all' if nodes is None else nodes}"
+            )
+        if any(block.nodes != container.nodes for block in container.blocks or ()):
             yield Problem(name, "memory of several sets of nodes", "one set for all of it")
         promised = _promised(entry)
-        sizes = {block.resource: block.size_bytes for block in one.blocks or () if block.size_bytes}
-        if one.blocks and sizes != promised:
+        sizes = {block.resource: block.size_bytes for block in container.blocks or () if block.size_bytes}
+        if container.blocks and sizes != promised:
             yield Problem(name, _amounts(sizes), f"what it asks for: {_amounts(promised)}")
 
 

@@ -78,20 +78,20 @@ def with_pods_shared_out(ledger: Ledger, pages: Mapping[str, ContainerPages]) ->
     """*pages* of the containers of *ledger* as if each container of a pod with resources as a whole were
     promised what it holds, and the first of them the rest: only together they have a promise."""
     pods: dict[str, list[ContainerPages]] = {}
-    for key, one in sorted(pages.items()):
+    for key, container in sorted(pages.items()):
         request = ledger.entries[key].decision.request
         if takes_from_pod(request):
-            pods.setdefault(request.pod_id, []).append(one)
-    found = dict(pages)
+            pods.setdefault(request.pod_id, []).append(container)
+    shared_out = dict(pages)
     for members in pods.values():
         left_bytes = sum(one.promised_bytes for one in members)
         first, *others = members
-        for one in others:
-            part_bytes = min(one.used_bytes, left_bytes)
+        for container in others:
+            part_bytes = min(container.used_bytes, left_bytes)
             left_bytes -= part_bytes
-            found[one.container_id] = replace(one, promised_bytes=part_bytes)
-        found[first.container_id] = replace(first, promised_bytes=left_bytes)
-    return found
+            shared_out[container.container_id] = replace(container, promised_bytes=part_bytes)
+        shared_out[first.container_id] = replace(first, promised_bytes=left_bytes)
+    return shared_out
 
 
 def with_claims_shared_out(

@@ -416,17 +416,17 @@ def _push(loads: Loads, amounts: Mapping[int, int]) -> dict[int, int]:
 def _with_pages(loads: Loads, containers: Iterable[ContainerPages]) -> dict[int, dict[int, int]]:
     """Have the nodes of *loads* carry the pages that lie there and can be moved, behind the promises, which
     cost nothing to be moved; what they carry of them: node -> set -> bytes."""
-    found: dict[int, dict[int, int]] = {node: {} for node in loads.carried}
-    for one in containers:
-        claimant = one.nodes.mask | _PAGES
-        for node, amount in one.movable_bytes.items():
-            row = found.get(1 << node)
-            if row is not None and amount and node in one.nodes:
+    carried: dict[int, dict[int, int]] = {node: {} for node in loads.carried}
+    for container in containers:
+        claimant = container.nodes.mask | _PAGES
+        for node, amount in container.movable_bytes.items():
+            row = carried.get(1 << node)
+            if row is not None and amount and node in container.nodes:
                 row[claimant] = row.get(claimant, 0) + amount
-    for node, row in found.items():
+    for node, row in carried.items():
         loads.carried[node].update(row)
     loads.onward.clear()
-    return found
+    return carried
 
 
 def _moves(
@@ -437,7 +437,7 @@ def _moves(
 ) -> tuple[PageMove, ...]:
     """The moves that lead from *before* to what *loads* carry, or to where it is nearer: for each set, from
     the nodes that have less of its pages to those that have more."""
-    found: dict[tuple[int, int, str], int] = {}
+    amounts: dict[tuple[int, int, str], int] = {}
     movers, room = _movers(containers), dict(loads.free)
     for claimant in sorted({claimant for row in before.values() for claimant in row}):
         changes = {
@@ -448,8 +448,10 @@ def _moves(
             for container_id, part in _taken(movers.get((_id(node), claimant), ()), -more):
                 for target, amount in _targets(node, claimant, part, coming, room, distance):
                     key = _id(node), _id(target), container_id
-                    found[key] = found.get(key, 0) + amount
-    return tuple(PageMove(one, source, target, part) for (source, target, one), part in sorted(found.items()))
+                    amounts[key] = amounts.get(key, 0) + amount
+    return tuple(
+        PageMove(one, source, target, part) for (source, target, one), part in sorted(amounts.items())
+    )
 
 
 def _targets(

@@ -187,7 +187,7 @@ def _adopted(
     containers, and a claim is made whether or not it fits. To enter one copies all others, so that only those
     are entered meanwhile.
     """
-    ledger, found = basis.ledger, []
+    ledger, entered = basis.ledger, []
     unknown = sorted(observed.keys() - ledger.entries.keys())
     for container_id in sorted(unknown, key=lambda key: not observed[key].resources.cpuset_cpus):
         container = observed[container_id]
@@ -197,8 +197,8 @@ def _adopted(
         entry = adopt(basis.with_ledger(ledger), engine, pod, container, others)
         if isinstance(entry.decision.placement.promise, Booking):
             ledger = ledger.with_entry(entry)
-        found.append(entry)
-    return found
+        entered.append(entry)
+    return entered
 
 
 def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: Mapping[str, Pod]) -> Ledger:

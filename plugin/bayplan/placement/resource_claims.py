@@ -276,7 +276,7 @@ def _cpus_of(
     used = CpuSet()
     for entry in users_of(basis.ledger, claim.uid):
         used |= entry.decision.placement.claimed_cpus or CpuSet()
-    found = []
+    by_device = []
     for device in claim.devices:
         here = machine.node_by_id[device.node].cpus & free
         nodes = NodeSet([device.node])
@@ -286,8 +286,8 @@ def _cpus_of(
             asked = counted(device.cpus, "CPU")
             return none, f"{asked} asked for on {nodes_text(nodes)}; {len(here)} can become exclusive there"
         free -= cpus
-        found.append(cpus)
-    return tuple(found), None
+        by_device.append(cpus)
+    return tuple(by_device), None
 
 
 def _could_have(cpus: CpuSet, row: tuple[int, CpuSet]) -> bool:

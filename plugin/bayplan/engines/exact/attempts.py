@@ -81,20 +81,20 @@ class Attempt(Struct, frozen=True):
     def reachable(self, relaxed: ResourceFlows, budget: StepBudget) -> Iterator[int]:
         """Those with room on *relaxed*, the flows as if all others were as wide as they may be; if there are
         too many to look at each, one of the others as well if none of the good ones has room."""
-        question, area, found = replace(self.question.on(relaxed), budget=budget), self.area, False
+        question, area, any_fits = replace(self.question.on(relaxed), budget=budget), self.area, False
         counted = question.counted
         for nodes in self.targets():
             before = counted.steps
             fits = question.has_room(nodes)
             budget.spent += _STEPS_OF_A_TARGET + counted.steps - before
             if fits:
-                found = True
+                any_fits = True
                 yield nodes
             if budget.exhausted:
                 budget.ended = True
                 return
         width = min(area.widest, area.allowed.bit_count())
-        if found or area.exactly or not question.topology.too_many(area.allowed, width):
+        if any_fits or area.exactly or not question.topology.too_many(area.allowed, width):
             return
         nodes = Branching(question, area.allowed, 0, width).any_set(at_all=True)
         if nodes:

@@ -349,18 +349,18 @@ class Confinement:
         with_cpus = self.topology.nodes_near(self.exclusive.own) if self.cpus else NodeSet()
         return list(dict.fromkeys([nodes.mask, (nodes & with_cpus).mask, 0]))
 
-    def _placed(self, attempt: Attempt, found: Found) -> Decision:
-        nodes = NodeSet.of_mask(found.nodes)
+    def _placed(self, attempt: Attempt, winner: Found) -> Decision:
+        nodes = NodeSet.of_mask(winner.nodes)
         cpus, lacking, remarks = self.exclusive.take(nodes if self.cpus else NodeSet())
-        own = self._placement(nodes, cpus, bool(found.overlapping))
+        own = self._placement(nodes, cpus, bool(winner.overlapping))
         placement = self._with_witness(own, self.flows.basis)
         notes = [*self.notes, chosen(nodes.mask)]
         if attempt.candidates.why:
             notes.append(Reason(AS_WISHED, attempt.candidates.why))
-        if found.overlapping:
-            notes.append(overlap(nodes, found.overlapping))
-        if found.advantage is not None and found.advantage.criterion == LOST_REQUESTS:
-            notes.append(Reason(KEEPS_ROOM, keeps_room(found.advantage, self.flows.basis.seen)))
+        if winner.overlapping:
+            notes.append(overlap(nodes, winner.overlapping))
+        if winner.advantage is not None and winner.advantage.criterion == LOST_REQUESTS:
+            notes.append(Reason(KEEPS_ROOM, keeps_room(winner.advantage, self.flows.basis.seen)))
         if attempt.question.budget.ended:
             notes.append(unproven_best(attempt.question.budget))
         notes += remarks
@@ -372,8 +372,8 @@ class Confinement:
             Outcome.DEGRADED if degraded else Outcome.PLACED,
             placement,
             tuple(notes),
-            candidates=found.candidates,
-            advantage=found.advantage,
+            candidates=winner.candidates,
+            advantage=winner.advantage,
         )
 
     def _placement(self, nodes: NodeSet, cpus: CpuSet, overlapping: bool) -> Placement:
@@ -553,18 +553,18 @@ class Confinement:
 
     def _with_cpus_only(self, decision: Decision) -> Decision:
         """The decision about a container whose memory is not confined, with its exclusive CPUs."""
-        found, own = None, self.exclusive.own
+        winner, own = None, self.exclusive.own
         if self.cpus and len(own) != self.cpus and (self.strict or not own):
             candidates = CandidateNodes(self.machine.ordinary_nodes, required=self.strict)
             attempt = self._attempt(candidates, AskedRoom({}, self.cpus))
-            found = search(attempt.question, attempt.area)
-            if found is None:
+            winner = search(attempt.question, attempt.area)
+            if winner is None:
                 self._missed = self._missed or attempt
-            if found is None and self.strict:
+            if winner is None and self.strict:
                 return self._refused(attempt)
         near = self.topology.nodes_near(own)
-        if not own and found is not None:
-            near = NodeSet.of_mask(found.nodes)
+        if not own and winner is not None:
+            near = NodeSet.of_mask(winner.nodes)
         cpus, lacking, remarks = self.exclusive.take(near)
         placement = replace(decision.placement, exclusive_cpus=cpus)
         decision = replace(decision, reasons=(*decision.reasons, *remarks))

@@ -256,18 +256,18 @@ class CpuLayout:
         caches = self._caches_within_cores.get(cpus & -cpus)
         if caches is None:
             return first_of(cpus, count)
-        found = 0
+        chosen = 0
         for begun in (True, False):
             rooms = [cache & cpus for cache in caches if cache & cpus and bool(cache & kept) is begun]
             # What has enough alone ends it, the smallest such; else the largest come first.
             rooms.sort(key=lambda room: (-room.bit_count(), room & -room))
-            while rooms and found.bit_count() < count:
-                left = count - found.bit_count()
+            while rooms and chosen.bit_count() < count:
+                left = count - chosen.bit_count()
                 enough = [room for room in rooms if room.bit_count() >= left]
                 room = min(enough, key=lambda room: (room.bit_count(), room & -room)) if enough else rooms[0]
                 rooms.remove(room)
-                found |= first_of(room, left)
-        return found
+                chosen |= first_of(room, left)
+        return chosen
 
     def in_whole_caches(self, count: int) -> bool:
         """Whether *count* CPUs are those of whole L3 caches, all of which have as many."""
@@ -408,19 +408,19 @@ def fit(
 
 
 def _fit(layout: CpuLayout, wanted: WantedCpus) -> Fit:
-    found = [
+    in_caches = [
         (layout.cache_of[leaf.mask], layout.cores_in(leaf, wanted))
         for leaf in layout.leaves
         if leaf.mask & wanted.available
     ]
     broken, split = 0, 0
     if not wanted.rules.spread:
-        classes = [one for _, cores in found for one in cores.classes]
+        classes = [one for _, cores in in_caches for one in cores.classes]
         broken, split = _fewest_split(classes, wanted.count, layout.uniform_size)
     if not wanted.rules.caches:
         return Fit(broken, split, 0)
     rooms: dict[int, int] = {}
-    for cache, cores in found:
+    for cache, cores in in_caches:
         rooms[cache] = rooms.get(cache, 0) + cores.room_for(split - broken)
     caches = _as_many_as(sorted(rooms.values(), reverse=True), wanted.count)
     whole = [layout.caches[cache] & wanted.free == layout.caches[cache] for cache in rooms]

@@ -106,7 +106,7 @@ def in_pool(basis: Basis, name: str) -> Reason:
 
 def resized_pools(topology: NodeTopology, basis: Basis) -> Mapping[str, CpuSet]:
     """The CPUs of those pools that are to have others than they have in the ledger, by name."""
-    found = {}
+    resized = {}
     for name in sorted(basis.ledger.pool_ids.keys() & basis.policy.cpu_pools.keys()):
         had, members = basis.ledger.pool_cpus(name), Members.of(basis.ledger, name)
         pool = _Pool(topology, basis, name, had)
@@ -115,9 +115,9 @@ def resized_pools(topology: NodeTopology, basis: Basis) -> Mapping[str, CpuSet]:
             continue
         cpus = pool.resized(wanted, members)
         if cpus != had:
-            found[name] = cpus
+            resized[name] = cpus
             basis = basis.with_ledger(basis.ledger.with_pool_cpus(name, cpus))
-    return found
+    return resized
 
 
 class _Pool:

@@ -221,20 +221,20 @@ class ExclusiveCpus:
             most = max([_crowd(occupation, cpus) for cpus in layout.node_masks.values()], default=0)
 
         def fit_on(nodes: int) -> Fit:
-            found = known.get(nodes)
-            if found is None:
+            fitted = known.get(nodes)
+            if fitted is None:
                 cpus = topology.near(nodes)
                 cpus = layout.in_sockets_of(cpus) if by_socket else cpus
                 if occupation is None or nodes & (nodes - 1):
                     # There are many sets of several nodes, and to choose on each takes too long.
-                    found = fit(layout, cpus & free, count, rules)
+                    fitted = fit(layout, cpus & free, count, rules)
                 else:
-                    found = fit(layout, cpus & free, count, rules, occupation)
+                    fitted = fit(layout, cpus & free, count, rules, occupation)
                     emptier = max(0, most - _crowd(occupation, cpus))
                     filled = _FILLED if (cpus & free).bit_count() == count else 0
-                    found = replace(found, lost=found.lost + emptier - filled)
-                known[nodes] = found
-            return found
+                    fitted = replace(fitted, lost=fitted.lost + emptier - filled)
+                known[nodes] = fitted
+            return fitted
 
         return fit_on
 

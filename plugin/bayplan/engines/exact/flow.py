@@ -131,10 +131,10 @@ class Loads:
             none.
         """
         carried, onward = self.carried, self.onward
-        groups, reached, found = [(nodes, 0)], nodes, 0
+        groups, reached, last = [(nodes, 0)], nodes, 0
         for group, _ in groups:
             waiting = group
-            while waiting and not found:
+            while waiting and not last:
                 node = waiting & -waiting
                 waiting ^= node
                 ways = onward.get(node)
@@ -144,12 +144,12 @@ class Loads:
                 if not ways:
                     continue
                 if free := ways & roomy:
-                    found = free & -free
-                    ways &= 2 * found - 1
+                    last = free & -free
+                    ways &= 2 * last - 1
                 reached |= ways
                 groups.append((ways, node))
         self.steps += _STEPS_OF_A_SEARCH + reached.bit_count() // _NODES_A_STEP
-        return groups, found
+        return groups, last
 
     def _own(self, nodes: Iterable[int]) -> None:
         if self.owned is None:

@@ -539,24 +539,24 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
     counted, fit = question.counted, None if question.cpu_fit is None else question.cpu_fit(nodes)
     width, distance, remote = question.topology.places.get(nodes) or question.topology.place(nodes)
     crossed = counted.crossed(nodes) if width > 1 else 0
-    found = [crossed, width, distance, remote, sum([not hint & nodes for hint in question.hints])]
+    row = [crossed, width, distance, remote, sum([not hint & nodes for hint in question.hints])]
     if fit is not None:
         lost = (fit.lost,) if question.keeps_caches else ()
         kept = () if question.shares is not None else (fit.opened, *lost)
         caches = (fit.caches, *kept) if question.whole_caches else (*kept, fit.caches)
-        found += (fit.broken, fit.split, *caches)
+        row += (fit.broken, fit.split, *caches)
     scarce = question.scarce
-    found.append(sum([more for node, more in scarce.items() if node & nodes]))
+    row.append(sum([more for node, more in scarce.items() if node & nodes]))
     if question.seen is not None:
         counted.steps += question.seen.steps
-        found.append(question.seen.lost_on(nodes, question.amounts, question.cpus))
+        row.append(question.seen.lost_on(nodes, question.amounts, question.cpus))
     residents = question.residents
     if residents is not None:
         there = [residents.get(node, 0) for node in bits(nodes)]
-        found.append(sum([_LASTS // (1 + count) + (0 if count else _BEGUN) for count in there]))
+        row.append(sum([_LASTS // (1 + count) + (0 if count else _BEGUN) for count in there]))
     if question.shares is not None:
-        found.append(question.shares.of_set(nodes))
-        return tuple(found)
+        row.append(question.shares.of_set(nodes))
+        return tuple(row)
     # In eighths of a node, all nodes taken to be as large as the largest: they differ by what their kernel
     # took at boot, and empty ones are to be filled in the order of their ids.
     capacity, slack = counted.memory.capacity, counted.memory.slack
@@ -567,5 +567,5 @@ def values(question: Question, nodes: int) -> tuple[int, ...]:
             capacity_bytes += capacity.get(node, 0)
             free_bytes += max(0, slack.get(node, 0))
     taken = free_bytes * EIGHTHS // capacity_bytes if free_bytes > 0 and capacity_bytes else 0
-    found.append(taken * (counted.flows.largest_node_bytes // EIGHTHS))
-    return tuple(found)
+    row.append(taken * (counted.flows.largest_node_bytes // EIGHTHS))
+    return tuple(row)

@@ -100,20 +100,20 @@ class Movable(Struct, frozen=True):
 def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
     """*plan* as moves out of *ledger*. What has memory on any node moves its CPUs alone."""
     moves = []
-    for one in plan.relocations:
-        placement = ledger.entries[one.container_id].decision.placement
-        before, after = one.before, one.after
+    for relocation in plan.relocations:
+        placement = ledger.entries[relocation.container_id].decision.placement
+        before, after = relocation.before, relocation.after
         if placement.mems is None:
             before = after = placement.claimed.nodes
         moves.append(
             Move(
-                one.container_id,
-                one.name,
+                relocation.container_id,
+                relocation.name,
                 before,
                 after,
-                one.moved_bytes,
+                relocation.moved_bytes,
                 relocates=True,
-                cpus=one.cpus_after,
+                cpus=relocation.cpus_after,
             )
         )
     return tuple(moves)

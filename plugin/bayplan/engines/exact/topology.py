@@ -272,7 +272,7 @@ def _more_than_others(machine: Machine) -> dict[str, dict[int, int]]:
         if node.id in machine.ordinary_nodes:
             for resource, amount in {**node.capacity_bytes(), DEVICES: node.devices}.items():
                 has.setdefault(resource, {})[1 << node.id] = amount
-    found = {}
+    by_resource = {}
     for resource, by_node in has.items():
         most = max(by_node.values(), default=0)
         if resource == MEMORY or not most:
@@ -282,8 +282,8 @@ def _more_than_others(machine: Machine) -> dict[str, dict[int, int]]:
         least = min(parts.values())
         more = {node: part - least for node, part in parts.items() if part > least}
         if more:
-            found[resource] = more
-    return found
+            by_resource[resource] = more
+    return by_resource
 
 
 def _cpus_by_memory_node(machine: Machine) -> dict[int, CpuSet]:
