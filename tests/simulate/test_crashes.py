@@ -113,7 +113,7 @@ async def test_a_daemon_that_dies_between_two_steps(tmp_path: Path, flavor: Flav
         for step in STEPS[:point]:
             await step(runtime)
     async with running(runtime, tmp_path) as daemon:
-        assert daemon.controller.state.ledger.unmanaged == {}
+        assert daemon.controller.state.ledger.adopted == {}
         for step in STEPS[point:]:
             await step(runtime)
         agree(runtime, daemon, tmp_path)
@@ -133,7 +133,7 @@ async def test_a_daemon_that_is_down_for_a_step(tmp_path: Path, flavor: Flavor, 
         await step(runtime)
     async with running(runtime, tmp_path) as daemon:
         created = point < len(STEPS) and point in {0, 2, 4, 5}
-        assert len(daemon.controller.state.ledger.unmanaged) == created
+        assert len(daemon.controller.state.ledger.adopted) == created
         for step in STEPS[point + 1 :]:
             await step(runtime)
         agree(runtime, daemon, tmp_path)

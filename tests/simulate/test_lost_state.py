@@ -183,7 +183,7 @@ async def test_an_emptied_state_directory(tmp_path: Path, flavor: Flavor) -> Non
     async with daemon(runtime, tmp_path / "state") as controller:
         assert promised(controller) == before
         assert specs(runtime) == told
-        assert controller.state.ledger.unmanaged == {}
+        assert controller.state.ledger.adopted == {}
         assert controller.state.counters["recovered_containers"] == 20
         await runtime.create_container(OWNER, guaranteed("later", 2, 100 * MIB))
         taken = [
@@ -244,7 +244,7 @@ async def test_a_rollback_and_the_upgrade_after_it(tmp_path: Path, seed: int) ->
             assert comparable(promised(controller), resized) == comparable(before, resized)
             assert shortages(Basis(MACHINE, POLICY, controller.state.ledger)) == ()
             assert specs(runtime) == told
-            assert controller.state.ledger.unmanaged == {}
+            assert controller.state.ledger.adopted == {}
         kept = f"state.db.v{VERSION + 1}{suffix}"
         with closing(sqlite3.connect(state / kept)) as database:
             current = database.execute("SELECT count(*) FROM decisions WHERE current").fetchone()
@@ -273,7 +273,7 @@ async def test_what_a_pod_brings_along_while_nobody_looks_gives_it_nothing(tmp_p
         entries = controller.state.ledger.entries
         owners = [key for key, one in entries.items() if one.decision.placement.exclusive_cpus]
         assert owners == [f"{OWNER.id}-real"]
-        assert set(controller.state.ledger.unmanaged) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
+        assert set(controller.state.ledger.adopted) == {f"{OWNER.id}-copied", f"{OWNER.id}-forged"}
         for name in ("copied", "forged"):
             resources = runtime.containers[f"{OWNER.id}-{name}"].linux.resources
             assert resources.cpu.cpus == str(controller.state.ledger.shared_cpus(MACHINE))

@@ -77,7 +77,7 @@ def snapshot_of(
         ),
         counters=dict(state.counters),
         durations=state.latency.durations(),
-        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(state.ledger.unmanaged.items())),
+        unmanaged=tuple(Unmanaged(key, name) for key, name in sorted(state.ledger.adopted.items())),
         drift=tuple(Drifted(one.expectation.container.id, one.expectation.name, str(one)) for one in drift),
         oom_score_adj=dict(known.oom_score_adj),
         kernel_oom_score_adj=dict(kernel_oom_score_adj),

@@ -51,13 +51,13 @@ from bayplan.placement.adjustment import (
     nodes_updates,
     resized,
 )
+from bayplan.placement.adopted_containers import adopt, found_after_its_end
 from bayplan.placement.changed_promises import (
     with_completed_claims,
     with_corrected_requests,
     with_resized_pools,
 )
 from bayplan.placement.decide import as_derived, decide_change, decide_creation, read_annotations
-from bayplan.placement.found_containers import adopt, found_after_its_end
 from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.placement_file import as_far_as_possible, without_file

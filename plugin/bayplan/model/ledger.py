@@ -120,8 +120,8 @@ class Ledger(Struct, frozen=True):
     ids_by_pod: PersistentMap[str, tuple[str, ...]] = field(default_factory=PersistentMap)
 
     @property
-    def unmanaged(self) -> dict[str, str]:
-        """The names, by id, of containers that nobody decided about."""
+    def adopted(self) -> dict[str, str]:
+        """The names, by id, of containers that nobody decided about (``unmanaged`` in views)."""
         decisions = {key: entry.decision for key, entry in self.entries.items()}
         return {key: one.request.name for key, one in decisions.items() if one.outcome is Outcome.ADOPTED}
 

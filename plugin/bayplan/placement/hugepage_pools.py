@@ -256,8 +256,7 @@ class _Rooms(Struct, frozen=True):
     def home(self, request: Request) -> NodeSet:
         """The nodes that it has a claim on, none if it is new."""
         entry = self.memory.basis.ledger.entries.get(request.container_id)
-        claim = None if entry is None else entry.decision.placement.claim
-        return NodeSet() if claim is None else claim.nodes
+        return NodeSet() if entry is None else entry.decision.placement.claimed.nodes
 
     def growth_for(self, parts: Parts) -> dict[int, dict[int, int]]:
         """By how much pools have to grow to hold the huge pages of all *parts* as well; nothing if they need

@@ -21,14 +21,14 @@ from bayplan.model.records import retained_changes
 from bayplan.model.resources import pinned
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.placement.adjustment import MOST_UPDATES, cpus_updates, for_one_reply, merged
-from bayplan.placement.changed_promises import with_completed_claims, with_resized_pools
-from bayplan.placement.found_containers import (
+from bayplan.placement.adopted_containers import (
     adopt,
     has_annotated_placement,
     in_its_pool,
     shared_pools,
     updated_from_container,
 )
+from bayplan.placement.changed_promises import with_completed_claims, with_resized_pools
 from bayplan.placement.memory_policy import bound_among
 from bayplan.placement.placement_file import as_mounted
 from bayplan.sets import CpuSet

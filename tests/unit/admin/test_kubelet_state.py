@@ -120,7 +120,7 @@ async def test_what_kubelet_had_given_is_promised_and_comes_out_again_as_it_was(
         assert ledger.exclusive_cpus == CpuSet([2, 3])
         assert {ledger.entries[f"id-{uid}"].decision.outcome for uid in PODS} == {Outcome.PLACED}
         assert expected(one) == HAD
-        assert not one.controller.state.ledger.unmanaged.keys() & {f"id-{uid}" for uid in PODS}
+        assert not one.controller.state.ledger.adopted.keys() & {f"id-{uid}" for uid in PODS}
         assert one.verifications
         before = one.controller.state.ledger
         sharing = {key for key, entry in before.entries.items() if entry.decision.shares_cpus}

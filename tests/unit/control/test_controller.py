@@ -63,7 +63,7 @@ async def test_a_restart_remembers(tmp_path: Path) -> None:
         spec = replace(exclusive.resources, cpuset_cpus=CpuSet([1, 2]), cpuset_mems=NodeSet([0]))
         listed = replace(exclusive, resources=spec, state=ContainerState.RUNNING)
         assert await one.controller.synchronize([GUARANTEED], [listed]) == []
-        assert one.controller.state.ledger.unmanaged == {}
+        assert one.controller.state.ledger.adopted == {}
         assert await one.controller.synchronize([], []) == []
         assert recorded(tmp_path) == set()
 
@@ -151,7 +151,7 @@ async def test_an_answer_that_never_arrived_is_undone_and_the_container_found(tm
         assert one.controller.state.ledger.entries == {}
         await one.controller.state_changed(Event.START_CONTAINER, GUARANTEED, exclusive)
         assert one.controller.state.ledger.entries["x"].decision.outcome is Outcome.ADOPTED
-        assert one.controller.state.ledger.unmanaged == {"x": "default/g/x-name"}
+        assert one.controller.state.ledger.adopted == {"x": "default/g/x-name"}
         assert recorded(tmp_path) == {"x"}
         assert one.controller.state.counters["missed"] == 1
         assert one.verifications == 2
@@ -364,12 +364,12 @@ async def test_found_containers_stay_listed_until_they_are_gone(tmp_path: Path) 
         stranger = replace(container("n", BEST_EFFORT), state=ContainerState.RUNNING)
         updates = await one.controller.synchronize([BEST_EFFORT], [stranger])
         assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.adopted == {"n": "default/be/n-name"}
         told = replace(stranger, resources=Resources(cpuset_cpus=CpuSet(range(8))))
         assert await one.controller.synchronize([BEST_EFFORT], [told]) == []
-        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.adopted == {"n": "default/be/n-name"}
         await one.controller.stop_container(BEST_EFFORT, told)
-        assert one.controller.state.ledger.unmanaged == {}
+        assert one.controller.state.ledger.adopted == {}
         assert one.controller.state.known.pods == {}
 
 
@@ -378,9 +378,9 @@ async def test_a_daemon_that_starts_again_still_lists_whom_nobody_decided_about(
     async with controlled(tmp_path) as one:
         await one.controller.synchronize([BEST_EFFORT], [stranger])
     async with controlled(tmp_path) as one:
-        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.adopted == {"n": "default/be/n-name"}
         await one.controller.synchronize([BEST_EFFORT], [stranger])
-        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.adopted == {"n": "default/be/n-name"}
 
 
 async def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ async def test_an_update_of_an_unknown_container_adopts_it(tmp_path: Path) -> No
         stranger = container("n", BEST_EFFORT, resources=Resources())
         updates = await one.controller.update_container(BEST_EFFORT, stranger, Resources(cpu_shares=512))
         assert updates == [Update("n", cpuset_cpus=CpuSet(range(8)))]
-        assert one.controller.state.ledger.unmanaged == {"n": "default/be/n-name"}
+        assert one.controller.state.ledger.adopted == {"n": "default/be/n-name"}
 
 
 async def test_a_lost_connection_is_remembered_until_the_next_one(tmp_path: Path) -> None:

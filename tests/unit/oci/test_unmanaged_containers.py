@@ -53,7 +53,7 @@ async def test_it_is_entered_kept_off_exclusive_cpus_and_stays_after_a_restart(t
         assert entry.decision.outcome is Outcome.ADOPTED
         assert one.controller.state.wanted(entry).cpuset_cpus == CpuSet(range(8)) - held
         assert (entry.origin.container.pid, entry.origin.cgroups["memory"]) == (42, PATH)
-        assert one.controller.state.ledger.unmanaged == {ID: "default/web/main"}
+        assert one.controller.state.ledger.adopted == {ID: "default/web/main"}
         assert one.verifications == 1
         await look()
         assert one.verifications == 1

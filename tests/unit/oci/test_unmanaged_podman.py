@@ -103,7 +103,7 @@ async def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
         assert (type(origin), origin.engine, origin.bundle) == (Hook, PODMAN, str(node.bundle(ID)))
         path = container_path(cgroups_path) + ("/container" if child else "")
         assert (origin.container.pid, origin.cgroups["memory"]) == (42, path)
-        assert set(one.controller.state.ledger.unmanaged) == {ID}
+        assert set(one.controller.state.ledger.adopted) == {ID}
         await asyncio.sleep(0)
         assert one.controller.state.counters["found_containers"] == one.verifications == 1
 
@@ -113,7 +113,7 @@ async def test_it_is_entered_and_kept_off_exclusive_cpus_and_its_end_is_noticed(
         ended = EndedContainers(one.controller, occupancy, here, lambda _: {}, failed, forget)
         await ended.release_ended()
         assert set(one.controller.state.ledger.entries) == {"x"}
-        assert one.controller.state.ledger.unmanaged == {}
+        assert one.controller.state.ledger.adopted == {}
 
 
 def in_another_storage(node: PodmanNode) -> None:
@@ -243,14 +243,14 @@ async def test_a_hook_that_decides_meanwhile_wins_and_one_that_decides_later_too
 
         await UnmanagedContainers(controller, node.hierarchy, slowly, one.around.verify_soon).enter_found()
         assert one.entries[ID].decision.outcome is Outcome.PLACED
-        assert controller.state.ledger.unmanaged == {}
+        assert controller.state.ledger.adopted == {}
 
         await controller.stop_container(Pod(ID), container(ID, Pod(ID)))
         await UnmanagedContainers(controller, node.hierarchy, here, one.around.verify_soon).enter_found()
         assert one.entries[ID].decision.outcome is Outcome.ADOPTED
         await one.ask("createRuntime", told)
         assert one.entries[ID].decision.outcome is Outcome.PLACED
-        assert controller.state.ledger.unmanaged == {}
+        assert controller.state.ledger.adopted == {}
 
 
 async def test_one_that_was_started_again_without_us_gets_what_was_decided(tmp_path: Path) -> None:
@@ -305,4 +305,4 @@ async def test_the_process_of_one_whose_spec_was_rewritten_becomes_known_and_is_
             compare(node.hierarchy, one.around.expectations()),
         )
         assert node.oom_score_adj(42) == -997
-        assert controller.state.ledger.unmanaged == {}
+        assert controller.state.ledger.adopted == {}
