@@ -184,7 +184,7 @@ def of_every_kind() -> Ledger:
         "booked": (Placement(booked_bytes={0: {MEMORY: MIB}}), {}),
         "short": (Placement(claim=short), {"score": 900}),
         "pinned": (Placement(), {"pinned_cpus": CpuSet([6])}),
-        "beside": (beside, {"cpu_milli": 1500, "exclusive_cpus": 1}),
+        "beside": (beside, {"cpu_milli": 1500, "exclusive_cpus": 1, "cpus": CpuWish(CpuUse.ISOLATED, 1)}),
         "followed": (Placement(), {"placement_file": True, "cpu_milli": 300}),
     }
     return Ledger.of(
