@@ -283,7 +283,7 @@ def test_a_pool_of_huge_pages_grows_for_a_container_and_shrinks_after_it(node: N
     node.bayplan.kill()
     node.bayplan.start_again()
     node.bayplan.await_synchronized()
-    later = guaranteed("second", 0.5, "10Mi", hugepages={"2MB": 100 * MIB})
+    later = guaranteed("second", 0.5, "50Mi", hugepages={"2MB": 100 * MIB})
     second = node.launch(later.touching("90Mi", hugepages="2Mi"))
     node.crictl.await_log(second, "touched")
     (home,) = node.view(second).mems_allowed

@@ -1,5 +1,6 @@
 """Pools that grow and shrink, compared with brute force: every subset of the nodes, every way to grow."""
 
+import re
 from collections.abc import Iterator
 from itertools import product
 
@@ -113,6 +114,38 @@ def every_growth(basis: Basis) -> Iterator[Pools]:
             node.capacity_bytes()[MEMORY] >= basis.policy.reserved_bytes[node.id][MEMORY] for node in on.nodes
         ):
             yield added
+
+
+@given(bases())
+def test_what_all_nodes_can_give_together_is_said_and_had(basis: Basis) -> None:
+    """A set that others are promised pages on gives less than the sum of what each node could."""
+    pools = {node: {SIZE: PoolBounds(0, MOST * SIZE)} for node in range(3)}
+    policy = replace(basis.policy, topology=TopologyPolicy.RESTRICTED, hugepage_pools=pools)
+    anywhere = replace(basis, policy=policy)
+
+    def grown_for(pages: int) -> tuple[Decision, Pools]:
+        def decide(on: Basis, deciding: Engine) -> Decision:
+            return deciding.decide(on, asking("new", 0, pages))
+
+        return decide_with_pools(
+            anywhere, ExactEngine(), decide=decide, decision=decide(anywhere, ExactEngine())
+        )
+
+    most = max(
+        (
+            pages
+            for pages in range(1, 20)
+            if (found := grown_for(pages))[1] or found[0].outcome is Outcome.PLACED
+        ),
+        default=0,
+    )
+    refused, _ = grown_for(19)
+    told = next(reason.text for reason in refused.reasons if reason.code == POOL_LIMIT)
+    had = [int(one) for one in re.findall(r"(\d+)Mi on (?:each of )?node", told)]
+    if in_all := re.search(r"(\d+)Mi in all", told):
+        assert int(in_all[1]) == most * 2
+    elif not had:
+        assert most == 0
 
 
 @given(bases(), st.integers(1, 4))

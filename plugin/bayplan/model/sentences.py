@@ -87,8 +87,11 @@ def pools_grown(resource: str, node: int, wanted_bytes: int, came_bytes: int) ->
     return f"{text}, of {format_bytes(wanted_bytes)}: the kernel gave no more in time"
 
 
-def pages_to_be_had(by_resource: Mapping[str, Mapping[int, int]]) -> str:
-    """How much of huge pages each node could give with all that its pool may grow by."""
+def pages_to_be_had(
+    by_resource: Mapping[str, Mapping[int, int]], in_all_bytes: Mapping[str, int] = {}
+) -> str:
+    """How much of huge pages each node could give with all that its pool may grow by, and all together where
+    that is less than the sum."""
     texts = []
     for resource, by_node in by_resource.items():
         amounts = sorted(set(by_node.values()) - {0}, reverse=True)
@@ -97,7 +100,9 @@ def pages_to_be_had(by_resource: Mapping[str, Mapping[int, int]]) -> str:
             f"{format_bytes(one)} on {'each of ' if len(nodes) > 1 else ''}{nodes_text(nodes)}"
             for one, nodes in there
         )
-        texts.append(f"{had or 'nothing'} of {resource}")
+        together_bytes = in_all_bytes.get(resource, sum(by_node.values()))
+        less = f", {format_bytes(together_bytes)} in all" if together_bytes < sum(by_node.values()) else ""
+        texts.append(f"{had or 'nothing'} of {resource}{less}")
     return f"with all that pools may grow by it could have {', '.join(texts)}"
 
 

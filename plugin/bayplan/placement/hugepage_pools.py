@@ -117,7 +117,9 @@ def decide_with_pools(
     if _rank(decide(replace(basis, machine=_with_plenty(basis.machine, request)), trying))[0]:
         # It is refused for something else.
         return decision, {}
-    reason = Reason(POOL_LIMIT, pages_to_be_had(dict(rooms.to_be_had(request, nodes))))
+    had = dict(rooms.to_be_had(request, nodes))
+    in_all_bytes = {resource: rooms.in_all_bytes(resource, nodes) for resource in had}
+    reason = Reason(POOL_LIMIT, pages_to_be_had(had, in_all_bytes))
     return replace(decision, reasons=(*decision.reasons, reason)), {}
 
 
@@ -294,6 +296,17 @@ class _Rooms(Struct, frozen=True):
                     for node in nodes
                 },
             )
+
+    def in_all_bytes(self, resource: str, nodes: NodeSet) -> int:
+        """How much of *resource* all *nodes* could give together to one container."""
+        size, memory, grown_bytes = hugepage_size_bytes(resource), self.memory.copy(), 0
+        pools = self.pages.capacity.get(resource, {})
+        for node in nodes:
+            more = _most_growth(self.basis, memory, node, size)
+            memory.change(Claim(NodeSet([node]), {MEMORY: more}))
+            grown_bytes += more
+        most = sum(pools.get(1 << node, 0) for node in nodes)
+        return grown_bytes + self.pages.flow(resource).room(nodes.mask, most)
 
 
 def _most_growth(
