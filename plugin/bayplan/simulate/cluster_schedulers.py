@@ -22,7 +22,7 @@ worked out again only once the node has changed: `Scheduler.changed` is told of 
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, combinations
 from typing import Final
 
@@ -239,6 +239,11 @@ class TopologyView:
         return taken
 
 
+NumaSets = tuple[int, tuple[tuple[tuple[int, ...], int], ...]]
+"""The sets of NUMA nodes of one width, with the distances between their members added up, and the least of
+these."""
+
+
 class TopologyScheduler(Scheduler):
     """NodeResourceTopologyMatch beside the default plugins; *least_numa* is its strategy LeastNUMANodes, else
     LeastAllocated."""
@@ -249,6 +254,7 @@ class TopologyScheduler(Scheduler):
         super().__init__(nodes, seed)
         self.view = TopologyView(resync_s)
         self._least_numa = least_numa
+        self._sets: dict[tuple[object, ...], tuple[NumaSets, ...]] = {}
 
     def passes(self, node: ClusterNode, pod: TimedPod) -> bool:
         """For ``single-numa-node``: one NUMA node has what a Guaranteed pod requests."""
@@ -268,11 +274,17 @@ class TopologyScheduler(Scheduler):
             return MAX_SCORE
         rooms = self.view.rooms(node)
         if self._least_numa:
-            return least_numa_score(rooms, pod, node.software.machine)
+            return least_numa_score(rooms, pod, self._sets_of(node, rooms))
         if not _single(node):
             return 0
         scores = [score for room in rooms.values() if (score := _left_over(room, pod))]
         return min(scores, default=0)
+
+    def _sets_of(self, node: ClusterNode, rooms: Mapping[int, NumaRoom]) -> tuple[NumaSets, ...]:
+        key = (node.kind.name, *rooms)
+        if key not in self._sets:
+            self._sets[key] = numa_sets(rooms, node.software.machine)
+        return self._sets[key]
 
     def bound(self, node: ClusterNode, pod: TimedPod) -> None:
         """See `Scheduler.bound`."""
@@ -298,17 +310,30 @@ class TopologyScheduler(Scheduler):
         return taken
 
 
-def least_numa_score(rooms: Mapping[int, NumaRoom], pod: TimedPod, machine: Machine) -> int:
+def numa_sets(numa_nodes: Iterable[int], machine: Machine) -> tuple[NumaSets, ...]:
+    """All sets of *numa_nodes*, the narrowest first."""
+    members = tuple(numa_nodes)
+    found = []
+    for width in range(1, len(members) + 1):
+        row = tuple((one, machine.total_distance(NodeSet(one))) for one in combinations(members, width))
+        found.append((min(distance for _, distance in row), row))
+    return tuple(found)
+
+
+def least_numa_score(rooms: Mapping[int, NumaRoom], pod: TimedPod, sets: Iterable[NumaSets]) -> int:
     """LeastNUMANodes: the fewer NUMA nodes suffice, the better, and a little better where no others of that
-    number are nearer to each other; 0 if all of them do not."""
-    for width in range(1, len(rooms) + 1):
-        sets = [NodeSet(members) for members in combinations(rooms, width)]
-        nearest = min(machine.total_distance(nodes) for nodes in sets)
+    number are nearer to each other; 0 if all of them do not. *sets* are those of `numa_sets`."""
+    cpus = sorted((room.cpus for room in rooms.values()), reverse=True)
+    sizes_bytes = sorted((room.memory_bytes for room in rooms.values()), reverse=True)
+    for width, (nearest, row) in enumerate(sets, 1):
+        # Most are too narrow for the pod whichever NUMA nodes they have.
+        if sum(cpus[:width]) * 1000 < pod.milli_cpus or sum(sizes_bytes[:width]) < pod.memory_bytes:
+            continue
         fitting = [
-            machine.total_distance(nodes)
-            for nodes in sets
-            if sum(rooms[numa].cpus for numa in nodes) * 1000 >= pod.milli_cpus
-            and sum(rooms[numa].memory_bytes for numa in nodes) >= pod.memory_bytes
+            distance
+            for members, distance in row
+            if sum([rooms[numa].cpus for numa in members]) * 1000 >= pod.milli_cpus
+            and sum([rooms[numa].memory_bytes for numa in members]) >= pod.memory_bytes
         ]
         if fitting:
             step = MAX_SCORE // _HIGHEST_NUMA
