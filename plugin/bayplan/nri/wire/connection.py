@@ -518,18 +518,18 @@ class MessageReader:
             if not self._left_bytes:
                 if waiting_bytes < FRAME_HEADER_BYTES:
                     break
-                connection_id, size = _FRAME_HEADER.unpack_from(self._backlog, self._start)
-                if size > MAX_FRAME_BYTES:
-                    problem = f"peer sent a frame of {size} bytes, expected at most {MAX_FRAME_BYTES}"
+                connection_id, size_bytes = _FRAME_HEADER.unpack_from(self._backlog, self._start)
+                if size_bytes > MAX_FRAME_BYTES:
+                    problem = f"peer sent a frame of {size_bytes} bytes, expected at most {MAX_FRAME_BYTES}"
                     raise RemoteProtocolError(f"connection {connection_id}", problem)
                 self._start += FRAME_HEADER_BYTES
-                self._current, self._left_bytes = connection_id, size
+                self._current, self._left_bytes = connection_id, size_bytes
             elif not waiting_bytes:
                 break
             elif (one := self._incoming.get(self._current)) is None:
-                size = min(self._left_bytes, waiting_bytes)
-                self._start += size
-                self._left_bytes -= size
+                size_bytes = min(self._left_bytes, waiting_bytes)
+                self._start += size_bytes
+                self._left_bytes -= size_bytes
             elif (header := self._read(one, min(self._left_bytes, waiting_bytes))) is not None:
                 body, one.body, one.header = one.body, bytearray(), None
                 return self._current, header, one.ruling, body
