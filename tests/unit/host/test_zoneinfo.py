@@ -190,10 +190,38 @@ def test_of_a_list_stays_what_the_kernel_keeps_it_at(
     assert found.lists.now_bytes >= found.lists.lasting_bytes
 
 
-def test_short_lists_fit_between_the_watermarks_and_long_ones_do_not(tmp_path: Path) -> None:
-    short, long = (zones(tmp_path, lists(count, high_min=5000))[0] for count in (500, 501))
+@pytest.mark.parametrize("count", [0, 400, 9000])
+def test_short_lists_fit_between_the_watermarks_and_long_ones_do_not(tmp_path: Path, count: int) -> None:
+    """Whatever they have at the moment: who touches memory there fills them."""
+    short, long = (zones(tmp_path, lists(count, high_min=least))[0] for least in (500, 501))
     assert (short.unusable_bytes, long.unusable_bytes) == (1500 * PAGE, 1501 * PAGE)
     assert (short.reserve_bytes, long.reserve_bytes) == (1500 * PAGE, 1500 * PAGE)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "unusable"),
+    [
+        ("0-3", 1000 + 4 * 312),
+        # All four may leave a list on a node that has none; one of another node is seen once it has pages.
+        ("", 1000 + 4 * 312),
+        ("0-1", 1000 + 2 * 625),
+    ],
+)
+def test_each_cpu_of_the_node_may_keep_a_list(tmp_path: Path, cpus: str, unusable: int) -> None:
+    """As on a tier of 1 GiB without CPUs where the owner of all that was promised had others killed."""
+    assert zones(tmp_path, lists(0, 0, 0, 0), cpus)[0].unusable_bytes == unusable * PAGE
+    assert zones(tmp_path, lists(9000, 9000, 9000, 9000), "0-1")[0].unusable_bytes == (1000 + 4 * 625) * PAGE
+
+
+def test_the_tier_on_which_the_kernel_killed_containerd_beside_an_owner(tmp_path: Path) -> None:
+    """Node 2 of a machine whose four CPUs are on other nodes, in KiB as the kernel logged it: 28528 free,
+    which is below the min watermark, 37692 on lists, the rest of 993360 with processes and the kernel."""
+    marks = {"min": 29_816, "low": 37_268, "high": 44_720, "managed": 993_360}
+    lines = "".join(f"        {name:<8} {kib // 4}\n" for name, kib in marks.items())
+    text = f"Node 2, zone   Normal\n{lines}        protection: (0, 0, 0, 0, 0)\n" + "".join(
+        f"    cpu: {cpu}\n     count: 0\n     high: 2329\n     batch: 63\n" for cpu in range(4)
+    )
+    assert zones(tmp_path, text, "")[2].unusable_bytes >= (28_528 + 37_692) * 1024
 
 
 def test_six_nodes_of_which_the_kernel_killed_an_owner_above_these_numbers(tmp_path: Path) -> None:
