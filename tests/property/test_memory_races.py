@@ -18,10 +18,9 @@ from bayplan.placement.page_owners import goal_bytes
 from bayplan.placement.page_placement import REST_BYTES
 from bayplan.quantity import MIB
 from support.coroutines import PATIENCE_S
+from support.places import IN_MEMORY
 from support.racing_nodes import LOOK_S, Racing, racing, split
 
-IN_MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-"""Each look of the daemon writes and reads some files, and each commit waits for a disk."""
 SEEDS = st.integers(0, 1 << 32)
 a_fifth = settings(max_examples=settings().max_examples // 5)
 """A race takes a third of a second, ten times what other examples take."""

@@ -38,6 +38,7 @@ from support.controllers import Controlled, controlled, here
 from support.live_nodes import LiveNodes
 from support.machines import container, machine, pod
 from support.oci_node import OciNode
+from support.places import IN_MEMORY
 
 MOVING = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE, defragment=Defragment.MOVE)
 SAID = {STAYS_WIDE, PAGES_ASTRAY}
@@ -369,7 +370,7 @@ async def settled(daemon: Daemon, what: str) -> None:
 @given(st.integers(0, 1 << 32), st.sampled_from(MODES))
 def test_whatever_lies_wherever_it_comes_home_or_it_is_said_why(seed: int, mode: MemoryPressure) -> None:
     draw = Random(seed)
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as name:
         asyncio.run(_anything(draw, simulated(Path(name), mode, nodes=draw.randint(2, 4))))
 
 
