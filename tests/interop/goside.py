@@ -74,6 +74,9 @@ def compiled(
     inputs = [*sorted(source.rglob("*.go")), source / f"{module}.mod", source / f"{module}.sum"]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
     program = cache / "interop" / f"{name}-{digest}"
+    if program.exists():
+        # It is replaced as a whole, and nobody waits for what others build.
+        return program
     program.parent.mkdir(parents=True, exist_ok=True)
     # One at a time: what the programs have in common is compiled once.
     with (

@@ -220,7 +220,22 @@ def for_an_administrator(draw: random.Random, near: Object) -> Object:
     }
 
 
-SHAPES = (evenly, unevenly, first_of_several, every_node, selected, beside_another, for_an_administrator)
+def of_less_than_nothing(_: random.Random, near: Object) -> Object:
+    """The API server of Kubernetes 1.37 takes it (kubernetes#140468)."""
+    near["capacity"]["requests"]["bayplan.dev/memory"] = "-1Gi"
+    return {"requests": [{"name": "near", "exactly": {**near, "count": 4}}]}
+
+
+SHAPES = (
+    evenly,
+    unevenly,
+    first_of_several,
+    every_node,
+    selected,
+    beside_another,
+    for_an_administrator,
+    of_less_than_nothing,
+)
 
 
 def of_bayplan(claim: Object) -> ResourceClaim | None:
@@ -330,6 +345,23 @@ def test_an_administrators_access_takes_nothing_and_is_had_of_a_full_node() -> N
         (full,) = ask(before, [claim], all_of_it)
         assert ask(before, [claim, full], object_of("more", all_of_it["spec"]["devices"])) == []
         assert len(ask(before, [full], object_of("later", {"requests": [watched]}))) == 1
+
+
+@pytest.mark.parametrize("containers", [0, 4])
+def test_a_claim_of_less_than_nothing_makes_no_room(containers: int) -> None:
+    """On empty nodes, and on nodes that containers have filled."""
+    ledger = Ledger()
+    for number in range(containers):
+        request = guaranteed_request(f"k{number}", 7 * GIB, 0)
+        ledger = ledger.with_entry(Entry(ENGINE.decide(Basis(MACHINE, POLICY, ledger), request)))
+    slices = published(ledger)
+    less = exactly(4, memory="-1Gi", cpu="-1", hugepages2Mi="-1Gi")
+    more = exactly(memory="8Gi" if not containers else "1Mi")
+    with allocator() as ask:
+        claims = ask(slices, [], object_of("less", {"requests": [{"name": "near", "exactly": less}]}))
+        assert len(claims) == 1
+        assert consumed(claims) == Counter()
+        assert ask(slices, claims, object_of("more", {"requests": [{"name": "near", "exactly": more}]})) == []
 
 
 def of_others() -> list[Object]:

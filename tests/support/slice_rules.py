@@ -96,12 +96,18 @@ def _of_mapping(device: Object) -> Iterator[str]:
 
 
 def _of_policy(capacity: Object) -> Iterator[str]:
-    """validateRequestPolicy: a range has its default, its value and its step in it."""
+    """validateRequestPolicy: a range has its default, its value and its step in it; of single values each is
+    to be had, and one is the default."""
     if "requestPolicy" not in capacity:
         return
     value, policy = parse_quantity(capacity["value"]), capacity["requestPolicy"]
-    least, step = (parse_quantity(policy["validRange"][key]) for key in ("min", "step"))
     default = parse_quantity(policy["default"])
+    if "validValues" in policy:
+        single = [parse_quantity(one) for one in policy["validValues"]]
+        if default not in single or max(single) > value or "validRange" in policy:
+            yield f"{policy} of the value {value}"
+        return
+    least, step = (parse_quantity(policy["validRange"][key]) for key in ("min", "step"))
     if not least <= default <= value:
         yield f"default {default}"
     if (default - least) % step:

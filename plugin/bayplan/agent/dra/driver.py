@@ -308,10 +308,17 @@ def _device(result: _Result, node_name: str) -> AllocatedDevice:
         raise ParseError("device", f"{result.device} of the pool {result.pool}", expected)
     # An administrator's access takes nothing of a device: the scheduler does not count it either.
     consumed = {} if result.admin_access else result.consumed_capacity
-    amounts = {resource_of_key(key): parse_bytes(text) for key, text in consumed.items()}
+    amounts = {resource_of_key(key): _amount(key, text) for key, text in consumed.items()}
     cpus = amounts.pop(CPU, 0)
     held = {resource: amount for resource, amount in sorted(amounts.items()) if amount}
     return AllocatedDevice(_request_name(result), node, held, cpus)
+
+
+def _amount(key: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ParseError as error:
+        raise ParseError(f"consumed capacity {key}", text, "a quantity of 0 or more") from error
 
 
 def claim_path(namespace: str, name: str) -> str:

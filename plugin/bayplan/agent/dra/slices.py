@@ -169,11 +169,13 @@ def _digest(devices: list[Object]) -> str:
 
 
 def _capacity(resource: str, amount: int) -> Object:
-    """What is left. The API server takes no policy whose step is more than the value: of less than a step
-    nothing can be claimed."""
+    """What is left. Of less than a step nothing can be claimed: the API server takes no step that is more
+    than the value, but the one value 0. Without a policy a claim would get what it says, and the API server
+    of Kubernetes 1.37 takes claims of less than 0 (kubernetes#140468), which the scheduler of 1.36 then has
+    as room."""
     step = step_of(resource)
     if amount < step:
-        return {"value": "0"}
+        return {"value": "0", "requestPolicy": {"default": "0", "validValues": ["0"]}}
     policy = {"default": "0", "validRange": {"min": "0", "step": _quantity(resource, step)}}
     return {"value": _quantity(resource, amount // step * step), "requestPolicy": policy}
 

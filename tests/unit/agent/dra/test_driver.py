@@ -114,6 +114,7 @@ async def test_what_is_published_is_free_or_held_by_claims(node: DraNode) -> Non
         ({PATH: resource_claim({**result(0), "device": "gpu-1"})}, "gpu-1"),
         ({PATH: resource_claim(result(0, memory="64Mo"))}, "64Mo"),
         ({PATH: resource_claim(result(0, memory="-1Gi"))}, "-1Gi"),
+        ({PATH: resource_claim(result(0, cpu="-1"))}, "consumed capacity bayplan.dev/cpu"),
         ({PATH: resource_claim(result(0, gold="1"))}, "gold"),
         ({PATH: resource_claim(result(9, memory="1Mi"))}, "no node 9"),
         ({PATH: resource_claim(result(0, memory="2Gi"))}, "2Gi"),

@@ -36,6 +36,7 @@ from support.snapshots import BURSTABLE, MACHINE, make_snapshot
 DATA = Path(__file__).parents[3] / "data"
 FILES = sorted([*(DATA / "machines").glob("*.txt"), *(DATA / "gallery").glob("*.yaml")])
 NUMA = "resource.kubernetes.io/numaNode"
+NOTHING = {"value": "0", "requestPolicy": {"default": "0", "validValues": ["0"]}}
 
 
 def devices(**changes: object) -> dict[str, dict]:
@@ -68,9 +69,9 @@ def test_a_device_has_what_is_left_on_its_node() -> None:
 def test_of_less_than_a_step_nothing_can_be_claimed() -> None:
     full = replace(BURSTABLE, placement=Placement(claim=Claim(NodeSet([1]), {"memory": 4 * GIB - MIB + 1})))
     found = devices(ledger=Ledger.of([Entry(full)]), policy=PlacementPolicy())
-    assert found["numa-1"]["capacity"]["bayplan.dev/memory"] == {"value": "0"}
+    assert found["numa-1"]["capacity"]["bayplan.dev/memory"] == NOTHING
     # Its pool has none.
-    assert found["numa-1"]["capacity"]["bayplan.dev/hugepages2Mi"] == {"value": "0"}
+    assert found["numa-1"]["capacity"]["bayplan.dev/hugepages2Mi"] == NOTHING
     assert value(found["numa-1"], "cpu") == 4
 
 
@@ -116,7 +117,7 @@ def test_memory_of_another_tier_is_a_device_of_its_own_and_a_devices_memory_is_n
     assert found["numa-1"]["attributes"]["bayplan.dev/memoryTier"] == {"string": "slow"}
     assert found["numa-1"]["attributes"]["bayplan.dev/socket"] == {"int": 0}
     assert found["numa-1"]["attributes"]["bayplan.dev/coreKind"] == {"string": "none"}
-    assert found["numa-1"]["capacity"]["bayplan.dev/cpu"] == {"value": "0"}
+    assert found["numa-1"]["capacity"]["bayplan.dev/cpu"] == NOTHING
     of_a_gpu = Machine((first, replace(slow, owner="gpu")), MACHINE.cpus[:4])
     assert list(devices(machine=of_a_gpu, ledger=Ledger())) == ["numa-0"]
 
