@@ -67,7 +67,7 @@ class DevicePlace(NamedTuple):
     addresses: frozenset[str] = frozenset()
 
     def and_also(self, other: "DevicePlace") -> "DevicePlace":
-        """The place of two devices that count as one."""
+        """The place of two devices that count as one: this one and *other*."""
         return DevicePlace(self.nodes | other.nodes, self.addresses | other.addresses)
 
 
@@ -194,17 +194,25 @@ class _Edits(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Device(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    container_edits: _Edits = _Edits()
+    """A device of a spec. CDI clients (sigs.k8s.io/yaml) take a number or a truth value where a text is
+    expected."""
+
+    name: str | bool | int | float
+    container_edits: _Edits | None = None
+
+    def full_name(self, kind: str) -> str:
+        """The name by which containers ask for it."""
+        name = str(self.name).removesuffix(".0") if isinstance(self.name, float) else self.name
+        return f"{kind}={str(name).lower() if isinstance(name, bool) else name}"
 
 
 class _Spec(msgspec.Struct, frozen=True):
     kind: str
-    devices: tuple[_Device, ...] = ()
+    devices: tuple[_Device, ...] | None = None
 
 
 class _Version(NamedTuple):
-    """Differs if the file was changed or replaced."""
+    """Differs from the version before if the file was changed or replaced."""
 
     device: int
     inode: int
@@ -270,16 +278,19 @@ def _listed(directory: str) -> list[tuple[str, _Version]]:
 
 
 def _read(path: str, version: _Version) -> _File:
-    decode = msgspec.json.decode if path.endswith(".json") else msgspec.yaml.decode
     try:
-        spec = decode(read_file(path, MAX_FILE_BYTES).content, type=_Spec)
+        content = read_file(path, MAX_FILE_BYTES).content
+        # CDI clients read every file as YAML, whatever its name ends in; JSON takes a hundredth of the time.
+        decode = msgspec.json.decode if content.lstrip().startswith(b"{") else msgspec.yaml.decode
+        spec = decode(content, type=_Spec)
     except OSError as error:
         return _File(version, {}, f"{path} cannot be read: {error.strerror}")
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         # ValueError: a value that YAML takes for a date and that is none.
         return _File(version, {}, f"{path} is no CDI spec: {error}")
     devices = {
-        f"{spec.kind}={device.name}": device.container_edits.device_nodes or () for device in spec.devices
+        device.full_name(spec.kind): (device.container_edits or _Edits()).device_nodes or ()
+        for device in spec.devices or ()
     }
     return _File(version, devices)
 
@@ -342,7 +353,7 @@ class ClaimSpecs:
         return sorted(uid for uid in found if is_uid(uid))
 
     def held(self) -> list[HeldClaim]:
-        """What the specs that are ours say of their claims; of one that cannot be read nothing.
+        """The claims as our specs describe them; a claim whose specs cannot be read is left out.
 
         Raises:
             HostError: they cannot be listed.

@@ -132,7 +132,7 @@ class TestNumbers:
         tree.files[f"sys/devices/{GPU}/numa_node"] = "-7\n"
         with pytest.raises(HostError) as caught:
             look(CHAR, 226, 0)
-        assert caught.value.path.endswith(f"{GPU}/numa_node")
+        assert caught.value.subject.endswith(f"{GPU}/numa_node")
         assert "'-7'" in caught.value.problem
 
 
@@ -275,6 +275,19 @@ class TestCdi:
         (tmp_path / "var/run/cdi/a.yaml").unlink()
         (tmp_path / "etc/cdi/vendor.json").unlink()
         assert specs.find(asked).hints == ()
+
+    @pytest.mark.parametrize(
+        ("written", "name"),
+        [("0", "0"), ("'0'", "0"), ("1.0", "1"), ("0.5", "0.5"), ("on", "true"), ("gpu-0", "gpu-0")],
+    )
+    @pytest.mark.parametrize("file", ["a.yaml", "a.json"])
+    def test_a_spec_is_read_as_cdi_clients_read_it(self, specs, tmp_path, file, written, name):
+        device = f"kind: a.b/c\ndevices:\n- name: {written}\n  containerEdits: {{deviceNodes: [{{path: /d, "
+        others = "- name: empty\n  containerEdits:\n- name: bare\n"
+        write(tmp_path, f"etc/cdi/{file}", f"{device}type: c, major: 226, minor: 0}}]}}\n{others}")
+        names = f"a.b/c={name}", "a.b/c=empty", "a.b/c=bare"
+        found = specs.find(container(cdi_devices=names))
+        assert (nodes_of(found), found.problems) == ({f"a.b/c={name}": "1"}, ())
 
     def test_a_name_without_a_spec_is_a_problem_that_names_unreadable_files(self, specs, tmp_path):
         write(tmp_path, "etc/cdi/broken.yaml", "kind: [")
