@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -97,33 +97,26 @@ class Changed(Struct, frozen=True, tag="Changed", tag_field="kind"):
     seen: tuple[SeenSize, ...] | None = None
 
 
-class EngineCall(Protocol):
-    """A question to an engine, asked at ``at_us``, with its ``answer``."""
+class EngineCall(Struct, frozen=True, tag=True, tag_field="kind"):
+    """A question to an engine, answered at ``at_us`` (since the epoch), with its ``answer``. Each subclass is
+    for a method of `Engine`, with its arguments as they are recorded."""
 
-    @property
-    def at_us(self) -> int:
-        """When it was answered, in microseconds since the epoch."""
-        ...
-
-    @property
-    def answer(self) -> object:
-        """What was answered."""
-        ...
+    at_us: int
+    answer: object
 
     @property
     def about(self) -> str:
-        """The name of the container it is about, empty for questions about all of them."""
-        ...
+        """The name of the container that it is about, empty for questions about all of them."""
+        return ""
 
     def ask(self, engine: Engine, basis: Basis) -> object:
-        """The answer of *engine*."""
-        ...
+        """The answer of *engine*, in the form of ``answer``."""
+        raise NotImplementedError
 
 
-class Decide(Struct, frozen=True, tag="Decide", tag_field="kind"):
+class Decide(EngineCall, frozen=True):
     """`Engine.decide`."""
 
-    at_us: int
     answer: Decision
     request: Request
     current: Placement | None = None
@@ -138,10 +131,9 @@ class Decide(Struct, frozen=True, tag="Decide", tag_field="kind"):
         return engine.decide(basis, self.request, self.current)
 
 
-class Adopt(Struct, frozen=True, tag="Adopt", tag_field="kind"):
+class Adopt(EngineCall, frozen=True):
     """`Engine.adopt`."""
 
-    at_us: int
     answer: Placement
     request: Request
     mems: NodeSet | None = None
@@ -156,61 +148,51 @@ class Adopt(Struct, frozen=True, tag="Adopt", tag_field="kind"):
         return engine.adopt(basis, self.request, self.mems)
 
 
-class MovesBack(Struct, frozen=True, tag="MovesBack", tag_field="kind"):
+class MovesBack(EngineCall, frozen=True):
     """`Engine.moves_back`."""
 
-    at_us: int
     answer: tuple[Move, ...]
     staying: tuple[str, ...] = ()
-    about: ClassVar[str] = ""
 
     def ask(self, engine: Engine, basis: Basis) -> tuple[Move, ...]:
         """See `EngineCall`."""
         return engine.moves_back(basis, self.staying)
 
 
-class WidenedPlacements(Struct, frozen=True, tag="WidenedPlacements", tag_field="kind"):
+class WidenedPlacements(EngineCall, frozen=True):
     """`Engine.widened_placements`."""
 
-    at_us: int
     answer: Mapping[str, Placement]
-    about: ClassVar[str] = ""
 
     def ask(self, engine: Engine, basis: Basis) -> Mapping[str, Placement]:
         """See `EngineCall`."""
         return engine.widened_placements(basis)
 
 
-class CompletedClaims(Struct, frozen=True, tag="CompletedClaims", tag_field="kind"):
+class CompletedClaims(EngineCall, frozen=True):
     """`Engine.completed_claims`."""
 
-    at_us: int
     answer: Mapping[str, Claim]
-    about: ClassVar[str] = ""
 
     def ask(self, engine: Engine, basis: Basis) -> Mapping[str, Claim]:
         """See `EngineCall`."""
         return engine.completed_claims(basis)
 
 
-class ResizedPools(Struct, frozen=True, tag="ResizedPools", tag_field="kind"):
+class ResizedPools(EngineCall, frozen=True):
     """`Engine.resized_pools`."""
 
-    at_us: int
     answer: Mapping[str, CpuSet]
-    about: ClassVar[str] = ""
 
     def ask(self, engine: Engine, basis: Basis) -> Mapping[str, CpuSet]:
         """See `EngineCall`."""
         return engine.resized_pools(basis)
 
 
-class Converted(Struct, frozen=True, tag="Converted", tag_field="kind"):
+class Converted(EngineCall, frozen=True):
     """`Engine.converted`; the answer are the entries that it changed, by container id."""
 
-    at_us: int
     answer: Mapping[str, Entry]
-    about: ClassVar[str] = ""
 
     def ask(self, engine: Engine, basis: Basis) -> Mapping[str, Entry]:
         """See `EngineCall`."""
