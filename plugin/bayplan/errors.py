@@ -82,54 +82,38 @@ class ParseError(BayplanError, ValueError):
         return f"{self.kind}: found {excerpt(self.found)!r}, expected {self.expected}"
 
 
-class HostError(BayplanError):
-    """The kernel or a file system refused something, or showed something that cannot be."""
+class SubjectError(BayplanError):
+    """*subject* (a file, a socket, a field of a message) is not as it must be: *problem* says how. Only the
+    subclasses are raised."""
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path = path
+    def __init__(self, subject: str, problem: str) -> None:
+        super().__init__(subject, problem)
+        self.subject = subject
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
+        return f"{self.subject}: {self.problem}"
 
 
-class UnavailableError(BayplanError):
+class HostError(SubjectError):
+    """The kernel or a file system refused something, or showed something that cannot be, at a path."""
+
+
+class UnavailableError(SubjectError):
     """Another process is in the way or not there: the daemon is not running, or a second one is."""
 
     exit_code = EXIT_UNAVAILABLE
 
-    def __init__(self, what: str, problem: str) -> None:
-        super().__init__(what, problem)
-        self.what = what
-        self.problem = problem
+
+class StateError(SubjectError):
+    """The state store at a path cannot record or return decisions."""
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.problem}"
+        return f"state store {self.subject}: {self.problem}"
 
 
-class StateError(BayplanError):
-    """The state store cannot record or return decisions."""
-
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path = path
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"state store {self.path}: {self.problem}"
-
-
-class ProtocolError(BayplanError):
-    """Somebody broke the rules of a protocol: in *what*, and how. Only the two subclasses are raised."""
-
-    def __init__(self, what: str, problem: str) -> None:
-        super().__init__(what, problem)
-        self.what = what
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.problem}"
+class ProtocolError(SubjectError):
+    """Somebody broke the rules of a protocol. Only the two subclasses are raised."""
 
 
 class LocalProtocolError(ProtocolError):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
-from bayplan.errors import ConfigError
+from bayplan.errors import EXIT_FAILURE, BayplanError, ConfigError
 from bayplan.printable import printable, printable_lines, printable_values
 
 logger = logging.getLogger(__name__)
@@ -172,6 +172,22 @@ def start(
     logging.captureWarnings(capture=True)
     set_level(level)
     return handler
+
+
+def exit_status(level: str, form: str, run: Callable[[], int]) -> int:
+    """The exit status of *run*, during which logs are written as `start` says. An error of ours is logged as
+    one message; any other exception, which is a defect, with its traceback."""
+    handler = start(level, form)
+    try:
+        return run()
+    except BayplanError as error:
+        logger.critical("%s", error)
+        return error.exit_code
+    except Exception:
+        logger.critical("this is a defect of bayplan; please report it", exc_info=True)
+        return EXIT_FAILURE
+    finally:
+        handler.close()
 
 
 def set_level(level: str) -> None:

@@ -23,7 +23,6 @@ from bayplan.agent.http_client import Server
 from bayplan.agent.kubelet_pods import PodEndpoint, PodWatch
 from bayplan.agent.mirror import DaemonLink, Mirror
 from bayplan.agent.pod_resources import KubeletPodResources, PodResourcesService
-from bayplan.errors import EXIT_FAILURE, BayplanError
 from bayplan.standard_streams import make_writable
 
 
@@ -61,8 +60,8 @@ async def serve(settings: AgentSettings) -> None:
 
 
 def _kubelet_pods(settings: AgentSettings, link: DaemonLink) -> Iterator[PodWatch | PodEndpoint]:
-    """Where it is learned what kubelet says of pods: its Pods service, and its endpoint while that is not
-    there."""
+    """The parts that learn what kubelet says of pods: from its Pods service, and from its endpoint as long as
+    that service is not there."""
     watch = None
     if settings.kubelet_pods_socket is not None:
         yield (watch := PodWatch(settings.kubelet_pods_socket, link))
@@ -83,7 +82,7 @@ def _cluster(
     link: DaemonLink,
     kubelet: Sequence[PodWatch | PodEndpoint],
 ) -> Iterator[Part]:
-    """What is done at the API server."""
+    """The parts that work with the API server."""
     node_name, awaited = settings.node_name, AwaitedPods()
     yield KubeletVersionWatch(api, node_name, link)
     if ClusterTask.PODS in settings.cluster_tasks:
@@ -111,7 +110,8 @@ def _cluster(
 def _claims(
     settings: AgentSettings, api: Api | None, mirror: Mirror, link: DaemonLink
 ) -> tuple[Sequence[Part], Sequence[Service]]:
-    """What serves resource claims, if somebody wants that: what runs, and what kubelet asks."""
+    """What serves resource claims, if the settings ask for that: the parts that run, and the services that
+    kubelet asks."""
     if api is None or ClusterTask.CLAIMS not in settings.cluster_tasks:
         return (), ()
     from bayplan.agent.dra.driver import ClaimDriver, DraService  # noqa: PLC0415 - loaded with that task
@@ -151,19 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run bayplan-agent with *argv*; its exit status."""
     make_writable()
     settings = parse(argv)
-    handler = logs.start(settings.log_level, settings.log_format)
-    try:
-        return asyncio.run(
-            _remove_topology(settings) if settings.remove_topology else _until_signalled(settings)
-        )
-    except BayplanError as error:
-        logger.critical("%s", error)
-        return error.exit_code
-    except Exception:
-        logger.critical("this is a defect of bayplan; please report it", exc_info=True)
-        return EXIT_FAILURE
-    finally:
-        handler.close()
+    task = _remove_topology if settings.remove_topology else _until_signalled
+    return logs.exit_status(settings.log_level, settings.log_format, lambda: asyncio.run(task(settings)))
 
 
 async def _remove_topology(settings: AgentSettings) -> int:

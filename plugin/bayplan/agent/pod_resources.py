@@ -216,7 +216,7 @@ class KubeletPodResources:
         gone."""
         loop = asyncio.get_running_loop()
         if self._failure is not None and loop.time() < self._failed_at_s + self._failure_holds_s:
-            raise UnavailableError(self._failure.what, self._failure.problem)
+            raise UnavailableError(self._failure.subject, self._failure.problem)
         call = self._calls.get(method)
         if call is None:
             call = self._calls[method] = loop.create_task(self._call(method, request, answer_type))
@@ -275,7 +275,7 @@ _GRACE_S: Final = 1.0
 class PodResourcesService:
     """Serves `v1.PodResourcesLister` at *path* from `start` to `close`.
 
-    *snapshot* is the daemon's state as it is known, None while it is not. *kubelet* adds what only kubelet
+    *snapshot* gives the daemon's state as it is known, None while it is not. *kubelet* adds what only kubelet
     knows.
     """
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bayplan.admin_protocol import API_VERSION, MAX_ANSWER_BYTES
-from bayplan.errors import BayplanError, UnavailableError
+from bayplan.errors import SubjectError, UnavailableError
 from bayplan.files import check_kind
 
 TIMEOUT_S: Final = 10.0
@@ -16,16 +16,11 @@ _CHUNK_BYTES: Final = 1 << 16
 _BUSY_PAUSE_S: Final = 0.01
 
 
-class AnswerError(BayplanError):
-    """The daemon answered, but not with what was asked for."""
-
-    def __init__(self, socket_path: Path, problem: str) -> None:
-        super().__init__(socket_path, problem)
-        self.socket_path = socket_path
-        self.problem = problem
+class AnswerError(SubjectError):
+    """The daemon at a socket answered, but not with what was asked for."""
 
     def __str__(self) -> str:
-        return f"the daemon at {self.socket_path} answered: {self.problem}"
+        return f"the daemon at {self.subject} answered: {self.problem}"
 
 
 def ask(socket_path: Path, verb: str, timeout_s: float = TIMEOUT_S, **fields: object) -> dict[str, Any]:
@@ -50,12 +45,12 @@ def ask(socket_path: Path, verb: str, timeout_s: float = TIMEOUT_S, **fields: ob
     try:
         answer = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise AnswerError(socket_path, f"something that is not JSON ({error})") from error
+        raise AnswerError(str(socket_path), f"something that is not JSON ({error})") from error
     if not isinstance(answer, dict) or answer.get("apiVersion") != API_VERSION:
         found = answer.get("apiVersion") if isinstance(answer, dict) else answer
-        raise AnswerError(socket_path, f"apiVersion {found!r}, expected {API_VERSION!r}")
+        raise AnswerError(str(socket_path), f"apiVersion {found!r}, expected {API_VERSION!r}")
     if answer.get("kind") == "Error":
-        raise AnswerError(socket_path, str(answer.get("message")))
+        raise AnswerError(str(socket_path), str(answer.get("message")))
     return answer
 
 

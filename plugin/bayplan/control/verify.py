@@ -43,7 +43,7 @@ _AMOUNTS: Final = ("memory_max", "memory_high", "memory_low", "memory_min", "mem
 _OOM_GROUP: Final = _AMOUNTS[-1:]
 
 Grounds = tuple[object, ...]
-"""What the expectations follow from: immutable values."""
+"""What expectations follow from: immutable values, compared by identity."""
 
 
 def grounds_of(state: NodeState) -> Grounds:
@@ -94,7 +94,7 @@ class Agreement:
         )
 
     def forget(self) -> None:
-        """Nothing is known to agree."""
+        """From now on nothing is known to agree."""
         self._files.close()
         self._absent.clear()
         self._grounds = None
@@ -107,7 +107,7 @@ class Agreement:
                 cgroup.watch(self._files, (*names, "partition") if expectation.isolated else names)
         except AbsentError as error:
             # A pod's directory that is not there has no container's. A container's may come at any time.
-            pod_directory = posixpath.dirname(error.path)
+            pod_directory = posixpath.dirname(error.subject)
             if os.access(pod_directory, os.F_OK):
                 raise
             self._absent.append(pod_directory)
@@ -161,8 +161,8 @@ class Drift(Struct, frozen=True):
 
 
 class Unrepaired(Struct, frozen=True):
-    """Drift that stays: how often it was to be repaired, when that is tried next (the number of a look), and
-    what the kernel said, "" where it took the values and has others all the same."""
+    """A difference that stays: how often it was to be repaired; when that is tried next, as the number of a
+    look; and what the kernel said, "" where it took the values and shows others all the same."""
 
     drift: Drift
     times: int
@@ -171,7 +171,7 @@ class Unrepaired(Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """It as a problem for people."""
+        """The problem for people."""
         return not_repaired(str(self.drift), self.times, self.problem)
 
 
@@ -209,8 +209,9 @@ class Verifier:
         self._otherwise: dict[str, Drift] = {}
 
     def kernel_cpus(self) -> dict[str, CpuSet]:
-        """The CPUs that containers, by id, had at the last comparison where these are not the decided ones,
-        or where somebody else decides. Nothing is known of whom something else was decided about since."""
+        """The CPUs that containers had at the last comparison, by id, where these are not the decided ones,
+        or where somebody else decides. A container about which something else was decided since is left
+        out."""
         now = self._expected(self._otherwise.keys()) if self._otherwise else ()
         return {
             key: found.cpus
@@ -256,7 +257,7 @@ class Verifier:
         return drift
 
     def _waits(self, one: Drift) -> bool:
-        """Whether to repair that was tried in vain, and is not to be tried now."""
+        """Whether a repair was tried in vain, and is not to be tried again yet."""
         before = self.unrepaired.get(_id(one))
         return before is not None and self._looks < before.next_look
 

@@ -16,7 +16,7 @@ from bayplan.config.reservations import remarks_here, resolve_policy, wrong_here
 from bayplan.config.settings import Settings
 from bayplan.daemon import without
 from bayplan.daemon.configuration import PATIENCE_S, Configuration, read_within
-from bayplan.errors import EXIT_FAILURE, BayplanError, HostError, Problem
+from bayplan.errors import BayplanError, HostError, Problem
 from bayplan.host.kubelet_program import LIMIT_S
 from bayplan.model.memory_kinds import with_owners
 from bayplan.printable import printable_lines
@@ -89,7 +89,7 @@ def wrong_on_this_machine(
 
 
 def load() -> Callable[[Settings, Configuration], int]:
-    """What serves. Loaded only then: it brings asyncio, protobuf and SQLite."""
+    """The function that serves. It is loaded only here: it brings asyncio, protobuf and SQLite."""
     with without("ssl"):
         import asyncio  # noqa: F401, PLC0415 - see bayplan.daemon
     from bayplan.daemon.app import run  # noqa: PLC0415 - see above
@@ -100,20 +100,14 @@ def load() -> Callable[[Settings, Configuration], int]:
 def _run(settings: Settings, configuration: Configuration) -> int:
     # Until the daemon listens for it: what it is to read again was read just now.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    handler = logs.start(settings.log_level, settings.log_format)
-    try:
+
+    def serve() -> int:
         run = load()
         for remark in settings.remarks:
             logger.warning(remark)
         return run(settings, configuration)
-    except BayplanError as error:
-        logger.critical("%s", error)
-        return error.exit_code
-    except Exception:
-        logger.critical("this is a defect of bayplan; please report it", exc_info=True)
-        return EXIT_FAILURE
-    finally:
-        handler.close()
+
+    return logs.exit_status(settings.log_level, settings.log_format, serve)
 
 
 if __name__ == "__main__":

@@ -371,7 +371,7 @@ class ContainerCgroup:
         if not self.is_current():
             return AbsentError(self._cpusets[-1].directory.path, "the cgroup is gone")
         return HostError(
-            error.path, "there is no such file: is the controller in the parent's cgroup.subtree_control?"
+            error.subject, "there is no such file: is the controller in the parent's cgroup.subtree_control?"
         )
 
 

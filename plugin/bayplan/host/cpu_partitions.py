@@ -71,7 +71,7 @@ class StateEvents:
         libc().inotify_add_watch(self._descriptor, os.fsencode(f"{directory}{_PARTITION}"), _IN_MODIFY)
 
     async def changed(self) -> None:
-        """Wait until one has, or several have, since the last time."""
+        """Wait until the state of a partition has changed since the last time."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._descriptor, readable.set)
         try:
@@ -86,8 +86,8 @@ class StateEvents:
 
 
 class CpuPartitions:
-    """Those below *mount*, the root of cgroup v2. All calls block, and come one after the other. Directories
-    are full paths."""
+    """The partitions below *mount*, the root of cgroup v2. All calls block, and come one after the other.
+    Directories are full paths."""
 
     def __init__(self, mount: str, files: ChangedFiles, now_s: Callable[[], float] = time.monotonic) -> None:
         self._mount = mount
@@ -95,16 +95,16 @@ class CpuPartitions:
         self._now_s = now_s
         self._refused: dict[str, _Refused] = {}
         self.events: StateEvents | None = None
-        """Who is to hear of the state of those that are taken."""
+        """Hears of the state of the partitions that are taken."""
 
     @classmethod
     def recorded(cls, mount: str, directory: Path, root: Path = Path("/")) -> "CpuPartitions":
-        """Those that the state *directory* says there are."""
+        """The partitions that there are, by the record in the state *directory*."""
         return cls(mount, ChangedFiles(directory / RECORD, root))
 
     @property
     def held(self) -> Mapping[str, CpuSet]:
-        """The CPUs of those that there are, by directory."""
+        """The CPUs of each partition, by its directory."""
         changes = self._files.changes
         found = [path.removesuffix(_PARTITION) for path in changes if path.endswith(_PARTITION)]
         own = {directory: changes.get(f"{directory}{_EXCLUSIVE}") for directory in found}
@@ -221,7 +221,7 @@ def _read(directory: str, name: str) -> str:
     except AbsentError as error:
         if not Path(directory).is_dir():
             raise
-        raise HostError(error.path, "there is no such file: the kernel has it from 6.7 on") from error
+        raise HostError(error.subject, "there is no such file: the kernel has it from 6.7 on") from error
 
 
 def _below(level: str, held: Mapping[str, CpuSet]) -> CpuSet:

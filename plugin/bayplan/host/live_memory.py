@@ -92,7 +92,7 @@ class FreeMemory:
         self._descriptors: dict[int, int] = {}
 
     def read(self, node: int) -> int:
-        """The bytes that are free on *node*, what nobody gets included.
+        """The bytes that are free on *node*, also those that the kernel gives to no process.
 
         Raises:
             AbsentError: there is no such node (any more).
@@ -146,10 +146,10 @@ def read_held(hierarchy: Hierarchy, cgroup: str) -> HeldPages:
 
 
 FRESH_S: Final = 2.0
-"""So long after it was read what a container holds needs not be read again for numbers of the same moment."""
+"""So long after it was read, what a container holds is not read again for numbers of the same moment."""
 UNCHANGED_S: Final = 300.0
-"""So long at most for a container that is charged for as much as then: page cache may have become memory of
-processes, and pages may lie on other nodes."""
+"""So long at most what was read also counts for a container that is charged for as much as then: page cache
+may have become memory of processes, and pages may lie on other nodes."""
 _NUMBER_BYTES: Final = 32
 CHARGED_BYTES: Final = 256 * KIB
 """The kernel charges in steps of 64 pages for each CPU (MEMCG_CHARGE_BATCH): less is no difference."""
@@ -174,17 +174,17 @@ class ContainerMemory:
         self._charge_file = "memory.current" if hierarchy.unified else "memory.usage_in_bytes"
         self._readings: dict[str, _Reading] = {}
         self.cgroups: dict[str, str] = {}
-        """The cgroups of those that were found, below their mount."""
+        """The cgroups of the containers that were found, below their mount, by id."""
 
     def keep(self, container_ids: Iterable[str]) -> None:
-        """Forget all but those."""
+        """Forget all other containers."""
         kept = set(container_ids)
         for remembered in (self.cgroups, self._readings):
             for gone in [key for key in list(remembered) if key not in kept]:
                 remembered.pop(gone, None)
 
     def cgroups_of(self, container_ids: Iterable[str]) -> list[str]:
-        """The cgroups of those of them that have been found, below their mount."""
+        """The cgroups of those containers, as far as they have been found, below their mount."""
         return [path for one in container_ids if (path := self.cgroups.get(one)) is not None]
 
     def find(
@@ -256,7 +256,7 @@ class ContainerMemory:
             self._readings.pop(container_id, None)
             if Path(f"{self._hierarchy.mounts[MEMORY]}{path}").exists():
                 raise HostError(
-                    error.path, "there is no such file: the kernel has it from 5.10 on"
+                    error.subject, "there is no such file: the kernel has it from 5.10 on"
                 ) from error
             raise
         self._readings[container_id] = _Reading(held, self._clock_s(), charged_bytes)
@@ -424,13 +424,13 @@ class ActivityReader:
         self._memory = ContainerMemory(hierarchy)
 
     def keep(self, container_ids: Mapping[str, object]) -> None:
-        """Forget all but those."""
+        """Forget all other containers."""
         self._memory.keep(container_ids)
 
     def read(
         self, container_id: str, cgroups_path: str, cgroup_parent: str, cgroups: Mapping[str, str]
     ) -> ContainerActivity | None:
-        """What one does; None where it has no cgroup (yet, or any more). The arguments are those of
+        """What a container does; None where it has no cgroup (yet, or any more). The arguments are those of
         `ContainerMemory.read`.
 
         Raises:

@@ -115,7 +115,7 @@ def write_oom_score_adj(process: Process, value: int, root: Path = Path("/")) ->
         except RefusedError as error:
             if error.errno == errno.EACCES:
                 problem = f"cannot be lowered to {value}: this program lacks CAP_SYS_RESOURCE"
-                raise RefusedError(error.path, problem, error.errno) from error
+                raise RefusedError(error.subject, problem, error.errno) from error
             raise
 
 

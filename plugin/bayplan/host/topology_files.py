@@ -205,7 +205,7 @@ class TopologyTree:
                 continue
             return found
         if wrong is not None:
-            self._leave_out(wrong.path, wrong)
+            self._leave_out(wrong.subject, wrong)
         return None
 
     def exists(self, path: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 from msgspec import Struct, field
 
-from bayplan.errors import BayplanError
+from bayplan.errors import SubjectError
 from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.workload import MOUNT_OPTIONS, PLACEMENT_MOUNT, Adjustment
 from bayplan.printable import printable
@@ -24,16 +24,8 @@ from bayplan.quantity import hugetlb_size
 from bayplan.sets import CpuSet
 
 
-class OciError(BayplanError):
-    """*what* (a file, a field, a message) is not what it should be; nothing was changed."""
-
-    def __init__(self, what: str, problem: str) -> None:
-        super().__init__(what, problem)
-        self.what = what
-        self.problem = problem
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.problem}"
+class OciError(SubjectError):
+    """A document, or a field of it, is not what it should be; nothing was changed."""
 
 
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")

@@ -202,9 +202,10 @@ def _of_files(name: str, files: dict[str, list[str]], assumed: list[str], root: 
             raise ConfigError(name, (problem,)) from error
         except HostError as error:
             if root:
-                raise HostError(error.path.replace(directory, root.rstrip("/"), 1), error.problem) from error
-            where = error.path.replace(directory, "", 1)
-            problem = Problem(where, error.problem, "the files that decide, whole, as the kernel has them")
+                where = error.subject.replace(directory, root.rstrip("/"), 1)
+                raise HostError(where, error.problem) from error
+            path = error.subject.replace(directory, "", 1)
+            problem = Problem(path, error.problem, "the files that decide, whole, as the kernel has them")
             raise ConfigError(name, (problem,)) from error
 
 

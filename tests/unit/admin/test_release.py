@@ -191,7 +191,7 @@ def test_a_daemon_that_runs_after_all_is_not_worked_around(tmp_path: Path, hiera
     Store.open(tmp_path / "state").close()
     with DirectoryLock(tmp_path / "state"), pytest.raises(UnavailableError) as raised:
         release_recorded(tmp_path / "state", hierarchy, dry_run=False)
-    assert raised.value.what == str(tmp_path / "state")
+    assert raised.value.subject == str(tmp_path / "state")
 
 
 def test_without_a_daemon_and_records_there_is_nothing_to_do(

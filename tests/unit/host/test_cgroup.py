@@ -85,7 +85,7 @@ def test_a_refusal_below_names_the_cgroup_there(tmp_path: Path) -> None:
     make(top / "inner", "0-1")
     with Refusing.open(str(top)) as directory, pytest.raises(HostError) as caught:
         write_with_descendants(directory, CPUS, CpuSet([0]))
-    assert caught.value.path == f"{top}/inner/cpuset.cpus"
+    assert caught.value.subject == f"{top}/inner/cpuset.cpus"
     assert cpus(top) == CpuSet([0, 1])
 
 

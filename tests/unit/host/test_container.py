@@ -100,13 +100,13 @@ class TestReadV2:
         path.write_text("banana\n")
         with pytest.raises(HostError, match="'banana'") as caught:
             container.read()
-        assert caught.value.path == str(path)
+        assert caught.value.subject == str(path)
         path.unlink()
         with pytest.raises(
             HostError, match=r"is the controller in the parent's cgroup.subtree_control"
         ) as caught:
             container.read()
-        assert caught.value.path == str(path)
+        assert caught.value.subject == str(path)
         assert not isinstance(caught.value, AbsentError)
 
     def test_memory_by_node(self, v2, container):
@@ -115,11 +115,11 @@ class TestReadV2:
         path.write_text("banana\n")
         with pytest.raises(HostError) as caught:
             container.held_pages()
-        assert caught.value.path == str(path)
+        assert caught.value.subject == str(path)
         path.unlink()
         with pytest.raises(HostError) as caught:
             container.held_pages()
-        assert (caught.value.path, isinstance(caught.value, AbsentError)) == (str(path), False)
+        assert (caught.value.subject, isinstance(caught.value, AbsentError)) == (str(path), False)
 
     def test_processes(self, v2, container):
         path = v2.base / SCOPE[1:] / "cgroup.procs"
@@ -286,7 +286,7 @@ class TestWriteV2:
     def test_unified_keys_and_values_that_are_none(self, container, key, value):
         with pytest.raises(HostError) as caught:
             container.write_unified(key, value)
-        assert caught.value.path == f"{SCOPE}/{key}"
+        assert caught.value.subject == f"{SCOPE}/{key}"
 
     @pytest.mark.parametrize("name", ["memory.current", "memory.low"])
     def test_a_file_that_is_missing_is_not_made(self, v2, container, name):
@@ -294,7 +294,7 @@ class TestWriteV2:
         path.unlink()
         with pytest.raises(HostError) as caught:
             container.apply(Update("c1", memory_limit_bytes=MIB, unified={"memory.low": "1"}))
-        assert caught.value.path == str(path)
+        assert caught.value.subject == str(path)
         assert not path.exists()
 
     def test_protected_cgroups_are_read_but_not_written(self, v2):
@@ -346,11 +346,11 @@ class TestV1:
         file.write_text("banana\n")
         with pytest.raises(HostError, match="'banana'") as caught:
             legacy.read()
-        assert caught.value.path == str(file)
+        assert caught.value.subject == str(file)
         file.unlink()
         with pytest.raises(HostError, match="no such file") as caught:
             legacy.read()
-        assert caught.value.path == str(file)
+        assert caught.value.subject == str(file)
 
     def test_memory_by_node_counts_pages_of_the_cgroups_below_too(self, v1, legacy):
         page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -359,7 +359,7 @@ class TestV1:
         path.write_text("total=1 N0=1")
         with pytest.raises(HostError) as caught:
             legacy.held_pages()
-        assert caught.value.path == str(path)
+        assert caught.value.subject == str(path)
 
     def test_a_limit_above_the_one_with_swap_raises_that_first(self, v1, legacy):
         memory = v1.base / f"memory{SCOPE}"
@@ -513,7 +513,7 @@ class TestReal:
                 container.write_mems(NodeSet([1023]))
             assert "'1023'" in str(caught.value)
             assert caught.value.errno in (errno.EINVAL, errno.EACCES, errno.ERANGE)
-            assert caught.value.path == f"{hierarchy.mounts[CPUSET]}{path}/cpuset.mems"
+            assert caught.value.subject == f"{hierarchy.mounts[CPUSET]}{path}/cpuset.mems"
 
     def test_a_cgroup_that_is_removed_while_open_and_made_again(self, real_v2, made):
         path = f"/bayplan-test-again-{os.getpid()}"

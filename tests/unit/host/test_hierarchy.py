@@ -46,20 +46,20 @@ class TestDetect:
         (v2.base / "cgroup.controllers").write_text("cpu io\n")
         with pytest.raises(HostError, match="cpuset and memory") as caught:
             v2.detect()
-        assert caught.value.path == str(v2.base)
+        assert caught.value.subject == str(v2.base)
 
     def test_nothing_mounted(self, tmp_path):
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/self/cgroup").write_text("0::/\n")
         with pytest.raises(AbsentError) as caught:
             Hierarchy.detect(tmp_path)
-        assert caught.value.path == str(tmp_path / "sys/fs/cgroup")
+        assert caught.value.subject == str(tmp_path / "sys/fs/cgroup")
 
     def test_garbage_in_our_own_membership(self, v2):
         v2.membership("self", "banana\n")
         with pytest.raises(HostError, match="'banana'") as caught:
             v2.detect()
-        assert caught.value.path == str(v2.root / "proc/self/cgroup")
+        assert caught.value.subject == str(v2.root / "proc/self/cgroup")
 
     def test_a_tree_is_no_cgroup_file_system_unless_a_test_says_so(self, v2):
         with pytest.raises(HostError, match="no cgroup controller"):
@@ -114,7 +114,7 @@ class TestPathsOfProcess:
         v2.membership(77, text)
         with pytest.raises(HostError, match=message) as caught:
             v2.detect().paths_of_process(77)
-        assert caught.value.path == str(v2.root / "proc/77/cgroup")
+        assert caught.value.subject == str(v2.root / "proc/77/cgroup")
 
     def test_a_removed_cgroup_and_an_ended_process(self, v2):
         hierarchy = v2.detect()

@@ -44,7 +44,7 @@ def test_absent_is_an_error_of_its_own_with_the_path(tmp_path):
     path = str(tmp_path / "nowhere" / "cpulist")
     with pytest.raises(AbsentError) as caught:
         read_text(path)
-    assert caught.value.path == path
+    assert caught.value.subject == path
     assert "not there" in str(caught.value)
     assert read_optional(path) is None
     with pytest.raises(AbsentError):
@@ -63,7 +63,7 @@ def test_what_the_kernel_refuses_keeps_its_errno():
     with pytest.raises(RefusedError) as caught:
         read_text(path)
     assert caught.value.errno == errno.EIO
-    assert caught.value.path == path
+    assert caught.value.subject == path
     assert not isinstance(caught.value, AbsentError)
 
 
@@ -84,7 +84,7 @@ def test_garbage_names_path_found_and_expected(tmp_path):
     path.write_bytes(b"0-3,\xff\xfe\n")
     with pytest.raises(HostError) as caught:
         parse_file(str(path), CpuSet.parse)
-    assert caught.value.path == str(path)
+    assert caught.value.subject == str(path)
     assert r"'0-3,\\xff\\xfe'" in caught.value.problem
 
 
@@ -100,7 +100,7 @@ def test_a_number_of_thousands_of_digits_is_garbage_and_not_a_crash(tmp_path):
     path.write_text("9" * 6000)
     with pytest.raises(HostError) as caught:
         parse_file(str(path), parse_number)
-    assert caught.value.path == str(path)
+    assert caught.value.subject == str(path)
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "0x10", "1 2", "٣", "1_0"])

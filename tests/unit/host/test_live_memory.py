@@ -84,7 +84,7 @@ def test_the_path_of_a_container_is_found_once_and_again_when_it_is_gone(tmp_pat
     (directory / "memory.numa_stat").write_text("anon 12\n")
     with pytest.raises(HostError, match="'anon 12'") as caught:
         memory.read("c1", "", "", {})
-    assert caught.value.path == str(directory / "memory.numa_stat")
+    assert caught.value.subject == str(directory / "memory.numa_stat")
 
 
 def test_this_machine() -> None:

@@ -94,7 +94,7 @@ def test_it_is_not_inherited_by_programs_we_start(tmp_path):
 def test_a_directory_that_is_not_there(tmp_path):
     with pytest.raises(HostError, match="cannot be opened") as caught:
         DirectoryLock(tmp_path / "absent")
-    assert caught.value.path == str(tmp_path / "absent")
+    assert caught.value.subject == str(tmp_path / "absent")
 
 
 def test_a_holder_file_that_cannot_be_written_gives_the_lock_back(tmp_path):

@@ -80,7 +80,7 @@ def test_garbage_names_the_file(tmp_path, path):
     tree.files[path] = "banana\n"
     with pytest.raises(HostError) as caught:
         read_machine(tree.write(tmp_path))
-    assert caught.value.path == str(tmp_path / path)
+    assert caught.value.subject == str(tmp_path / path)
     assert "'banana'" in str(caught.value)
 
 

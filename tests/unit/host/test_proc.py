@@ -170,7 +170,7 @@ class TestFiles:
         (tree / "proc/77" / name).unlink()
         with pytest.raises(AbsentError) as caught:
             read_oom_score_adj(process, tree)
-        assert caught.value.path == str(tree / "proc/77" / name)
+        assert caught.value.subject == str(tree / "proc/77" / name)
 
     @pytest.mark.parametrize(
         ("name", "text"),
@@ -188,5 +188,5 @@ class TestFiles:
         (tree / "proc/77" / name).write_text(text)
         with pytest.raises(HostError) as caught:
             read_oom_score_adj(process, tree)
-        assert caught.value.path == str(tree / "proc/77" / name)
+        assert caught.value.subject == str(tree / "proc/77" / name)
         assert not isinstance(caught.value, AbsentError)

@@ -50,7 +50,7 @@ def test_absent_names_the_file(tmp_path, path):
     del tree.files[path]
     with pytest.raises(AbsentError) as caught:
         read_machine(tree.write(tmp_path))
-    assert caught.value.path == str(tmp_path / path)
+    assert caught.value.subject == str(tmp_path / path)
 
 
 @pytest.mark.parametrize("path", REQUIRED + DERIVED)
@@ -59,7 +59,7 @@ def test_garbage_names_the_file_and_what_was_found(tmp_path, path):
     tree.files[path] = "banana\n"
     with pytest.raises(HostError) as caught:
         read_machine(tree.write(tmp_path))
-    assert caught.value.path == str(tmp_path / path)
+    assert caught.value.subject == str(tmp_path / path)
     assert "'banana'" in str(caught.value)
 
 
@@ -319,7 +319,7 @@ def test_a_machine_without_any_memory_cannot_be(tmp_path):
 def test_an_empty_root_says_what_it_looked_for(tmp_path):
     with pytest.raises(AbsentError) as caught:
         read_machine(tmp_path)
-    assert caught.value.path == str(tmp_path / SYSTEM / "cpu/online")
+    assert caught.value.subject == str(tmp_path / SYSTEM / "cpu/online")
 
 
 class TestDistances:
@@ -433,7 +433,7 @@ class TestWithoutNuma:
         tree.files["proc/meminfo"] = text
         with pytest.raises(HostError) as caught:
             read_machine(tree.write(tmp_path))
-        assert caught.value.path == str(tmp_path / "proc/meminfo")
+        assert caught.value.subject == str(tmp_path / "proc/meminfo")
 
     def test_absent_meminfo(self, tmp_path):
         tree = SysfsTree.without_numa(self.ONE)

@@ -331,7 +331,7 @@ class TestAdjustment:
     def test_an_empty_set_is_an_error(self, change, field):
         with pytest.raises(LocalProtocolError) as caught:
             adjustment_to("c1", change)
-        assert caught.value.what == f"container c1: {field}"
+        assert caught.value.subject == f"container c1: {field}"
 
 
 class TestUpdates:

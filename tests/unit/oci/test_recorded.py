@@ -228,7 +228,7 @@ def test_resources_with_zero_and_empty_as_unset() -> None:
 def test_a_field_that_cannot_be_read_is_named(resources: dict[str, Any], field: str) -> None:
     with pytest.raises(OciError) as caught:
         container_from(read({}, resources=resources), CONTAINER)
-    assert caught.value.what == field
+    assert caught.value.subject == field
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_field_that_cannot_be_read_is_named(resources: dict[str, Any], field: 
 def test_a_field_of_another_type_is_named(linux: dict[str, Any], path: str) -> None:
     with pytest.raises(OciError) as caught:
         parse_spec(json.dumps({"linux": linux}).encode(), "config.json")
-    assert caught.value.what == "config.json"
+    assert caught.value.subject == "config.json"
     assert path in caught.value.problem
 
 

@@ -148,7 +148,7 @@ def test_an_answer_needs_a_request(pair):
     pair.send(Role.PLUGIN, TtrpcResponse(1))
     with pytest.raises(LocalProtocolError) as caught:
         pair[Role.PLUGIN].send(TtrpcResponse(1))
-    assert caught.value.what == "stream 1"
+    assert caught.value.subject == "stream 1"
 
 
 def test_calls_are_sent_in_the_order_in_which_they_were_made(plugin):
@@ -425,7 +425,7 @@ def test_bytes_that_nobody_takes_are_bounded(plugin, raw):
         plugin.receive_data(large)
     with pytest.raises(LocalProtocolError) as caught:
         plugin.receive_data(b"x")
-    assert caught.value.what == "receive_data"
+    assert caught.value.subject == "receive_data"
     assert str(MAX_BACKLOG_BYTES) in caught.value.problem
     assert "next_event" in str(caught.value)
     assert isinstance(plugin.next_event(), TtrpcRequest)

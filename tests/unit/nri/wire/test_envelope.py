@@ -220,5 +220,5 @@ def test_fields_are_counted():
 def test_what_the_wire_cannot_carry(request_, field):
     with pytest.raises(LocalProtocolError) as caught:
         request_parts(request_)
-    assert caught.value.what == field
+    assert caught.value.subject == field
     assert str(caught.value).startswith(f"{field}: found ")

@@ -112,5 +112,5 @@ def test_a_frame_over_the_limit_is_rejected_on_its_header(reader, connection_id)
     fresh.receive(struct.pack(">II", connection_id, MAX_FRAME_BYTES + 1))
     with pytest.raises(RemoteProtocolError) as caught:
         fresh.next_message()
-    assert caught.value.what == f"connection {connection_id}"
+    assert caught.value.subject == f"connection {connection_id}"
     assert {str(MAX_FRAME_BYTES), str(MAX_FRAME_BYTES + 1)} <= set(re.findall(r"\d+", caught.value.problem))
