@@ -208,7 +208,7 @@ _WATCH: Final = "/v1alpha1.Pods/WatchPods"
 
 
 class PodKeeper(Protocol):
-    """Takes what kubelet says of pods."""
+    """Receives what kubelet says of pods."""
 
     def know(self, pod: PodFacts) -> None:
         """Kubelet says this of *pod* now."""
@@ -217,7 +217,7 @@ class PodKeeper(Protocol):
         """Kubelet does not have that pod any more."""
 
     def keep(self, pods: dict[str, PodFacts]) -> None:
-        """These, by uid, are all pods that kubelet has."""
+        """*pods*, by uid, are all pods that kubelet has."""
 
 
 class PodWatch:

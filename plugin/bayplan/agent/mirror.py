@@ -1,14 +1,14 @@
-"""The daemon's state as the agent knows it, and the connection by which it is kept up to date: made again and
-again, for ever; resumed where it was.
+"""The daemon's state as the agent knows it, and the connection that keeps it up to date: made again and
+again, for ever, and resumed where it was.
 
 Consumers take ``mirror.snapshot``, which is immutable and of one moment, make what they need of it (with
 `bayplan.views`, for instance), and wait with `wait_for_change` until it is worth looking again. While the
 daemon is away the last state stays; ``connected`` says so.
 
-What the daemon says goes to the mirror. What is known of pods is said once, and all of it again after each
-new connection, because a daemon that was started again knows nothing of it. Nothing is kept here but the
-latest of each pod. After something that cannot be read everything is asked for again, and not only what
-follows: that would be the same once more.
+Messages of the daemon go to the mirror. What is known of pods is sent once, and all of it again after each
+new connection, because a daemon that was started again knows nothing of it. Only the latest of each pod is
+kept here. After a message that cannot be read everything is asked for again: to ask only for what follows
+would bring the same message.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class Mirror:
         self.evictions: deque[Evicted] = deque(maxlen=MAX_EVICTIONS)
         self._current = _State()
         self._next: _State | None = None
-        """What is being sent in place of all that was known; nobody sees a half of it."""
+        """What is being sent in place of all that was known; it becomes visible once it is complete."""
         self._next_epoch = ""
         self._observation: Observation | None = None
         self._snapshot: Snapshot | None = None
@@ -125,14 +125,14 @@ class Mirror:
         return self.revision
 
     def disconnected(self) -> None:
-        """The daemon is away. What is known stays; what was half sent does not."""
+        """The daemon is away. What is known stays; what was sent in part is dropped."""
         self._next = None
         if self.connected:
             self.connected = False
             self._publish()
 
     def take(self, message: FromDaemon) -> None:
-        """Take over what the daemon says; messages about other things are passed over."""
+        """Take over a message of the daemon; messages about other things are passed over."""
         match message:
             case Welcome(epoch, resumed):
                 self._next, self._next_epoch = None if resumed else _State(), epoch
@@ -188,9 +188,9 @@ class QuestionError(BayplanError):
 
 class DaemonLink:
     """Follows the daemon at *path* into *mirror*. ``wanted`` is called for each pod that the daemon asks
-    about, each of ``connected`` when it could have asked about others before, ``evict`` for each pod that is
-    to be evicted, if somebody can do that; ``unusable`` counts what the daemon did not use.
-    """
+    about; each of ``connected`` when the daemon may have asked about others before; ``evict`` for each pod
+    that is to be evicted, if there is a part that can do that. ``unusable`` counts what the daemon did not
+    use."""
 
     def __init__(
         self,
@@ -245,8 +245,8 @@ class DaemonLink:
             self.know(pod)
 
     def answer(self, answer: EvictionAnswer) -> None:
-        """Tell the daemon what became of an eviction. One that was asked for over an earlier connection is
-        over for it."""
+        """Tell the daemon what became of an eviction. The daemon has given up one that it asked for over an
+        earlier connection."""
         self._answers.append(replace(answer, problem=answer.problem[:MOST_OF_PROBLEM]))
         self._to_say.set()
 

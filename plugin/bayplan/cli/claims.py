@@ -37,7 +37,7 @@ _DEVICE_COLUMNS: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which claims."""
+    """The namespace whose claims are shown."""
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only the claims of this namespace")
 
 

@@ -74,7 +74,7 @@ class Explain:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Whom to explain."""
+        """The pod or container to explain."""
         add_subject(parser)
 
     @staticmethod
@@ -96,7 +96,7 @@ class History:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Whose history."""
+        """The pod or container."""
         add_subject(parser)
 
     @staticmethod
@@ -268,7 +268,8 @@ def _short(short: dict[str, Any] | None) -> str:
 
 
 def _candidates(candidates: list[dict[str, Any]]) -> Table:
-    """The sets of nodes that were compared, the best first; a column for each criterion, in their order."""
+    """The sets of nodes that were compared, the best first; a column for each criterion, in the order of the
+    criteria."""
     criteria = list(dict.fromkeys(name for one in candidates for name in one["criteria"]))
     obstacles = any(one["obstacle"] for one in candidates)
     columns = (

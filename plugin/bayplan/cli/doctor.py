@@ -80,7 +80,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _wishes(containers: list[dict[str, Any]]) -> frozenset[str]:
-    """Those that need something of the node."""
+    """The wishes of containers that need something of the node."""
     fields = {"cpu-partition": "cpuPartitionWanted", "irqs": "irqs"}
     return frozenset(key for key, field in fields.items() if any(one.get(field) for one in containers))
 

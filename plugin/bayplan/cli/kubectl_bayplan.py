@@ -1,14 +1,14 @@
 """Where `kubectl bayplan` starts: what `bayplan` shows of a node, of all nodes of a cluster.
 
 kubectl knows the API server and who the user is; nothing here does. A node that does not answer is part of
-the answer, and takes nothing from the others.
+the answer, and the others are shown all the same.
 
-Pure functions of the nodes' answers. Of an answer, a hundred kilobytes, only what is counted and listed is
-kept, as soon as it comes (`status_digest`, `nodes_digest`, `map_digest`); for scripts it is written as soon
-as those before it are. A view of a node has its ``name``, its ``pool``, and of its ``answer`` the digest, or
-the ``problem`` why there is none. A thousand nodes fit on two screens: what is well is counted, what is not
-is listed as far as `MOST_ROWS`, the worst kind first and what many nodes have once, and how to see the rest
-stands below.
+What is shown is a pure function of the nodes' answers. An answer has a hundred kilobytes: only what is
+counted and listed is kept of it, as soon as it comes (`status_digest`, `nodes_digest`, `map_digest`); for
+scripts it is written as soon as those before it are. A view of a node has its ``name``, its ``pool``, and the
+digest of its ``answer``, or the ``problem`` why there is none. A thousand nodes fit on two screens: what is
+well is counted. What is not is listed, up to `MOST_ROWS` rows, the worst kind first and what many nodes have
+once; below that stands how to see the rest.
 """
 
 import argparse
@@ -71,8 +71,8 @@ class DaemonPod(NamedTuple):
 
 
 class NodeAnswer(NamedTuple):
-    """What the daemon of *node* answered; with None, ``problem`` is why not. ``status`` is then the exit
-    status of `bayplan` there, None if it was not reached."""
+    """What the daemon of *node* answered; None if it did not, and ``problem`` is why. ``status`` is then the
+    exit status of `bayplan` there, None if it was not reached."""
 
     node: str
     answer: Object | None
@@ -203,7 +203,7 @@ def _pod_of(item: Object) -> DaemonPod:
 
 
 def _why(container: Object) -> str:
-    """Why a container does not run: what it said last, else what kubelet says; "" if nothing is wrong."""
+    """Why a container does not run: its last message, else kubelet's; "" if nothing is wrong."""
     for state in (container.get("state", {}), container.get("lastState", {})):
         ended = state.get("terminated", {})
         if ended.get("exitCode") and ended.get("message"):
@@ -261,7 +261,7 @@ def nodes_digest(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def status_summary(views: Sequence[View]) -> list[Block]:
-    """Pools, what needs attention on which nodes, and who did not answer."""
+    """Pools, what needs attention on which nodes, and which nodes did not answer."""
     found = {view["name"]: view["answer"]["attention"] for view in _answered(views)}
     nodes_with: dict[tuple[str, str, str], list[str]] = {}
     for node, some in found.items():
@@ -331,7 +331,7 @@ def _heading(views: Sequence[View], troubled: int | None) -> str:
 def _pool_row(
     name: str, views: Sequence[View], found: Mapping[str, Sequence[Sequence[str]]]
 ) -> tuple[str, ...]:
-    """With how many nodes have something of each kind."""
+    """A pool's name, its number of nodes, and how many of these have something of each kind."""
     answered = _answered(views)
     kinds = Counter(kind for view in answered for kind in {row[0] for row in found[view["name"]]})
     containers = sum(view["answer"]["containers"] for view in answered)
@@ -557,7 +557,8 @@ def _words(arguments: argparse.Namespace) -> list[str]:
 
 
 def _from_who_knows(answers: tuple[NodeAnswer, ...]) -> tuple[NodeAnswer, ...]:
-    """A pod is on one node, and the other daemons say that they do not know it.
+    """The answers of the nodes that know the name: a pod is on one node, and the other daemons say that they
+    do not know it.
 
     Raises:
         UnknownNameError: all nodes answered, and none knows it.

@@ -56,7 +56,7 @@ Block = str | Table
 
 
 class CommandVerb(Protocol):
-    """One thing to ask for: a module, or a class of a module that has several."""
+    """One verb of the command line: a module, or a class of a module that has several."""
 
     VERB: str
     HELP: str
@@ -206,8 +206,8 @@ _STYLES: Final = {
 
 
 class Output(NamedTuple):
-    """What is written to: the characters in a line (None: as many as it takes), whether it has colours, and
-    the characters that it can show."""
+    """Where is written to: the characters in a line (None: any number), whether it has colours, and which
+    characters it can show."""
 
     width: int | None = None
     colored: bool = False

@@ -245,13 +245,13 @@ def _cpu_kind_row(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _apart(cpus: str, contested: str) -> tuple[str, str]:
-    """Those of *cpus* that are not *contested*, and those that are."""
+    """Those of *cpus* that are not *contested*, and those that are, as texts."""
     own, theirs = CpuSet.parse(cpus), CpuSet.parse(contested)
     return str(own - theirs), str(own & theirs)
 
 
 def _own(alone: str, contested: str) -> str:
-    """CPUs that were given to somebody as its own, those apart that others' cpusets have too."""
+    """CPUs that are exclusive, as text; those that cpusets of others have too apart from the rest."""
     return ", ".join([*([alone] if alone else []), *([f"{contested} not alone"] if contested else [])]) or "-"
 
 
@@ -331,8 +331,8 @@ def _live(nodes: list[dict[str, Any]]) -> Table:
 
 
 def _containers(nodes: list[dict[str, Any]]) -> list[Block]:
-    """What containers have on nodes. Those that have nothing of note on any are counted: most have some pages
-    of the kernel's on each node."""
+    """What containers have on nodes. Containers that have nothing of note on any are only counted: most have
+    some pages of the kernel's on each node."""
     there, without = [], set()
     for node in nodes:
         for one in node["containers"]:

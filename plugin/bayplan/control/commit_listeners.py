@@ -1,11 +1,13 @@
-"""What is told of each commit: lines and counters, and the changes for those who follow them from outside.
+"""What happens at each commit: log lines, counters, and the changes for those who follow the ledger from
+outside.
 
-Of changes the latest are kept, within a bound. Who has fallen behind further than that starts again from
-what holds now. Invariant: whoever applies all changes after a position to what held there has what holds now.
+The latest changes are kept, within a bound. A follower that has fallen behind further than that starts again
+from what holds now. Invariant: whoever applies all changes after a position to what held there has what holds
+now.
 
-Lines about a reply are written after it. That another program pins containers is counted for each pin, and
-said once: what a pin is and whose is in `bayplan.placement.foreign_cpusets`. Nothing here decides or changes
-a ledger.
+Lines about a reply are written after it. A container that another program pins is counted each time; the log
+names each kind of pin once. What a pin is and whose it is, is in `bayplan.placement.foreign_cpusets`. Nothing
+here decides anything or changes a ledger.
 """
 
 import asyncio
@@ -71,8 +73,8 @@ class ChangeLog:
         policy: PlacementPolicy | None = None,
         engine: str | None = None,
     ) -> None:
-        """What the ledger says of the containers *changed* holds from now on, see `changed_entries`; so does
-        what else is given."""
+        """From now on the ledger says something else about the containers *changed* (by id; see
+        `changed_entries`), and the rest is as given."""
         if not changed and (machine, policy, engine) == (None, None, None):
             return
         entries = tuple([entry for entry in changed.values() if entry is not None])
@@ -81,19 +83,20 @@ class ChangeLog:
         self._keep(Change(self.position, entries, gone, machine, policy, engine), 1 + len(changed))
 
     def refused(self, decision: Decision) -> None:
-        """A container was refused."""
+        """Add a refusal."""
         self.position += 1
         refusal = Refused(self.position, time.time_ns() // 1000, decision)
         self.refusals.append(refusal)
         self._keep(refusal)
 
     def evicted(self, record: EvictionRecord, annotations: Mapping[str, str]) -> None:
-        """A pod is evicted; see `Evicted`."""
+        """Add the eviction of a pod; see `Evicted`."""
         self.position += 1
         self._keep(Evicted(self.position, record, annotations))
 
     def since(self, position: int) -> list[Item] | None:
-        """The changes after *position*; None if they are not all kept any more, or it is none of ours."""
+        """The changes after *position*; None if some of them are not kept any more, or the position is of
+        another log."""
         behind = self.position - position
         if not 0 <= behind <= len(self._kept):
             return None
@@ -122,7 +125,8 @@ class PinWatch:
         self._counters = counters
 
     def note(self, request: Request) -> Iterator[str]:
-        """Count the pins of a container; what to log because it is the first of its kind."""
+        """Count the pins of the container of *request*; the lines to log because a pin is the first of its
+        kind."""
         if not is_pinned(request):
             return
         self._counters["pinned_by_others"] += 1
@@ -154,7 +158,7 @@ class DecisionLog:
         self._counters = counters
 
     def decided(self, message: str, decision: Decision) -> None:
-        """A decision was made and recorded."""
+        """Log and count a decision that was made and recorded."""
         asyncio.get_running_loop().call_soon(self._decided, message, decision)
 
     def _decided(self, message: str, decision: Decision) -> None:
@@ -170,7 +174,8 @@ class DecisionLog:
             logger.warning(sentence, extra=_fields(decision))
 
     def _count_pinning(self, decision: Decision) -> None:
-        """As kubelet's Memory Manager and CPU Manager count: who asks, and who does not get it."""
+        """Count as kubelet's Memory Manager and CPU Manager do: which containers ask for a pin, and which do
+        not get it."""
         refused, placement = decision.outcome is Outcome.REFUSED, decision.placement
         if refused or placement.mems is not None:
             self._counters["memory_pinning_requests"] += 1
@@ -182,19 +187,19 @@ class DecisionLog:
                 self._counters["cpu_pinning_errors"] += 1
 
     def moved(self, one: Move) -> None:
-        """Another container gets other nodes."""
+        """Log and count that another container gets other nodes."""
         self._counters["moves"] += 1
         fields = {"container": one.name, "container_id": one.container_id, "move": move(one)}
         _after_the_reply(partial(logger.info, "moved", extra=fields))
 
     def released(self, name: str, container_id: str, why: Report) -> None:
-        """A container holds nothing any more, because of what was reported."""
+        """Log and count that a container holds nothing any more: *why* was reported of it."""
         self._counters["released"] += 1
         fields = {"container": name, "container_id": container_id, "why": why.value}
         _after_the_reply(partial(logger.info, "released", extra=fields))
 
     def synchronized(self, result: Reconciliation) -> None:
-        """Ledger and runtime agree on what exists."""
+        """Log and count what it took to make ledger and runtime agree on what exists."""
         for entry in result.found:
             self.found(entry.decision)
         if result.recovered:
@@ -216,14 +221,15 @@ class DecisionLog:
         )
 
     def ignored(self, report: Report, before: Phase, container_id: str) -> None:
-        """A container that holds nothing gets nothing by *report*."""
+        """Log and count a *report* by which a container that holds nothing gets nothing; *before* is how it
+        ended."""
         if before is Phase.ENDED and report in OF_THE_LIVING:
             self._counters["reported_after_end"] += 1
             extra = {"container_id": container_id}
             _after_the_reply(partial(logger.info, after_its_end(report), extra=extra))
 
     def found(self, decision: Decision) -> None:
-        """A container exists without a decision of ours."""
+        """Log and count a container that exists without a decision of ours."""
         self._counters["found_containers"] += 1
         known = any(reason.code == AFTER_ITS_END for reason in decision.reasons)
         message = FOUND_AFTER_ITS_END if known else FOUND

@@ -1,22 +1,23 @@
-"""The owners of the files that are there for each container: what it was given, and what the wrapper has to
-know without asking.
+"""The owners of the files that each container has: what it was given, and what the wrapper has to know
+without asking.
 
 A placement file (`bayplan.placement.placement_file`) is there before its container is created, and follows
-the ledger: 20 ms after a change, several changes together, all that say something else now are replaced, in a
-thread. What does not concern a container leaves its file alone, and its generation. Invariant: at rest each
-container that the ledger says has a file has one that says what the ledger says, and there is no other
-directory but of a creation that may be under way.
+the ledger: 20 ms after a change, or several changes together, a thread replaces all files that now say
+something else than the ledger. A change that does not concern a container leaves its file, and the generation
+in it, alone. Invariant: at rest each container that is to have a file has one that says what the ledger says,
+and there is no other directory, unless a creation may be under way.
 
-A directory goes when its container is known to have ended. Of whom nothing is known, or no more than that its
-runtime does not list it, it goes after a while, and not before a runtime has listed what runs: a container
-whose creation is under way does not start without its directory, and a mount of one that is gone stays empty
-for good.
+A directory is removed when its container is known to have ended. If nothing is known of the container, or no
+more than that its runtime does not list it, the directory is removed after a while, and not before a runtime
+has listed what runs: a container whose creation is under way does not start without its directory, and a
+mount of a directory that is gone stays empty for good.
 
-For the wrapper the files are beside the OCI socket: a shell can see whether a file is there without a new
-process. So only the starts that need it cost a question: of a container with CPUs of its own, of one whose
-memory has to be freed first, and of one that could not be given other cpusets because its spec was rewritten
-and its cgroup not made yet. And crun takes the CPUs of a process that enters a container from that process'
-own document, which the wrapper adds them to. docs/oci-hook.md has the paths, which the wrapper knows.
+The files for the wrapper are beside the OCI socket: a shell can see whether a file is there without a new
+process. So only the starts that need it cost a question: those of containers with CPUs of their own, of
+containers whose memory has to be freed first, and of containers that could not be given other cpusets because
+their spec was rewritten and their cgroup not made yet. And crun takes the CPUs of a process that enters a
+container later from that process' own document, to which the wrapper adds them. docs/oci-hook.md has the
+paths, which the wrapper knows.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ PAUSE_S: Final = 0.02
 RETRY_S: Final = 3.0
 """After a write that failed."""
 SWEEP_S: Final = 30.0
-"""Between two looks for directories that nobody has."""
+"""Between two looks for directories that belong to no container."""
 GRACE_S: Final = 60.0
 """So long a directory stays that no container of the ledger has a file in: its creation may be under way."""
 UNLISTED_S: Final = 600.0
@@ -70,9 +71,9 @@ class _Written(Struct):
 
 
 class PlacementFileWriter:
-    """All of them. ``problems`` are those that cannot be written or removed, by container id. *has_ended*
-    is whether that is certain of a container, *listed* whether a runtime has listed what runs since the
-    start."""
+    """The placement files of all containers. ``problems`` are those that cannot be written or removed, by
+    container id. *has_ended* says whether it is certain that a container has ended, *listed* whether a
+    runtime has listed what runs since the start."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class PlacementFileWriter:
         return [placement_file_problem(one) for _, one in sorted(self.problems.copy().items())]
 
     def note_change(self) -> None:
-        """The ledger, the machine or the policy is another one."""
+        """The ledger, the machine or the policy is another one: the files may have to be replaced."""
         self._due.set()
 
     async def prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> str:
@@ -138,7 +139,7 @@ class PlacementFileWriter:
         await self._do(partial(self._update, self._basis()))
 
     async def sweep(self) -> None:
-        """Remove the directories that nobody has."""
+        """Remove the directories that belong to no container."""
         await self._do(partial(self._sweep, self._basis()))
 
     def _prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> None:
@@ -238,9 +239,9 @@ def _with_files(basis: Basis) -> dict[str, Entry]:
 
 
 class Execs:
-    """The CPUs of processes that enter a container later, by the ledger, in a directory beside the OCI
-    *socket*; without one there is no wrapper to read them. Those of containers that are gone go with the next
-    change."""
+    """The CPUs of processes that enter a container later, as the ledger has them, in a directory beside the
+    OCI *socket*; without a socket there is no wrapper to read them. Files of containers that are gone are
+    removed with the next change."""
 
     def __init__(self, socket: Path | None, in_thread: InThread, basis: Callable[[], Basis]) -> None:
         self._directory = None if socket is None else socket.with_name(f"{socket.name}.execs")
@@ -284,7 +285,7 @@ class Starts:
         self._directory = None if socket is None else socket.with_name(f"{socket.name}.starts")
 
     def clear(self) -> None:
-        """Forget all that an earlier daemon noted."""
+        """Remove the notes of an earlier daemon."""
         if self._directory is not None and self._directory.exists():
             from shutil import rmtree  # noqa: PLC0415 - bz2, lzma and zlib come with it
 
@@ -304,7 +305,7 @@ class Starts:
         return True
 
     def forget(self, container_id: str) -> None:
-        """It asks, or it is gone."""
+        """Remove the note of that container: the wrapper has asked, or the container is gone."""
         if self._directory is not None:
             with suppress(OSError):
                 (self._directory / container_id).unlink()

@@ -57,12 +57,12 @@ _REPLIES = {Event.SYNCHRONIZE, Event.CREATE_CONTAINER, Event.UPDATE_CONTAINER, E
 
 
 class Controller:
-    """The handlers, one at a time. ``state`` is what they decide by and change, ``placements`` are the steps,
+    """The handlers, one at a time. ``state`` is what they decide by and change; ``placements`` are the steps,
     also for those who open a transaction of their own.
 
-    *before_promises* is awaited in the transaction in which a runtime listed what runs, before anything is
-    promised; each of *before_start*, in their order, before a container starts that has its cgroup, with its
-    id.
+    *before_promises* is awaited in the transaction in which a runtime has listed what runs, before anything
+    is promised. *before_start* are awaited in their order, with the container's id, before a container starts
+    that has its cgroup.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Controller:
         self._verify_soon = verify_soon
         self._has_process = has_process
         self._doubtful: dict[str, tuple[Report, Pod, Container]] = {}
-        """What was missed of containers that had ended as far as is known, by id."""
+        """What was missed of containers that are known to have ended, by id."""
         self._devices = devices
 
     def events(self, runtime: Runtime) -> frozenset[Event]:  # noqa: ARG002 - the session masks what it lacks
@@ -95,14 +95,15 @@ class Controller:
         return _EVENTS
 
     def connected(self, runtime: Runtime) -> None:
-        """The runtime accepted us. What it read from its own directory for plugins is not ours to apply."""
+        """The runtime has accepted us. What it read from its own directory for plugins is not for us to
+        apply."""
         if runtime.config.strip():
             logger.warning("the runtime's file for this plugin is not read; keys belong into /etc/bayplan")
         self.state.runtime = runtime
         self.state.counters["connections"] += 1
 
     def disconnected(self, why: str) -> None:
-        """The runtime went away, or dropped us; what it runs stays as it is."""
+        """The connection to the runtime has ended; what it runs stays as it is."""
         self.state.runtime = None
         logger.warning("disconnected from the runtime", extra={"why": why})
 
@@ -121,16 +122,16 @@ class Controller:
         return self._for_runtime(updates, {container.id for container in containers})
 
     async def enter_listed(self, pod: Pod, container: Container) -> None:
-        """Enter a container that exists and that the runtime has not told of, neither by NRI's list nor by an
-        event; nothing of one that was heard of meanwhile."""
+        """Enter a container that exists and of which the runtime has told nothing, neither by NRI's list nor
+        by an event; do nothing if something was heard of it meanwhile."""
         async with self.state.transaction() as transaction:
             if self.state.lives.is_unheard_of(container.id):
                 await self._report(transaction, listed_as(container), pod, container)
         await self.state.wait_written()
 
     async def _as_it_is(self, pods: Mapping[str, Pod], container: Container) -> Container:
-        """*container* as the runtime lists it; as one that has ended if it did, and the runtime has not dealt
-        with that yet."""
+        """*container* as the runtime lists it, or as one that has ended if the kernel shows its end and the
+        runtime has not reported it yet."""
         pod = pods.get(container.pod_id, Pod(container.pod_id))
         step = await self._step(listed_as(container), pod, container)
         if step.action is not Action.IGNORE or step.phase is not Phase.ENDED:
@@ -197,7 +198,7 @@ class Controller:
         return adjustment, self._for_runtime(updates) if updates else []
 
     async def _release_replaced(self, transaction: Transaction, pod: Pod, container: Container) -> None:
-        """Release those of the same name in its pod that never got a process, and never will."""
+        """Release the containers of the same name in its pod that never had a process, and never will."""
         starting, known = self.state.lives.starting, self.state.known
         for container_id in sorted(known.ids_by_pod.get(pod.id, set()) & starting.keys() - {container.id}):
             # CRI-O up to 1.36 describes those without kubelet's labels without their names.
@@ -273,8 +274,8 @@ class Controller:
         return self._take(transaction, report, step, pod, container, replied=replied)
 
     async def report(self, transaction: Transaction, report: Report, container_id: str) -> LifeStep:
-        """Do what is to be done about *report* of a container that is not described with it; what that
-        was."""
+        """Do what follows from *report* about a container whose description does not come with it; the step
+        that was taken."""
         container = self.state.known.containers.get(container_id, Container(container_id, ""))
         pod = self.state.known.pods.get(container.pod_id, Pod(container.pod_id))
         step = await self._step(report, pod, container)
@@ -313,7 +314,7 @@ class Controller:
             life.had_process = await self._shows_process(place, otherwise=False)
 
     async def _shows_process(self, place: Place, *, otherwise: bool) -> bool:
-        """Whether the kernel shows a process of a container; *otherwise*: if it does not say."""
+        """Whether the kernel shows a process of a container; *otherwise* where the kernel does not say."""
         try:
             return await self._has_process(place)
         except BayplanError as error:
@@ -368,8 +369,8 @@ class Controller:
         """Have the kernel's cpusets right for a container that has its cgroup, before its first instruction.
 
         What was decided since its creation did not reach it: containerd does not change the cgroup of a
-        container that does not run yet, and nobody changes a spec that was rewritten. Nor does the owner of
-        exclusive CPUs start before all others have left them.
+        container that does not run yet, and a spec that was rewritten stays as it is. A container with
+        exclusive CPUs does not start before all others have left them either.
         """
         await self._cpusets.sync((container_id,), mems=True)
         entry = self.state.ledger.entries.get(container_id)
@@ -383,7 +384,7 @@ class Controller:
         return self.state.policy.refuse_undecided
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
-        """The safe answer when there is no time or no way to decide: nobody's exclusive CPUs.
+        """The safe answer when there is no time or no way to decide: CPUs that are exclusive to no container.
 
         Raises:
             PlacementError: the operator has it refused.

@@ -2,12 +2,12 @@
 containers that ask for it; in shadow mode both stay as they are.
 
 Interrupts: 20 ms after a change of the ledger, several changes together, and every ten seconds, because
-interrupts come with devices and irqbalance moves them. Invariant: at rest no interrupt that can be moved is
-on such a CPU, and where nobody asks, every file is as others chose, and none is read.
+interrupts come with devices, and irqbalance moves them. Invariant: at rest no interrupt that can be moved is
+on such a CPU; where no container asks for it, every file is as others chose, and none is read.
 
 Whatever CPUs bayplan itself gives a container in the kernel are written here; runtimes write theirs when they
-create a container, or carry out a reply. Each look and each write is made under one lock and goes by the
-ledger of that moment: an earlier decision is never written after a later one, whichever task writes.
+create a container, or carry out a reply. Each look and each write is made under one lock and uses the ledger
+of that moment: an earlier decision is never written after a later one, whichever task writes.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ LOOK_S: Final = 10.0
 
 
 class IrqsAway:
-    """Keeps them away. ``staying`` are those that the kernel does not move."""
+    """Keeps interrupts away from CPUs. ``staying`` are those that the kernel does not move."""
 
     def __init__(self, affinity: IrqAffinity, in_thread: InThread, basis: Callable[[], Basis]) -> None:
         self.staying: tuple[Staying, ...] = ()
@@ -64,7 +64,7 @@ class IrqsAway:
         return [*stay, self.problem] if self.problem else stay
 
     async def update(self) -> None:
-        """Have them as the ledger says now."""
+        """Have the interrupts where the ledger wants them now."""
         basis = self._basis()
         cpus = _wanted(basis.ledger)
         if cpus or self._affinity.is_changed:
@@ -191,7 +191,7 @@ class Cpusets:
             events.close()
 
     def _starting(self, container_ids: Collection[str] | None = None) -> list[str]:
-        """Those of them that do not run yet."""
+        """Those of *container_ids* that do not run yet."""
         expected = self._expected(container_ids)
         return [one.container.id for one in expected if one.starting and one.cpus is not None]
 
@@ -309,7 +309,7 @@ class Cpusets:
         self._times.pop(container_id, None)
 
     def _refused(self, one: Expectation, problem: str) -> None:
-        """Remember it, and log it the first, second, fourth, eighth... time."""
+        """Remember *problem* of a container, and log it the first, second, fourth, eighth... time."""
         container_id = one.container.id
         self.refusals[container_id] = problem
         self._times[container_id] += 1

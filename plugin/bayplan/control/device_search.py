@@ -111,7 +111,7 @@ class DeviceSearch:
         return Findings(tuple(hints), tuple(problems)) if hints or problems else NOTHING_FOUND
 
     async def _hear_of(self, uid: str, until_s: float) -> None:
-        """Wait until it is known what that pod has claimed, but no longer than that."""
+        """Wait until it is known what the pod *uid* has claimed, at most until the moment *until_s*."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
                 while uid not in self._claimed:

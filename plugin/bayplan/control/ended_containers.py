@@ -1,12 +1,12 @@
-"""Containers that have ended, or will never start, although nobody has said so: found, and released.
+"""Containers that have ended, or will never start, without a report of it: found, and released.
 
 A hook that was killed, a poststop that crun does not run after a failed creation, an OCI runtime that fails
 before the runtime has an event for it, an exit that a runtime did not see: no report about such a container
-will follow. So the kernel is asked, with every verification, whether it still has a process. What had one and
-has none has ended. What never had one is about to start, which is bounded: it keeps what it was promised as
-long as its runtime lists it over CRI, as that may start it at any time, and else for `PATIENCE_S`, unless
-CRI-O's storage shows that its creation failed. One that is started after that is found when it starts, before
-its first instruction.
+will follow. So with every verification the kernel is asked whether it still has a process. A container that
+had one and has none has ended. One that never had a process is about to start. It keeps what it was promised
+as long as its runtime lists it over CRI, as the runtime may start it at any time, and else for `PATIENCE_S`,
+unless CRI-O's storage shows that its creation failed. A container that is started after that is found when it
+starts, before its first instruction.
 """
 
 import logging
@@ -46,8 +46,8 @@ ListContainers = Callable[[str], Mapping[str, bool]]
 """The ids of all containers that the runtime of that name lists over CRI, False for those that have ended."""
 
 FailedCreations = Callable[[Mapping[str, str]], Collection[str]]
-"""The ids of the containers that CRI-O gave up creating, as its storage shows; it is given the ids of their
-sandboxes by theirs."""
+"""The ids of the containers that CRI-O gave up creating, as its storage shows. Its argument has the ids of
+their sandboxes by their ids."""
 
 
 class _Suspect(Struct, frozen=True):
@@ -89,14 +89,14 @@ class EndedContainers:
         self._pause_s = ASK_AFTER_S
         self._asked_s = -PATIENCE_S
         self._all_ran: Grounds = ()
-        """By what all of them were looked for when the last look found a process of each."""
+        """The grounds of the last look that found a process of each container."""
         self._has_seen = False
-        """Whether the kernel has ever shown a process of a container: else there is nothing to conclude
-        from."""
+        """Whether the kernel has ever shown a process of a container: else nothing can be concluded from that
+        it shows none."""
 
     async def release_ended(self) -> None:
-        """Look once, and release those that have ended; those that have not, against all that was heard, are
-        entered."""
+        """Look once: release the containers that have ended, and enter those that have not, although it was
+        reported."""
         await self._controller.settle_doubts()
         state = self._state
         grounds = (*grounds_of(state), *map(state.lives.of, state.ledger.entries))
@@ -127,7 +127,7 @@ class EndedContainers:
                 await self._release(suspect, report)
 
     def _held(self) -> Iterable[_Suspect]:
-        """Those that hold something, as far as it is known where they are."""
+        """The containers that hold something, where it is known where their processes are looked for."""
         controller = self._controller
         known, lives = controller.state.known, controller.state.lives
         for container_id, entry in controller.state.ledger.entries.items():
@@ -156,8 +156,8 @@ class EndedContainers:
         return found
 
     def _listed(self, without: Collection[_Suspect], now_s: float) -> Mapping[str, Mapping[str, bool]]:
-        """What the runtimes list that know more of those *without* a process, by their names; nothing of
-        those that do not answer."""
+        """What the runtimes list that may know the containers *without* a process, by the runtime's name; a
+        runtime that does not answer is left out."""
         engines = {one.entry.origin.engine for one in without} & {CRIO}
         runtime = self._state.runtime
         if runtime is not None and any(self._is_worth_asking(one, now_s) for one in without):

@@ -1,6 +1,5 @@
-"""What the kernel should have of each container, by the ledger. Reads nothing and changes nothing: who does
-is in `bayplan.control.verify` and `bayplan.control.cpusets`.
-"""
+"""What the kernel should have of each container, by the ledger. Reads nothing and changes nothing:
+`bayplan.control.verify` compares, `bayplan.control.cpusets` writes."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Protocol
@@ -27,7 +26,8 @@ PARTITION: Final = "partition"
 
 
 def _shown(found: Readings, key: str) -> tuple[str | None, str | None]:
-    """A value as its cgroup file shows it, and the kernel's default; (None, None) for a file we never set."""
+    """A value as its cgroup file shows it, and the kernel's default; (None, None) for a file that is never
+    set here."""
     if key == OOM_GROUP:
         return str(int(found.memory_oom_group)), "0"
     amounts = {
@@ -124,11 +124,11 @@ def expectations(
     *,
     partitions: bool = True,
 ) -> list[Expectation]:
-    """What the kernel should show for *containers*, as far as the ledger has something to say; where somebody
-    else chose the CPUs, that is to be looked at, and nothing of it checked. Of CPUs and nodes that are gone
-    the kernel shows nothing. A container that lost all its exclusive CPUs runs on the shared ones; the kernel
-    would let it run on those of others. *starting* are the ids of those that do not run yet. *partitions*:
-    the host has them."""
+    """What the kernel should show for *containers*, as far as the ledger has something to say. Where somebody
+    else chose the CPUs, they are to be read and not to be checked. CPUs and nodes that are gone are left out,
+    as the kernel shows none of them. A container that lost all its exclusive CPUs is expected on the shared
+    ones; the kernel would let it run on those of others. *starting* are the ids of the containers that do not
+    run yet. *partitions*: the host has partitions."""
     machine, shared = basis.machine, basis.shared_cpus
     wanted = []
     for container in containers:

@@ -64,7 +64,8 @@ class Lives:
         return Phase.ENDED if container_id in self._ended else Phase.UNKNOWN
 
     def is_unheard_of(self, container_id: str) -> bool:
-        """Whether nothing was heard of a container but, at most, that it is created without a decision."""
+        """Whether nothing was heard of a container, or no more than that it is being created without a
+        decision."""
         return self.phase(container_id) in (Phase.UNKNOWN, Phase.UNDECIDED)
 
     def step(self, report: Report, container_id: str) -> LifeStep:
@@ -86,14 +87,14 @@ class Lives:
         return end is not None and container.resources.cpuset_cpus in end.sent_cpus
 
     def has_certainly_ended(self, container_id: str) -> bool:
-        """Whether a container has ended, and that was reported by more than a list that does not have it: its
-        creation may be under way."""
+        """Whether a container has ended, and more was reported than a list without it: a container that is
+        not listed may be about to be created."""
         ended = self.phase(container_id) is Phase.ENDED
         return ended and self.ended_by(container_id) not in (None, Report.NOT_LISTED)
 
     @property
     def held(self) -> set[str]:
-        """The ids of those that hold something."""
+        """The ids of the containers that hold something."""
         return {key for key, life in self._lives.items() if life.phase in HELD}
 
     @property
@@ -108,7 +109,7 @@ class Lives:
         self._note_start(container_id, phase)
 
     def end(self, container_id: str, why: Report | None = None, entry: Entry | None = None) -> None:
-        """A container, which had that *entry*, holds nothing any more, because of what was reported. Its
+        """A container, whose entry was *entry*, holds nothing any more: *why* was reported of it. Only its
         first end counts."""
         self._lives.pop(container_id, None)
         self.starting.pop(container_id, None)
@@ -121,12 +122,12 @@ class Lives:
             del self._ended[next(iter(self._ended))]
 
     def forget(self, container_id: str) -> None:
-        """Nothing is known of a container any more."""
+        """Forget all that is known of a container."""
         self._lives.pop(container_id, None)
         self.starting.pop(container_id, None)
 
     def go_on(self, container_id: str, phase: Phase) -> None:
-        """A container has come to *phase*, which is not its end."""
+        """A container is in another *phase* now, which is not its end."""
         life = self._lives.get(container_id)
         if life is None:
             self.begin(container_id, phase)
@@ -185,10 +186,11 @@ class KernelCpusets(Protocol):
     """Makes the kernel's cpusets what the ledger has; see `bayplan.control.cpusets`."""
 
     async def sync(self, container_ids: Collection[str] | None = None, *, mems: bool = False) -> None:
-        """At once those of the named containers, the CPUs of all if none are named."""
+        """Make the CPUs of those containers what the ledger has, those of all if none are named; with *mems*
+        their nodes too."""
 
     def sync_soon(self) -> None:
-        """The CPUs of all, while the caller goes on."""
+        """Compare the CPUs of all containers while the caller goes on."""
 
 
 class Notifications:
@@ -234,7 +236,8 @@ class Notifications:
         return for_one_reply(updates, self.first_updated(asked), most_running)
 
     def first_updated(self, asked: str | None) -> set[str]:
-        """Whose updates go out with every reply, that to a request about *asked* included."""
+        """The ids of the containers whose updates go out with every reply, and with that to a request about
+        *asked*."""
         return {*self._lives.starting, *(() if asked is None else (asked,))}
 
     def sent(self, updates: Sequence[Update] | None, nodes_due: set[str]) -> None:

@@ -76,14 +76,15 @@ class Creation(NamedTuple):
 
 
 AdmissionStep = Callable[[Creation, Decision], Decision]
-"""What becomes of the engine's decision about a new container. A refusal goes through no further step."""
+"""Takes the decision of the engine about a new container, and returns what becomes of it. A refusal goes
+through no further step."""
 
 GrowPools = Callable[[Transaction, Pools], Awaitable[Pools]]
-"""Has pools of huge pages grow, in the open transaction; by how much they grew."""
+"""Makes pools of huge pages larger, in the open transaction; by how many bytes they grew."""
 
 PrepareFile = Callable[[Machine, CpuSet, Entry], Awaitable[str]]
-"""Makes the placement file of a container that is about to be created, beside whose entry these CPUs are
-shared; its directory, "" where nobody is told of his place. Raises HostError."""
+"""Makes the placement file of a container that is about to be created, from the machine, the CPUs that are
+shared beside it, and its entry; its directory, "" where containers get no file. Raises HostError."""
 
 
 class Placements:
@@ -311,8 +312,8 @@ class Placements:
         return updates
 
     def take_over(self, transaction: Transaction, ledger: Ledger) -> None:
-        """Promise what kubelet's managers had given away, which *ledger* has in it. No reply waits for it:
-        where our shared CPUs are others than kubelet's, the kernel gets them."""
+        """Make the *ledger* current in which is promised what kubelet's managers had given away. No reply
+        waits for it: where our shared CPUs are others than kubelet's, they are written to the kernel."""
         self._accept(transaction, ledger)
         self._state.capacity_freed()
 
@@ -354,19 +355,19 @@ class Placements:
         transaction.accept(ledger=ledger)
 
     def keep(self, report: Report, step: LifeStep, pod: Pod, container: Container) -> None:
-        """Note a *report* of a container that holds what it was promised."""
+        """Note *report* about a container, which goes on holding what it was promised."""
         if report in (Report.POST_CREATED, Report.STARTING, Report.STARTED):
             self._state.known.add(pod, container)
         self._state.lives.go_on(container.id, step.phase)
 
     def ignore(self, report: Report, container_id: str, step: LifeStep) -> None:
-        """Note a *report* of a container that holds nothing and gets nothing."""
+        """Note *report* about a container that holds nothing, and gets nothing by it."""
         self._state.decision_log.ignored(report, self._state.lives.phase(container_id), container_id)
         if step.phase is Phase.ENDED:
             self._state.lives.end(container_id, report)
 
     def amend(self, transaction: Transaction, entry: Entry) -> None:
-        """Note what became known of a container that came without NRI; its promises stay the same."""
+        """Record what became known of a container that came without NRI; its promises stay the same."""
         transaction.accept(ledger=transaction.basis.ledger.with_entry(entry))
         self._state.lives.go_on(entry.container_id, entry.origin.phase)
         self._state.known.add_recorded({entry.container_id: entry})
@@ -398,8 +399,8 @@ class Placements:
     async def _decided(
         self, transaction: Transaction, now: Current, base: Ledger, decide: Decide, *, relocating: bool = True
     ) -> Decision:
-        """What *decide* says of a new container beside *base*, as all else is *now*, once pools of huge pages
-        have grown for it if that helps; not *relocating*: others stay where they are."""
+        """What *decide* says of a new container beside *base*, once pools of huge pages have grown for it if
+        that helps; *now* is all that holds. Without *relocating* other containers stay where they are."""
 
         def beside(now: Current) -> Basis:
             basis = now if base is now.ledger else now.with_ledger(base)
@@ -421,8 +422,9 @@ class Placements:
         decision: Decision,
         parts: Parts = (),
     ) -> Decision:
-        """*decision*, which is what *decide* says of what is *beside* the one that it is about, or what it
-        says once pools of huge pages have grown, if that helps. *parts* as for `decide_with_pools`."""
+        """*decision*, which is what *decide* says of a holder, or what it says once pools of huge pages have
+        grown, if that helps. *beside* is what is promised to all others; *parts* as for
+        `decide_with_pools`."""
         now = transaction.basis
         run, engine, basis = self._engine_thread.run, now.engine, beside(now)
         if not lacks_pages(decision, basis.policy):
@@ -438,8 +440,8 @@ class Placements:
         return with_growth(await run(engine, basis.machine, partial(decide, basis)), wanted, came)
 
     async def _with_file(self, machine: Machine, shared: CpuSet, decision: Decision) -> tuple[Decision, str]:
-        """*decision* about a new container, beside which the *shared* CPUs are left, and the directory of the
-        file that says so; without one where it cannot be made."""
+        """*decision* about a new container, and the directory of its placement file; "" and a reason in the
+        decision where it cannot be made. *shared* are the CPUs that are shared beside the container."""
         try:
             return decision, await self._prepare_file(machine, shared, Entry(decision))
         except HostError as error:

@@ -69,8 +69,8 @@ _ENGINE: Final = "exact"
 
 
 class Bounds(NamedTuple):
-    """Of a return: it takes so many seconds at most, without those that it waits for the sake of the rate of
-    all moves, and so many bytes. A look waits for its end for ``waited_s`` at most."""
+    """Of a return: it takes so many seconds at most, the time not counted that it waits because all moves
+    share one rate; and it moves so many bytes at most. A look waits for its end for ``waited_s`` at most."""
 
     deadline_s: float
     most_bytes: int
@@ -90,7 +90,7 @@ class _Returning:
 
 class PromisedNodes:
     """See the module. Blocking calls run where *in_thread* says; ``bounds`` may be changed at any time.
-    ``is_due``: a look at the nodes may find somebody who can go back."""
+    ``is_due``: a look at the nodes may find a container that can go back."""
 
     def __init__(
         self,
@@ -109,12 +109,14 @@ class PromisedNodes:
         self._verify_soon = verify_soon
         self._clock_s = clock_s
         self._staying: dict[str, float] = {}
-        """What could not go back, and until when: not again before that, or before there is other room."""
+        """By id, until when a container that could not go back is not tried again, unless there is other
+        room."""
         self._failures: Counter[str] = Counter()
         """How often that was tried in a row."""
         self._offered: tuple[Move, ...] = ()
         self._passed_over: set[str] = set()
-        """What could go back by the ledger, and not by the pages: others are asked about first."""
+        """The ids of the containers that could go back by the ledger, but not by their pages: others are
+        asked about first."""
         self._all_asked = False
         self._returning: _Returning | None = None
         self._waiting: dict[tuple[str, bool], tuple[str, float]] = {}
@@ -134,8 +136,8 @@ class PromisedNodes:
                 logger.exception("freed memory could not be used for waiting containers")
 
     async def use_freed_memory(self) -> None:
-        """Complete short promises and named pools, and open new nodes to the containers that may use all, for
-        which no pages are moved; and have the next look find who can go back."""
+        """Complete short promises and named pools, and open new nodes to the containers that may use all of
+        them; no pages are moved for that. And have the next look find which containers can go back."""
         state = self._state
         async with state.transaction() as transaction:
             basis = transaction.basis
@@ -196,7 +198,8 @@ class PromisedNodes:
                 cgroup.write_mems(mems)
 
     def candidates(self) -> tuple[Move, ...]:
-        """A few who can go back by the ledger, with each look others, until all were asked about."""
+        """Moves of a few containers that can go back by the ledger: at each look of other ones, until all
+        were asked about."""
         if self._ending is not None and not self._ending.done():
             return ()
         known, now_s = self._state.ledger.entries.keys(), self._clock_s()
@@ -217,12 +220,12 @@ class PromisedNodes:
         return any(at_s <= now_s for at_s in list(self._staying.values()))
 
     def stray(self, live: LivePages) -> tuple[Move, ...]:
-        """Whose pages are to leave nodes that it may not use."""
+        """The moves of the containers whose pages are to leave nodes that they may not use."""
         return tuple(move for move in astray(live) if move.container_id not in self._staying)
 
     async def look(self, live: LivePages, *, relieves: bool) -> bool:
-        """Do what follows from *live* for the nodes of promises, more of them only where it *relieves*;
-        whether any changed, or who is going back in *live* does not any more."""
+        """Do what follows from *live* for the nodes of promises; give a promise more nodes only with
+        *relieves*. Whether any promise changed, or the container that goes back in *live* no longer does."""
         if relieves and live.plan.unmet_bytes and await self._widen(live):
             return True
         await self._say_why(live)
@@ -246,7 +249,7 @@ class PromisedNodes:
         return True
 
     def went(self, moved_bytes: int, spent_s: float) -> None:
-        """So much was moved of who goes back, in so much time."""
+        """Note that *moved_bytes* of the container that goes back were moved, in *spent_s*."""
         if self._returning is not None:
             self._returning.moved_bytes += moved_bytes
             self._returning.spent_s += spent_s
@@ -353,7 +356,7 @@ class PromisedNodes:
         self._staying[move.container_id] = self._clock_s() + min(pause_s, MOST_AGAIN_S)
 
     def _obstacle(self, back: Return, going: _Returning, now_s: float) -> str:
-        """Why it cannot go back; empty if it can, or may yet."""
+        """Why the container of *back* cannot go back; empty if it can, or still may."""
         if not self._is_waited_for(back):
             return ""
         there = f"{format_bytes(back.left_bytes)} on {nodes_text(back.move.before - back.move.after)}"
@@ -366,7 +369,7 @@ class PromisedNodes:
         return ""
 
     def _is_waited_for(self, back: Return) -> bool:
-        """Whether pages of who goes back are elsewhere yet."""
+        """Whether pages of the container of *back* are still elsewhere."""
         return back.left_bytes > REST_BYTES
 
     def _narrow(self, one: Expectation, entry: Entry, move: Move) -> str:
@@ -413,7 +416,7 @@ class PromisedNodes:
         return True
 
     async def _widen(self, live: LivePages) -> bool:
-        """Give promises more nodes where their own cannot give them; whether any got some."""
+        """Give promises more nodes where their own cannot keep them; whether any got some."""
         basis = self._state.basis
         if basis.engine.name != _ENGINE:
             return False

@@ -88,7 +88,8 @@ class Recorder:
         return await self._run(self.store.held_memory)
 
     def record_learned(self, learned: Mapping[int, Learned]) -> None:
-        """Have committed what was learned of such memory. If that fails, the next time may do."""
+        """Have committed what was learned of the memory that others than containers hold. A failure is not
+        reported: the next measurement is recorded again."""
         kept = dict(learned)
         self._thread.submit(
             lambda: self._attempt(partial(self.store.learn, kept), "held memory not recorded")
@@ -99,7 +100,7 @@ class Recorder:
         return await self._run(lambda: self.store.page_moves(limit, subject))
 
     def pages_moved(self, records: Sequence[PageMoveRecord]) -> None:
-        """Have committed what became of pages that were to be moved. Nothing depends on it."""
+        """Have the outcome of page moves committed. Nothing depends on it."""
         self._thread.submit(
             lambda: self._attempt(partial(self.store.add_page_moves, records), "moved pages not listed")
         )
@@ -110,12 +111,12 @@ class Recorder:
         return await self._run(lambda: self.store.evictions(limit, subject))
 
     async def evicted(self, records: Sequence[EvictionRecord]) -> None:
-        """Commit who is evicted."""
+        """Commit which containers are evicted."""
         await self._run(lambda: self.store.add_evictions(records))
 
     def submit(self, step: Step) -> Job[bool]:
-        """Have *step* committed after all that was submitted before; mostly it is done when this returns. The
-        caller passes the job to `check_commit` when it is done."""
+        """Have *step* committed after all that was submitted before; in most cases that is done when this
+        returns. The caller passes the job to `check_commit` once it is done."""
         return self._thread.run_blocking(partial(self.store.commit, step), BLOCKING_WAIT_S)
 
     def check_commit(self, write: Job[bool]) -> None:

@@ -59,8 +59,8 @@ class ResourceClaims:
         """Why the specs could not be looked at; empty when they could."""
 
     async def prepare(self, claim: ResourceClaim) -> HeldClaim:
-        """Hold *claim* from now on; the same again for the same claim. One that was allocated anew and cannot
-        be held so is not held as it was before either: the scheduler knows nothing of that any more.
+        """Hold *claim* from now on; for the same claim the same again. A claim that was allocated anew and
+        cannot be held so is not held as before either: the scheduler has given that away.
 
         Raises:
             PlacementError: there is no room for it, or it cannot be held here.
@@ -106,8 +106,8 @@ class ResourceClaims:
         return replace(entry, decision=decision)
 
     async def restore(self) -> None:
-        """Hold what the specs say, if nothing at all is recorded. One that was released just before is so
-        again: by kubelet, which had no answer, or by the agent."""
+        """Hold the claims that the specs describe, if nothing at all is recorded. A claim that was released
+        just before is released again: by kubelet, which had no answer, or by the agent."""
         ledger = self._state.ledger
         if ledger.entries or ledger.retained:
             return

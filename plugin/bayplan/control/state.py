@@ -46,14 +46,15 @@ logger = logging.getLogger(__name__)
 
 HOUR_S: Final = 3600
 _CREATION_US: Final = 10_000_000
-"""So long a creation may be under way: an emulated `runc create` takes seconds, six at a time."""
+"""So long a creation may be under way: an emulated `runc create` takes seconds, and six are made at a
+time."""
 
 RETRY_S: Final = 3.0
 """After a write that failed: a disk that is full is asked again as often."""
 
 
 class Current(Basis, frozen=True, dict=True, kw_only=True):
-    """What decisions depend on between two transactions, and the engine that makes them."""
+    """What decisions depend on between two transactions, and the engine that decides."""
 
     engine: Engine
 
@@ -129,7 +130,7 @@ class Transaction(Struct, eq=False):
         owner._accept(after, decided, replace_all=replace_all)  # noqa: SLF001 - the two classes are one unit
 
     def saw(self, request: Request) -> None:
-        """Note what was asked for, whatever becomes of it: later decisions depend on it."""
+        """Note a *request*, whatever becomes of it: later decisions depend on what was asked for lately."""
         owner = self._open
         if owner.seen.see(request):
             owner.learn()
@@ -320,11 +321,11 @@ class NodeState:
         self.learn()
 
     def learn(self) -> None:
-        """Have decisions depend on what was seen."""
+        """Have decisions depend on the requests that were seen."""
         self._become(self.basis.with_seen(self.seen_by(self.policy)), _NOTHING_CHANGED)
 
     def seen_by(self, policy: PlacementPolicy) -> tuple[SeenSize, ...]:
-        """What decisions by *policy* depend on of what was seen."""
+        """The requests that were seen, as far as decisions by *policy* depend on them."""
         return self.seen.sizes() if policy.keep_whole is KeepWhole.NODE else ()
 
     def relocations_within_hour(self) -> int:
@@ -334,7 +335,7 @@ class NodeState:
         return len(self._relocated_s)
 
     def relocated(self, count: int) -> None:
-        """So many containers were relocated for another one."""
+        """Note that *count* containers were relocated for another one."""
         self._relocated_s += [time.monotonic()] * count
 
     def take_engine(self, engine: Engine) -> None:
@@ -478,7 +479,7 @@ class NodeState:
             self._recorded(number)
 
     def _not_recorded(self, error: StateError) -> None:
-        """What is current is not on the disk, because of *error*."""
+        """Note that what is current is not on the disk, because of *error*."""
         logger.error("changes not recorded; trying again", extra={"problem": str(error)})
         self._retry_later()
 

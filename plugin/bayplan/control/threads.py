@@ -27,14 +27,14 @@ from bayplan.views.snapshot import BOUNDS_MS, Durations
 
 
 class DurationCounter:
-    """What was observed so far."""
+    """The durations that were observed so far."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_MS) + 1)
         self._total_ms = 0.0
 
     def observe(self, seconds: float) -> None:
-        """Something took so long."""
+        """Count a duration of so many seconds."""
         duration_ms = seconds * 1000
         self._counts[bisect_left(BOUNDS_MS, duration_ms)] += 1
         self._total_ms += duration_ms
@@ -45,8 +45,9 @@ class DurationCounter:
 
 
 class Latency:
-    """The three of them: ``decision`` is an engine's, ``commit`` from the decision until it is on the disk,
-    ``reply`` from the arrival of the runtime's request until it is answered, whatever it was waiting for."""
+    """How long three things take: ``decision`` of an engine; ``commit``, from the decision until it is on the
+    disk; ``reply``, from the arrival of the runtime's request until it is answered, whatever it waited
+    for."""
 
     def __init__(self) -> None:
         self.decision = DurationCounter()

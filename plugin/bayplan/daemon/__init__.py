@@ -1,8 +1,8 @@
 """The daemon: configuration, logs, the event loop and the wiring of everything below.
 
-Somebody waits for its start, so libraries are loaded without what they take if they can have it and nobody
-here needs: of asyncio TLS, as all that the daemon speaks are sockets of this machine, and of msgspec
-typing_extensions, of which the standard library has everything by now.
+kubelet and the runtime wait for its start, so libraries are loaded without the parts that they can do without
+and that nothing here needs: asyncio without TLS, as the daemon speaks over sockets of this machine only, and
+msgspec without typing_extensions, of which the standard library has everything by now.
 """
 
 import sys

@@ -1,9 +1,10 @@
 """The containers that are slowed down now, so that memory promised to others is not taken before it is freed.
 
-`placement.brakes` says who, and by how much they may grow; here it is applied at each look, raised with what
-has been freed, and given back. Nobody stays slowed down for long: who waits in vain is let go and named. Nor
-after this process, whichever way it ends: see `host.memory_high`. Whom an earlier process left slowed down
-stays so until it was looked at: it would take at once what others need. Everything blocks; any thread.
+`placement.brakes` says which containers, and by how much they may grow. Here that is applied at each look,
+raised by what has been freed, and taken back. No container stays slowed down for long: one that waits in vain
+is let go and named. Nor is any slowed down after this process, whichever way it ends: see `host.memory_high`.
+A container that an earlier process left slowed down stays so until it was looked at: it would at once take
+what others need. Everything blocks; any thread.
 """
 
 import logging
@@ -34,18 +35,19 @@ from bayplan.quantity import MIB
 logger = logging.getLogger(__name__)
 
 STALLED_S: Final = 15.0
-"""What waits and has got nothing for so long is let go: probes give a container as little as 30 s."""
+"""A container that waits and has got nothing for so long is let go: probes give a container as little as 30
+s."""
 LET_GO_S: Final = 60.0
 """And for so long it is not slowed down again."""
 URGENT_S: Final = 5.0
-"""What has just been bound may soon wait."""
+"""A container that was bound less than this ago may soon wait."""
 _RISE_BYTES: Final = MIB
 """Less than this is no progress."""
 
 
 class _Slowed:
-    """A container that is bound since ``since_s``. ``waits``: it uses all that it may, and did
-    so at ``waited_s`` last; ``risen_s`` is when it got more, or did not need it."""
+    """A container that is bound since ``since_s``. ``waits``: it uses all that it may; it did so last at
+    ``waited_s``. ``risen_s`` is when it last got more, or did not need more."""
 
     def __init__(self, brake: Brake, now_s: float) -> None:
         self.brake = brake
@@ -53,8 +55,8 @@ class _Slowed:
         self.waits = False
 
     def most_bytes(self, used: int, more_bytes: int) -> int:
-        """What it may use in all, if it is to have so much more. The kernel lets it have a little more than
-        it is bound to, which is not to become the new bound."""
+        """What it may use in all, if it uses *used* bytes and is to have *more_bytes*. The kernel lets it use
+        a little more than its bound, which must not become the new bound."""
         before_bytes = self.brake.most_bytes
         return (before_bytes if before_bytes and used > before_bytes else used) + more_bytes
 
@@ -82,7 +84,7 @@ class Brakes:
         applies: bool = True,
     ) -> None:
         self.is_possible = applies and hierarchy.unified
-        """Whether anybody could be slowed down here at all."""
+        """Whether containers can be slowed down here at all."""
         self._state = state
         self._hierarchy = hierarchy
         self._read_nodes = read_nodes
@@ -92,7 +94,7 @@ class Brakes:
         self._ended = False
         self._slowed: dict[str, _Slowed] = {}
         self._let_go_s: dict[str, float] = {}
-        """Until when somebody who was let go is not slowed down again."""
+        """By id, until when a container that was let go is not slowed down again."""
         self._left_s: dict[str, float] = {}
         """The cgroups that an earlier process left slowed down, and until when they are waited for."""
         self._before: LivePages | None = None
@@ -107,12 +109,12 @@ class Brakes:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for memory, or has just been bound."""
+        """Whether a slowed down container waits for memory, or has just been bound."""
         now_s = self._clock_s()
         return any(one.waits or now_s - one.since_s < URGENT_S for one in list(self._slowed.values()))
 
     def is_look_due(self) -> bool:
-        """Whether somebody who is slowed down waits by now."""
+        """Whether a container that is slowed down waits by now."""
         if self.is_urgent or self._left_s:
             return True
         for one in list(self._slowed.values()):
@@ -124,9 +126,9 @@ class Brakes:
         return False
 
     def adjust(self, live: LivePages, cgroups: Mapping[str, str], starting: Collection[str] = ()) -> None:
-        """Have those slowed down who could take what others are promised by *live*, and nobody else.
-        *cgroups* are the paths of the containers' cgroups, below their mount; those *starting* take all of
-        their promise soon."""
+        """Slow down the containers that could take what is promised to others by *live*, and no others.
+        *cgroups* are the paths of the containers' cgroups, below their mount; containers that are *starting*
+        take all of their promise soon."""
         if not self.is_possible:
             return
         with self._lock:
@@ -172,7 +174,7 @@ class Brakes:
                 self._release(key, "it is gone, or not to be touched any more")
 
     def release_all(self, *, ended: bool = False) -> None:
-        """Slow down nobody any more; never again if it has *ended*."""
+        """Slow down no container any more; never again if the process *ended*."""
         with self._lock:
             self._ended = self._ended or ended
             for key in list(self._slowed):
@@ -193,7 +195,7 @@ class Brakes:
         self._left_s = dict.fromkeys(found, self._clock_s() + STALLED_S)
 
     def problems(self) -> tuple[str, ...]:
-        """What waits for memory, each a sentence."""
+        """The containers that wait for memory, each as a sentence."""
         now_s, entries = self._clock_s(), self._state.ledger.entries
         return tuple(
             slowed_down(entries[key].decision.request.name, now_s - one.since_s)
@@ -202,12 +204,13 @@ class Brakes:
         )
 
     def _held_back(self) -> set[str]:
-        """What was slowed down or waited lately: others do not grow by themselves."""
+        """The ids of the containers that are slowed down or waited lately: their growth says nothing about
+        what they want."""
         now_s = self._clock_s()
         return {key for key, one in self._slowed.items() if now_s - one.waited_s < URGENT_S}
 
     def _used(self, key: str, cgroups: Mapping[str, str]) -> int | None:
-        """What a container uses; None of one that is not there, or not to be touched."""
+        """How many bytes a container uses; None if it is not there, or not to be touched."""
         entry = self._state.ledger.entries.get(key)
         if key not in cgroups or entry is None or entry.decision.request.opted_out:
             return None
@@ -257,7 +260,7 @@ class Brakes:
         logger.info("not slowed down any more", extra=extra)
 
     def _give_back(self, directory: str) -> None:
-        """Slow down no longer whom an earlier process has left so."""
+        """Give back memory.high of a cgroup that an earlier process has left slowed down."""
         del self._left_s[directory]
         extra = {"cgroup": directory}
         try:

@@ -498,7 +498,7 @@ class Daemon:
             logger.warning("lists of CPUs cannot be kept short", extra={"problem": str(error)})
 
     def restore_cpu_lists(self) -> None:
-        """Have lists of CPUs as long as they were before the start."""
+        """Set the limit of the CPUs' lists of free pages to what it was before the start."""
         try:
             self.kernel_settings.cpu_lists.restore()
         except BayplanError as error:
@@ -590,7 +590,7 @@ class Daemon:
         }
 
     async def _follow_ledger(self) -> None:
-        """Partitions and interrupts."""
+        """Have partitions and interrupts follow the ledger."""
         await self.cpusets.sync(())
         await self.irqs_away.update()
 

@@ -90,8 +90,8 @@ FindFlags = Callable[[], Mapping[str, Sequence[str]]]
 
 
 class KubeletQuestion:
-    """The node's program is asked in a thread of its own, one question at a time, which nobody has to wait
-    for. `answer` is called by one thread at a time."""
+    """Asks the node's kubelet program for its version, in a thread of its own, one question at a time;
+    nothing has to wait for that thread. `answer` is called by one thread at a time."""
 
     def __init__(self, ask: FindKubelet = kubelet_of_node) -> None:
         self._ask = ask
@@ -106,7 +106,8 @@ class KubeletQuestion:
         self._tell: Told | None = None
 
     def answer(self, patience_s: float) -> KubeletVersion | None:
-        """What the program says now; where it says nothing within *patience_s*, what it said last."""
+        """What the program says now; where it does not answer within *patience_s*, what it said last, or
+        None."""
         with self._changing:
             self._missed = False
             if self._settled.is_set():
@@ -122,12 +123,12 @@ class KubeletQuestion:
         return not self._settled.is_set()
 
     def known(self) -> KubeletVersion | None:
-        """What it said last."""
+        """What the program said last; None if it has not answered yet."""
         return self._known
 
     def tell(self, told: Told) -> None:
-        """Have *told* called with each answer that nobody waited for any more, the last one included; from
-        another thread, too."""
+        """Have *told* called with each answer for which no caller of `answer` waited any more, one that has
+        come already included; from another thread, too."""
         with self._changing:
             self._tell = told
             late, self._late = self._late, None
@@ -150,8 +151,8 @@ class KubeletQuestion:
 
 
 class Configuration:
-    """Settings are made of the files as they were read last, so that what was changed in a file counts from
-    the reload on that was asked for, and not from when kubelet becomes another one."""
+    """Settings are made of the files as they were read last. So a change of a file counts from the reload on
+    that was asked for, and not from the moment when another kubelet is found."""
 
     def __init__(
         self,

@@ -1,24 +1,24 @@
-"""Ends pods where eviction thresholds are met and that is switched on: kubelet's eviction manager.
+"""Ends pods where eviction thresholds are met and eviction is switched on: kubelet's eviction manager.
 
 The formulas are in `bayplan.host.eviction_signals`, the rules in `bayplan.kubelet.eviction_manager`. Nodes
 are relieved by `memory_pressure`.
 
-The API server deletes the pod, so that its controller makes another one where there is room; of a pod that
-only ended kubelet starts the containers again. Nothing depends on the agent: where it does not answer, or the
-processes are still there after the time that kubelet has for them, they are ended here.
+The API server deletes the pod, so that its controller makes another one where there is room; the containers
+of a pod that was only ended are started again by kubelet. Nothing depends on the agent: where it does not
+answer, or the processes are still there after the time that kubelet has for them, they are ended here.
 
-The runtime cannot be asked: what NRI has for it no runtime carries out, and CRI takes gRPC. The runtime
+The runtime cannot be asked: no runtime carries out what NRI has for it, and CRI takes gRPC. The runtime
 reports the end as it does every other one.
 
-One pod at a time, in kubelet's order, of those whom `bayplan.placement.eviction` leaves. Memory of a node is
-relieved first: nobody is evicted for it as long as pages can go elsewhere. Nobody is for a disk while what
-ended pods left there would do. Where a kubelet runs pods, the machine's own signals are kubelet's to act on,
-and nobody is evicted here while one of them on memory is met; a single node's are ours. Each eviction is
-recorded before it is carried out.
+One pod is evicted at a time, in kubelet's order, of those that `bayplan.placement.eviction` leaves. Memory of
+a node is relieved first: no pod is evicted for it as long as pages can go elsewhere. No pod is evicted for a
+disk as long as removing what ended pods left there would do. Where a kubelet runs pods, the machine's own
+signals are kubelet's to act on, and no pod is evicted here while one of them on memory is met; those of a
+single node are ours. Each eviction is recorded before it is carried out.
 
 Of what a container uses only a disk is costly to measure: that is done at most every ten seconds, within a
-time that the containers share. Files stay when their container ends, until somebody removes the container,
-which bayplan has no right to do: they are remembered, so that nobody else is ended for what is to be had by
+time that the containers share. Files stay when their container ends, until its runtime removes it, which
+bayplan has no right to do: they are remembered, so that no other pod is ended for what is to be had by
 removing them.
 """
 
@@ -160,13 +160,14 @@ class ContainerUsage:
         return found
 
     def ended(self, pod: str, container_ids: Iterable[str]) -> None:
-        """A pod's containers were ended for a disk: from now on what they have there is left over."""
+        """Note that a pod's containers were ended for a disk: from now on what they have there is left
+        over."""
         left = self._left.setdefault(pod, {})
         for container_id in container_ids:
             left.update(self._on_disk.pop(container_id, None) or {})
 
     def forget_ended(self) -> None:
-        """Ended pods may come back now, and what is theirs is in use again."""
+        """Note that ended pods may come back now: what is theirs is in use again."""
         self._left.clear()
 
     def left_over(self, signal: str) -> tuple[int, str]:
@@ -322,8 +323,8 @@ class PressureSignals:
             return found, {}, problem
 
     def _of_nodes(self, nodes: Mapping[int, NodeMemory]) -> dict[str, SignalObservation]:
-        """What each node can give: free, or to be reclaimed at once. Unlike kubelet's formula for the machine
-        this counts what the kernel itself holds."""
+        """What each node can give, free or to be reclaimed at once, by signal. Unlike kubelet's formula for
+        the machine this counts what the kernel itself holds."""
         machine = self._state.machine
         return {
             node_signal(node): SignalObservation(one.room_bytes, machine.node_by_id[node].memory_bytes)
@@ -349,8 +350,8 @@ class PressureSignals:
             logger.info("eviction threshold no longer met", extra={"threshold": self._shortage(one)})
 
     def _name_unobserved(self, thresholds: Iterable[Threshold]) -> None:
-        """Say once which thresholds can never be met, because nothing is known of their signals. Nodes are
-        looked at by somebody else, perhaps later."""
+        """Log once which thresholds can never be met, because nothing is known of their signals. Signals of
+        nodes are left out: the watch of the nodes observes them, perhaps later."""
         missing = {one.signal for one in thresholds} - self._observations.keys()
         unobserved = frozenset(signal for signal in missing if node_of(signal) is None)
         if unobserved - self._unobserved:
@@ -376,13 +377,13 @@ WaitForEnd = Callable[[Hierarchy, Sequence[str], float], bool]
 
 
 async def no_agent(_: EvictPod, __: float) -> None:
-    """There is nobody to ask."""
+    """The answer where no agent is connected: none."""
 
 
 class PodEnd:
     """See the module. Blocking calls run where *in_thread* says; ``ask_agent`` is `AgentServer.evict`.
-    ``obstacle`` says why no pod is ended, empty where they are; nobody is before pages were moved for him for
-    ``relief_ns``."""
+    ``obstacle`` says why no pod is ended, empty where pods are. No pod is ended for memory before pages were
+    moved for ``relief_ns``."""
 
     obstacle: ClassVar[str] = ""
     relief_ns: ClassVar[float] = RELIEF_NS
@@ -401,7 +402,7 @@ class PodEnd:
         self._wait = wait
 
     async def ask_api_server(self, pod: Pod, grace_s: int) -> EvictionAnswer | None:
-        """What it says of evicting *pod*; None if nobody has asked it."""
+        """What the API server says of evicting *pod*; None if it was not asked."""
         if not pod.uid:
             return None
         asked = EvictPod(pod.uid, pod.namespace, pod.name, grace_s)
@@ -412,8 +413,8 @@ class PodEnd:
         return answer
 
     async def end(self, cgroups: Sequence[str], grace_s: int, *, deleted: bool) -> str:
-        """End everybody in *cgroups*, or have kubelet do so if the pod is *deleted*; what is left, as a
-        sentence, empty for nobody."""
+        """End all processes in *cgroups*, or have kubelet do so if the pod is *deleted*; what is left, as a
+        sentence, empty if nothing is."""
         try:
             if deleted:
                 wait = partial(self._wait, self._hierarchy, cgroups, grace_s + KUBELET_S)
@@ -467,7 +468,7 @@ class EvictionManager:
         """For each evicted pod, by `_key`, the node's condition that it went for, and kubelet's message."""
         self._left_running: dict[str, NodeCondition] = {}
         self._kept_until_ns: dict[str, int] = {}
-        """By the pod's id, those that a disruption budget keeps."""
+        """By the pod's id, until when a pod that a disruption budget keeps is left alone."""
 
     async def follow(self, pause_s: float = LOOK_S, far_pause_s: float = FAR_LOOK_S) -> None:
         """Look for ever, until cancelled: after *pause_s*, or where no threshold is near when the nodes are
@@ -504,8 +505,9 @@ class EvictionManager:
         return None
 
     def admitted(self, creation: Creation, decision: Decision) -> Decision:
-        """*decision* about a new container, or its refusal: who was evicted does not come back as long as the
-        node has that condition. kubelet starts the containers of such a pod again and again."""
+        """*decision* about a new container, or its refusal: a pod that was evicted does not come back as long
+        as the node has the condition that it was evicted for. kubelet starts the containers of such a pod
+        again and again."""
         evicted = self._evicted.get(_key(creation.pod))
         if evicted is None or decision.outcome is Outcome.REFUSED:
             return decision
@@ -519,7 +521,8 @@ class EvictionManager:
         return (*found, self._obstacle) if self._obstacle and self.signals.pressure.since_ns else found
 
     def _thresholds_to_act_on(self) -> tuple[Threshold, ...]:
-        """Those that are due and ours, and that relief has given up, in kubelet's order."""
+        """The thresholds that are due and ours to act on, and for which relief can do no more, in kubelet's
+        order."""
         all_met = list(self.signals.pressure.since_ns)
         if has_kubelet(self._hierarchy):
             of_kubelet = [one for one in all_met if node_of(one.signal) is None]
@@ -536,7 +539,7 @@ class EvictionManager:
         return tuple(found)
 
     def _is_relieved(self, threshold: Threshold) -> bool:
-        """Whether pages are still being moved for it, and not for too long."""
+        """Whether pages are still being moved for *threshold*, and not for too long."""
         node = node_of(threshold.signal)
         if node is None or self._watch.is_exhausted(node):
             return False  # For the machine's own signals there is nothing to move.
@@ -580,7 +583,7 @@ class EvictionManager:
         return chosen if await self._carry_out(chosen, threshold, note) else None
 
     async def _carry_out(self, pod: EvictablePod, threshold: Threshold, note: EvictionNote) -> bool:
-        """Record it, then end the pod; False if a disruption budget keeps it."""
+        """Record the eviction, then end the pod; False if a disruption budget keeps it."""
         records = self._records(pod, threshold, note.message, self.pod_end.obstacle)
         await self._record(records)
         self._not_before_ns = self.signals.clock_ns() + SETTLE_NS
@@ -646,5 +649,5 @@ class EvictionManager:
 
 
 def _key(pod: Pod) -> str:
-    """Kubelet may make a new sandbox for the same pod."""
+    """The pod's name and uid: kubelet may make a new sandbox, which has another id, for the same pod."""
     return pod.uid or pod.id

@@ -48,15 +48,15 @@ class Measurement(NamedTuple):
 
 
 class Host(Struct, frozen=True):
-    """The blocking calls; tests have others."""
+    """The blocking calls; tests pass others."""
 
     machine: Callable[[], Machine]
     measure: Callable[[Iterable[tuple[Pod, Container]], Iterable[int]], Measurement]
 
     @classmethod
     def of(cls, hierarchy: Hierarchy, memory: ContainerMemory, partitions: CpuPartitions) -> "Host":
-        """Those of the machine that this runs on; *memory* is that of everybody who counts what containers
-        hold."""
+        """The calls for the machine that this runs on; *memory* is the one that all have who count what
+        containers hold."""
         held = HeldMemory(memory, hierarchy.root)
         return cls(partial(machine_with, partitions), partial(measure, hierarchy, held, partitions))
 
@@ -139,7 +139,7 @@ class Hardware:
         self._pools_taken = 0
         """How often pools of huge pages were changed by us."""
         self._afresh = False
-        """The last measurement may have taken containers for something else."""
+        """Whether the last measurement may have counted containers as something else."""
         self._remember: Callable[[Mapping[int, Learned]], None] = lambda _: None
         self._remembered: dict[int, int] = {}
         self._unmeasurable = ""
@@ -178,7 +178,7 @@ class Hardware:
         self._apply()
 
     def changed(self, subsystems: frozenset[str]) -> None:
-        """Nodes, CPUs or memory came or went: sysfs is due to be read."""
+        """Note that nodes, CPUs or memory came or went: sysfs is due to be read."""
         self._reasons |= subsystems
         self._changed.set()
 
@@ -300,7 +300,7 @@ class Hardware:
 
     @property
     def _is_first_due(self) -> bool:
-        """Whether nothing was measured since the runtime, if there is one, listed its containers."""
+        """Whether nothing was measured since the runtime listed its containers, if there is a runtime."""
         connections = 0 if self._state is None else self._state.counters["connections"]
         return self._learns and (not self.learned or connections != self._connections)
 
@@ -361,7 +361,8 @@ class Hardware:
         prepared_for: "_PolicyInputs | None" = None,
         prepared: PlacementPolicy | ConfigError | None = None,
     ) -> None:
-        """In a transaction, so that no promise is made between working out the reservation and its use."""
+        """Take all over in a transaction, so that no promise is made between working out the reservation and
+        its use."""
         self._resolve(prepared_for, prepared)
         before = transaction.basis
         if before.machine != self.machine or before.policy != self.policy:
@@ -421,7 +422,7 @@ class Hardware:
 
 
 class _PolicyInputs(NamedTuple):
-    """What a policy follows from."""
+    """All that a policy follows from."""
 
     settings: Settings
     machine: Machine

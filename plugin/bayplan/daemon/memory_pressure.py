@@ -1,11 +1,11 @@
-"""Sees that the nodes can give what was promised on them, before the kernel has to kill somebody for it.
+"""Sees that the nodes can give what was promised on them, before the kernel has to kill for it.
 
 Each second it is asked whether a look is due, which costs one number of each node and does not wake the event
-loop: that would take ten times as long as the question. What each holds on them, two hundred files on a full
-node, is read only when nodes lost so much that it matters, when the ledger is another one, or after a while.
-Everything blocks in threads of its own. Nothing is decided here: `page_placement` says what is at risk, and
-which pages would have to lie elsewhere, be it for a promise or because a container goes back to its own
-nodes; `page_relief` moves them, and `promised_nodes` has in the ledger what follows for the nodes of
+loop: that would take ten times as long as the question. What each container holds on the nodes, two hundred
+files on a full node, is read only when nodes lost so much that it matters, when the ledger is another one, or
+after a while. Everything blocks in threads of its own. Nothing is decided here: `page_placement` says what is
+at risk, and which pages would have to lie elsewhere, be it for a promise or because a container goes back to
+its own nodes; `page_relief` moves them, and `promised_nodes` has in the ledger what follows for the nodes of
 promises. All go by the ledger as it was at the look, an immutable value; the kernel holds each page against
 the cpuset of that moment.
 
@@ -179,15 +179,15 @@ ZONES_S: Final = 300.0
 COUNT_S: Final = 30.0
 """What containers hold is counted at least as often."""
 AT_RISK_S: Final = 3.0
-"""And as often while something is at risk."""
+"""And at least as often as this while something is at risk."""
 BRAKED_S: Final = 0.1
-"""And so often while somebody is slowed down, who gets what has been freed by then."""
+"""So often it is looked while a container is slowed down, which then gets what has been freed."""
 BRAKED_STEP_S: Final = 0.2
 """For so long pages are moved in between."""
 HELD_SHARE: Final = 0.5
 """Of the deadline of a reply: so long a start waits for memory at most."""
 _THRESHOLD: Final = "an eviction threshold"
-"""Who is promised what is to be kept available."""
+"""The holder to which is promised what is to be kept available."""
 
 
 def pause_after_s(spent_s: float) -> float:
@@ -197,7 +197,7 @@ def pause_after_s(spent_s: float) -> float:
 
 
 class Look(NamedTuple):
-    """What a full look is made by."""
+    """The values that a full look goes by."""
 
     machine: Machine
     ledger: Ledger
@@ -218,10 +218,10 @@ class _Counted(NamedTuple):
 
 class PressureWatch:
     """See the module. ``mode`` may be changed at any time; ``latest`` is what was seen last, None before;
-    ``looked`` is set at each look. *promised* says who can go back, and gives a promise more nodes where
-    moving pages does not suffice. *memory* is that of everybody who counts what containers hold.
-    *in_start_thread* runs what must not wait for pages that are being moved; a start waits for a part of
-    *deadline_s* at most."""
+    ``looked`` is set at each look. *promised* says which containers can go back, and gives a promise more
+    nodes where moving pages does not suffice. *memory* is the one that all have who count what containers
+    hold. *in_start_thread* runs what must not wait for pages that are being moved; a start waits for a part
+    of *deadline_s* at most."""
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class PressureWatch:
 
     async def before_start(self, container_id: str) -> None:
         """Have the memory there that a container was promised before it starts, as far as a runtime waits for
-        it; what is not there by then it gets as it is freed."""
+        it; the container gets the rest as it is freed."""
         entry = self._state.ledger.entries.get(container_id)
         if not self.mode.relieves or not self.brakes.is_possible or entry is None:
             return
@@ -381,7 +381,8 @@ class PressureWatch:
         return known[2]
 
     def keep_available(self, kept_bytes: Mapping[int, int]) -> None:
-        """Have so much left available on nodes beside what is outstanding there, from the next look on."""
+        """Keep so many bytes available on nodes beside what is outstanding there, by node, from the next look
+        on."""
         if kept_bytes != self._kept_bytes:
             self._kept_bytes, self._counted_at_s = dict(kept_bytes), -COUNT_S
 
@@ -394,7 +395,7 @@ class PressureWatch:
         return all(move.source != node for move in self.latest.plan.moves)
 
     def take_over(self) -> None:
-        """Go on with those whom an earlier daemon left slowed down, or give back what they had. Blocks."""
+        """Go on with the containers that an earlier daemon left slowed down, or release them. Blocks."""
         self.brakes.take_over()
         if not self.mode.relieves:
             self.brakes.release_all()
@@ -407,7 +408,7 @@ class PressureWatch:
 
     async def look(self) -> int:
         """Look once, at the nodes and, where that is due, at what containers hold; and do for a moment what
-        follows. How many bytes were moved."""
+        follows. The bytes that were moved."""
         seen = await self._look()
         moved_bytes, relieves = 0, self.mode.relieves
         if not relieves and self.brakes:
@@ -425,8 +426,8 @@ class PressureWatch:
         return moved_bytes
 
     async def _carried_out(self, seen: LivePages) -> int:
-        """Do for a moment what the plan of *seen* says, of which only what brings somebody back is done where
-        nothing is relieved. How many bytes were moved."""
+        """Do for a moment what the plan of *seen* says; where nothing is relieved, only what brings a
+        container back. The bytes that were moved."""
         if not self.mode.relieves:
             seen = replace(seen, plan=Plan(moves=seen.plan.moves if seen.back else ()))
         if not (seen.plan.moves or seen.plan.reclaim_bytes or seen.plan.risks):
@@ -442,7 +443,7 @@ class PressureWatch:
         return moved_bytes
 
     async def _look(self) -> LivePages | None:
-        """What is there now, None where it is as it was."""
+        """What is there now; None if nothing was counted, because all is as it was."""
         self.looked.set()
         state = self._state
         is_off, returns = self.mode is MemoryPressure.OFF, tuple[Move, ...]()
@@ -526,8 +527,8 @@ class PressureWatch:
         returns: Sequence[Move],
         kept_bytes: Mapping[int, int],
     ) -> LivePages:
-        """What each holds on *nodes*, and what follows; *returns* are the moves by which somebody could go
-        back. Blocks."""
+        """What each container holds on *nodes*, and what follows; *returns* are the moves by which containers
+        could go back, *kept_bytes* what is to be kept available by node. Blocks."""
         machine = look.machine
         known = {one.container_id for one in lookups}
         self.memory.keep(known)

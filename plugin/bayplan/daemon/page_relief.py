@@ -1,10 +1,10 @@
 """Carries out a plan of `page_placement`: gets back what lists of CPUs hold, reclaims page cache, then moves
 pages, for a moment; and keeps a record of the pages that were moved.
 
-Then it is looked again: nothing is done by numbers older than a second. Never more than a budget of bytes per
-second, and what turns out not to move is learned and counted as gone. Everything blocks. Whoever stops it,
-or kills the daemon, leaves pages on the one node or on the other, and a history of what was done.
-What is moved of one container from one node to another in many short steps is one record there.
+Then the watch looks again: nothing is done by numbers older than a second. Never more than a budget of bytes
+per second is moved, and what turns out not to move is remembered and counted as gone. Everything blocks. If
+it is stopped, or the daemon killed, pages lie on the one node or on the other, and there is a history of what
+was done. What is moved of one container from one node to another in many short steps is one record there.
 """
 
 import time
@@ -51,8 +51,8 @@ _Way = tuple[str, int, int]
 
 
 class MoveRecords:
-    """True as long as something was moved that `take` has not returned yet. A way is over when nothing went
-    it for *pause_s*."""
+    """What was moved and is not recorded yet, by way (`_Way`); true as long as there is something that `take`
+    has not returned. A way is over when nothing went it for *pause_s*."""
 
     def __init__(self, clock_s: Callable[[], float], pause_s: float) -> None:
         self._clock_s = clock_s
@@ -124,7 +124,7 @@ class MovePages(Protocol):
     def __call__(
         self, cgroup: str, source: int, target: int, wanted_bytes: int, go_on: Callable[[int], bool], /
     ) -> PagesMoved:
-        """What became of it; raises AbsentError where the container is gone."""
+        """How much was moved, and why no more; raises AbsentError where the container is gone."""
 
 
 class _Stuck(NamedTuple):
@@ -134,8 +134,8 @@ class _Stuck(NamedTuple):
 
 
 class PageRelief:
-    """See the module. ``rate_bytes`` per second may be changed at any time. ``applies``: somebody can be
-    slowed down until something is moved."""
+    """See the module. ``rate_bytes`` per second may be changed at any time. ``applies``: pages are really
+    moved, so that containers can be slowed down until they are."""
 
     applies: ClassVar[bool] = True
 
@@ -159,7 +159,7 @@ class PageRelief:
         self._records = MoveRecords(clock_s, 2 * STEP_S)
 
     def keep(self, container_ids: Collection[str]) -> None:
-        """Forget what was learned of all others, and what does not count any more."""
+        """Forget what was learned of all other containers, and what does not count any more."""
         now_s = self._clock_s()
         self._stuck = {
             key: stuck
@@ -168,8 +168,8 @@ class PageRelief:
         }
 
     def movable(self, container_id: str, movable_bytes: Mapping[int, int]) -> dict[int, int]:
-        """What of the memory of a container's processes that can be moved by what it is can be moved as far
-        as is known by now."""
+        """How much of *movable_bytes* of a container (memory that can be moved by its kind, by node) can be
+        moved as far as is known by now."""
         now_s, found = self._clock_s(), {}
         for node, amount in movable_bytes.items():
             stuck = self._stuck.get((container_id, node))
@@ -183,8 +183,8 @@ class PageRelief:
         return next(filter(None, found), "")
 
     def carry_out(self, seen: LivePages, cgroups: Mapping[str, str], step_s: float = STEP_S) -> int:
-        """Do what the plan of *seen* says, for *step_s*; how many bytes nodes got by that. *cgroups* are the
-        paths of the containers' cgroups, below their mount."""
+        """Do what the plan of *seen* says, for *step_s*; how many bytes nodes have got by that. *cgroups* are
+        the paths of the containers' cgroups, below their mount."""
         until_s, moved_bytes = self._clock_s() + step_s, 0
         plan, moves = seen.plan, seen.plan.moves
         short = plan.reclaim_bytes.keys() | (set() if seen.back else {move.source for move in moves})
@@ -249,8 +249,8 @@ class PageRelief:
         return moved.moved_bytes
 
     def _learn(self, seen: LivePages, move: PageMove, cgroup: str, tried: PagesMoved) -> int:
-        """Remember what is still there although all of it was tried, and how much that is. What the container
-        gave back since it was looked at, or got since, says nothing about what can be moved."""
+        """Remember what is still there although all of it was tried, and return how many bytes that is. What
+        the container gave back since it was looked at, or got since, says nothing about what can be moved."""
         holder = seen.holder(move.container_id)
         key = move.container_id, move.source
         before = self._stuck.get(key)

@@ -1,10 +1,10 @@
 """The owner of the pools of huge pages that may grow and shrink: takes the steps that were decided.
 
-A step is taken in the transaction of whoever needs it: nobody is promised anything between the write to the
-kernel and the machine that decisions see having it. The kernel's own numbers are the record: a pool that grew
-for a container which was never recorded is found at the next start, and shrinks when it is idle.
-Invariant: a transaction in which a pool is being changed does not end before the kernel is done, also when
-its request is cancelled; then no new portion is begun.
+A step is taken in the transaction of the container or claim that needs it: nothing else is promised between
+the write to the kernel and the moment when decisions see the machine with it. The kernel's own numbers are
+the record: a pool that grew for a container which was never recorded is found at the next start, and shrinks
+when it is idle. Invariant: a transaction in which a pool is being changed does not end before the kernel is
+done, also when its request is cancelled; then no new portion is begun.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ runtime that asks again finds it."""
 
 
 class HugepagePools:
-    """What changes pools. ``problems`` says why the kernel did not do so, each a sentence."""
+    """Changes the sizes of pools. ``problems`` says where the kernel did not do so, each a sentence."""
 
     def __init__(
         self,
@@ -121,7 +121,8 @@ class HugepagePools:
         self._state.counters["hugepage_pools_shrunk"] += bool(shrunk)
 
     def _note_idle(self, idle: Pools) -> dict[int, dict[int, int]]:
-        """What has been idle long enough, now that so much is *idle*."""
+        """By how much pools can shrink because it was idle long enough, by node and page size, now that
+        *idle* is."""
         now_s, due = self._clock_s(), dict[int, dict[int, int]]()
         listed = {(node, size): amount for node, row in idle.items() for size, amount in row.items()}
         self._idle = {
@@ -139,8 +140,8 @@ class HugepagePools:
         return {node: self._files.free_bytes(node) for node in nodes}
 
     async def _compact(self, added: Pools) -> None:
-        """Have the kernel make large blocks where there are too few. It is not waited for for long: it
-        changes no promise, and goes on alone."""
+        """Have the kernel make large blocks where there are too few. It is not waited for long: it changes no
+        promise, and goes on by itself."""
         nodes = await self._in_thread(partial(self._fragmented, added))
         if not nodes:
             return
@@ -163,7 +164,8 @@ class HugepagePools:
                 logger.warning("memory is not made free in large blocks", extra={"problem": str(error)})
 
     async def _resize(self, transaction: Transaction, wanted: Pools, until_s: float) -> None:
-        """Have pools get the sizes *wanted*, and decisions see what they have then, whatever happens."""
+        """Give pools the sizes *wanted* until the moment *until_s*, and have decisions see the sizes that
+        they have then, whatever happens."""
         enough = threading.Event()
         work: asyncio.Future[Resized] = asyncio.ensure_future(
             self._in_thread(

@@ -34,8 +34,8 @@ nor be looked for (`bayplan.host.container_processes`). The kernel keeps a page 
 
 
 class SpareFiles(NamedTuple):
-    """How many files may be kept open by whom: three of a container for its agreement with the ledger, one to
-    see whether it has a process."""
+    """How many files may be kept open, and for what. ``agreement``: three of a container, to see whether it
+    still agrees with the ledger. ``occupancy``: one of a container, to see whether it has a process."""
 
     agreement: int
     occupancy: int

@@ -64,24 +64,24 @@ class ShadowHandler:
         self._decides = decides
 
     def events(self, runtime: Runtime) -> frozenset[Event]:
-        """The same as ever."""
+        """The events that the real handler needs."""
         return self._decides.events(runtime)
 
     def connected(self, runtime: Runtime) -> None:
-        """The decisions depend on it."""
+        """Pass it on: decisions depend on the runtime."""
         self._decides.connected(runtime)
 
     def disconnected(self, why: str) -> None:
-        """The decisions depend on it."""
+        """Pass it on: decisions depend on the runtime."""
         self._decides.disconnected(why)
 
     async def synchronize(self, pods: Sequence[Pod], containers: Sequence[Container]) -> Sequence[Update]:
-        """What runs is recorded."""
+        """Record what runs; update nothing."""
         await self._decides.synchronize(pods, containers)
         return _NOTHING
 
     async def create_container(self, pod: Pod, container: Container) -> tuple[Adjustment, Sequence[Update]]:
-        """A container that would be refused is created."""
+        """Decide and change nothing; a container that would be refused is created."""
         try:
             await self._decides.create_container(pod, container)
         except PlacementError as error:
@@ -91,7 +91,7 @@ class ShadowHandler:
     async def update_container(
         self, pod: Pod, container: Container, resources: Resources
     ) -> Sequence[Update]:
-        """A change that would be refused is made."""
+        """Decide and change nothing; a change that would be refused is made."""
         try:
             await self._decides.update_container(pod, container, resources)
         except PlacementError as error:
@@ -99,26 +99,26 @@ class ShadowHandler:
         return _NOTHING
 
     async def stop_container(self, pod: Pod, container: Container) -> Sequence[Update]:
-        """What it would have held is released."""
+        """Release what it would have held; update nothing."""
         await self._decides.stop_container(pod, container)
         return _NOTHING
 
     async def state_changed(self, event: Event, pod: Pod, container: Container | None) -> None:
-        """There is no answer to these."""
+        """Pass it on: these events have no answer."""
         await self._decides.state_changed(event, pod, container)
 
     def refuses_undecided(self) -> bool:
-        """Nothing is refused."""
+        """False: nothing is refused."""
         return False
 
     def fallback_adjustment(self, pod: Pod, container: Container) -> Adjustment:
-        """Nothing, as for every other container."""
+        """No change, as for every other container."""
         return Adjustment()
 
     def missed(
         self, event: Event, container_id: str, why: str, described: tuple[Pod, Container] | None = None
     ) -> None:
-        """As ever: what is not known of it is found later."""
+        """Pass it on: what is not known of the container is found later."""
         self._decides.missed(event, container_id, why, described)
 
 
@@ -241,7 +241,7 @@ class ShadowHugepagePools(HugepagePools):
 
 
 class ShadowPlacementFiles(PlacementFileWriter):
-    """Nobody is told of his place."""
+    """No container gets a file."""
 
     async def prepare(self, machine: Machine, shared: CpuSet, entry: Entry) -> str:
         """As of `PlacementFileWriter`; there is no directory."""
@@ -268,13 +268,13 @@ class ShadowResourceClaims(ResourceClaims):
 
 
 class ShadowPromisedNodes(PromisedNodes):
-    """Whoever would go back is taken for gone back: no pages are waited for."""
+    """A container that would go back counts as gone back: no pages are waited for."""
 
     async def before_start(self, container_id: str) -> None:
         """As of `PromisedNodes`."""
 
     def stray(self, live: LivePages) -> tuple[Move, ...]:
-        """Nobody's: no container has the nodes of the ledger."""
+        """None: no container has the nodes of the ledger."""
         return ()
 
     def _is_waited_for(self, back: Return) -> bool:
@@ -313,7 +313,7 @@ class ShadowRelief(PageRelief):
 
 
 class ShadowPodEnd(PodEnd):
-    """Ends nobody, and waits for no relief, as there is none."""
+    """Ends no pod, and waits for no relief, as there is none."""
 
     obstacle: ClassVar[str] = shadow_mode.NOTHING_APPLIED
     relief_ns: ClassVar[float] = math.inf
@@ -357,7 +357,7 @@ def _as_decided(handler: Handler) -> Handler:
 
 
 class Parts(NamedTuple):
-    """Each as the daemon makes it. ``runs_if_refused``: a container that is refused is created all the
+    """Each part as the daemon makes it. ``runs_if_refused``: a container that is refused is created all the
     same."""
 
     answering: Callable[[Handler], Handler] = _as_decided
@@ -378,7 +378,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of_process(cls) -> "Parts":
-        """Those that this process is to have."""
+        """The parts that this process is to have: those of shadow mode if that is on."""
         return SHADOW if shadow_mode.is_on() else REAL
 
 

@@ -1,11 +1,11 @@
-"""Files of the kernel that have another value for a while, and are set to what they were.
+"""Files of the kernel that are set to another value for a while, and then to what they were.
 
-Invariant: what a file was before it was first changed is on the disk before it is changed, so that whoever
-comes after this process, however it ended, can set it to that again. What somebody else writes into such a
-file meanwhile is what it was, from then on. A boot ends all that was set before it.
+Invariant: what a file was before it was first changed is on the disk before it is changed, so that a later
+process, however this one ended, can set it to that again. If another program writes such a file meanwhile,
+its value counts as what the file was from then on. A boot ends all that was set before it.
 
-Each file has one word: a number, a list of ids, a mask, or a state of which the first word counts
-(``isolated invalid (...)`` of cpuset.cpus.partition).
+Each file has one word: a number, a list of ids, a mask, or a state of which the first word counts (``isolated
+invalid (...)`` of cpuset.cpus.partition).
 """
 
 import logging
@@ -25,12 +25,13 @@ logger = logging.getLogger(__name__)
 _BOOT: Final = "proc/sys/kernel/random/boot_id"
 
 Value = Callable[[str], str]
-"""What a file is to have, from what others chose for it; the same again leaves it to them."""
+"""Gives what a file is to have, from what others chose for it; if it returns that, the file is left to
+them."""
 
 
 class FileChange(Struct, frozen=True, array_like=True):
-    """What a file was, what it has instead, and what we had set before that: whoever is killed between record
-    and file leaves that there."""
+    """What a file was, what it has instead, and what we had set before that: if the process is killed between
+    record and file, the file still has the latter."""
 
     before: str
     ours: str

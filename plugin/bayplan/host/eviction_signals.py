@@ -42,7 +42,7 @@ _LARGEST_LIMIT: Final = 1 << 62
 
 
 class FileSystems(Struct, frozen=True):
-    """The directories whose file systems count, empty for none: of the node, and of images.
+    """The directories whose file systems count, empty if there are none: of the node, and of images.
     ``separate``: images have a file system of their own, on which containers are, too."""
 
     node: str = ""
@@ -139,7 +139,7 @@ def _memory(hierarchy: Hierarchy, *, huge_pages_count: bool) -> SignalObservatio
 
 
 def _allocatable(hierarchy: Hierarchy) -> SignalObservation | None:
-    """Of what kubelet lets all pods use together; None where it sets no limit."""
+    """The signal of what kubelet lets all pods use together; None where it sets no limit."""
     limit = "memory.max" if hierarchy.unified else "memory.limit_in_bytes"
     for path in _PODS:
         try:

@@ -1,11 +1,12 @@
 """Where cgroups are: which cgroup file systems this host has (cgroup v2, v1, or both side by side: hybrid),
 and where a container is below their mounts, by the runtime's fields.
 
-Paths are pure text: nothing is looked up. Both cgroup drivers, containerd's and CRI-O's spelling. Sources:
-the cgroupsPath rules of runc and crun, systemd.slice(5) for the nesting that the names of slices spell out.
+Paths are pure text: nothing is looked up. Both cgroup drivers, in the spelling of containerd and of CRI-O.
+Sources: the cgroupsPath rules of runc and crun, systemd.slice(5) for the nesting that the names of slices
+spell out.
 
-Also what is off limits there, and in which cgroup a process is. Values of cgroups are read and written in
-`bayplan.host.cgroup`; nothing is changed here.
+Also which cgroups nothing may be written to, and in which cgroup a process is. Values of cgroups are read and
+written in `bayplan.host.cgroup`; nothing is changed here.
 """
 
 import ctypes

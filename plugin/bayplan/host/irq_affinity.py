@@ -57,8 +57,8 @@ class IrqAffinity:
         return bool(self._files.changes)
 
     def keep_away(self, cpus: CpuSet, others: CpuSet) -> tuple[Staying, ...]:
-        """Have no interrupt on *cpus*, which may be none; *others* are for those that have nowhere else to
-        go. Those that stay there.
+        """Have no interrupt on *cpus* (empty: on any CPU); *others* are for interrupts that have no other
+        CPUs. The interrupts that stay on *cpus*.
 
         Raises:
             HostError: what they were cannot be recorded, so that nothing was changed.
@@ -75,7 +75,7 @@ class IrqAffinity:
         return {self._name(path): before for path, before in self._files.to_restore.items()}
 
     def restore(self) -> Mapping[str, str]:
-        """Have all as others chose; which of them were not, as `to_restore`."""
+        """Have all as others chose; those that were not so, as `to_restore` has them."""
         before = self._files.to_restore
         problems = self._files.restore()
         return {self._name(path): text for path, text in before.items() if path not in problems}

@@ -1,10 +1,10 @@
 """Which kubelet the node runs: what its program says of its version, and the flags that it was started with.
 
-Asked is the program of a kubelet that runs, else the one that its systemd unit names. What is started is a
-file that only root can have put there: a process counts if it is root's and is in the mount namespace of
-process 1 or in ours, so that it is no container's; the file if it is root's and nobody else may write it,
-and so for each directory above a unit's program. It is started through a descriptor of that very file, with
-a limit in time and without an environment.
+The program asked is that of a kubelet that runs, else the one that its systemd unit names. It is started only
+if no container can have put it there. A process counts if it is root's and is in the mount namespace of
+process 1 or in ours. The file counts if it is root's and nobody else may write it, and so does each directory
+above a unit's program. It is started through a descriptor of that very file, with a limit in time and without
+an environment.
 
 Source of what it answers: ``component-base/version/verflag`` (``Kubernetes v1.37.2``), and k3s, whose program
 has kubelet within it and the same version number (``k3s version v1.36.3+k3s1 (...)``).

@@ -1,9 +1,10 @@
 """The kernel's brake on one cgroup: memory.high, set for a while and given back (cgroup v2).
 
-Who uses more than its memory.high is made to wait at each further page, up to two seconds for 64 of them,
-and is never killed for it (mm/memcontrol.c: calculate_high_delay). A program that dies in between must leave
-nobody slowed down: so before a value is written, the cgroup gets an attribute that says what was there, and
-which values are ours. It is gone with the cgroup. What somebody else has set meanwhile stays.
+A process in a cgroup that uses more than its memory.high waits at each further page, up to two seconds for 64
+of them, and is never killed for it (mm/memcontrol.c: calculate_high_delay). If this program dies in between
+no cgroup may stay slowed down: so before a value is written, the cgroup gets an attribute that says what was
+there, and which values are ours. It is gone with the cgroup. A value that another program has set meanwhile
+stays.
 """
 
 import errno
@@ -28,10 +29,10 @@ MARK: Final = "user.bayplan.memory_high"
 program that may write to them since 5.7."""
 NO_LIMIT: Final = "max"
 FREE_OF_DELAY: Final = 64
-"""Up to an 80th above its memory.high nobody waits (10 ms, mm/memcontrol.c), so that a bound on what is used
-has to be set this part lower."""
+"""Up to an 80th above memory.high nothing waits (10 ms, mm/memcontrol.c), so that a bound on what is used has
+to be set this part lower."""
 LEAST_BYTES: Final = 8 * MIB
-"""Nobody is bound to less: to start a program takes as much."""
+"""No cgroup is bound to less: to start a program takes as much."""
 
 _HIGH: Final = "memory.high"
 _CURRENT: Final = "memory.current"
@@ -52,7 +53,7 @@ class Attributes(Protocol):
 
 
 class KernelAttributes:
-    """Those of the file system itself."""
+    """The attributes that the file system itself has."""
 
     def read(self, directory: str) -> str | None:
         """See `Attributes`."""
@@ -118,8 +119,9 @@ class Brake:
         self._mark: Mark | None = None
 
     def bind(self, most_bytes: int) -> bool:
-        """Have the container use *most_bytes* in all, or as little more as the kernel lets it. False if
-        somebody else has set memory.high meanwhile to less than that: then it is that one's again.
+        """Let the container use *most_bytes* in all, or as little more as the kernel lets it. False if
+        another program has set memory.high to less than that meanwhile: then that value stays, and is not
+        ours any more.
 
         Raises:
             AbsentError: the cgroup is gone.

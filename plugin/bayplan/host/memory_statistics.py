@@ -50,7 +50,7 @@ _RECLAIMABLE: Final = ("KReclaimable", "SReclaimable")
 """The newer one (Linux 4.20) contains the older one."""
 
 _OTHERS: Final = ("Active(anon)", "Inactive(anon)", "Unevictable", "SUnreclaim", "KernelStack", "PageTables")
-"""What no page of a file is counted in."""
+"""The lines that count what is no page of a file."""
 
 
 def read_meminfo(path: str, *needed: str, text: str | None = None) -> dict[str, int]:
@@ -162,8 +162,8 @@ def parse_numa_stat(text: str) -> HeldPages:
 
 
 def parse_legacy_numa_stat(text: str) -> HeldPages:
-    """The same of cgroup v1, in pages, cgroups below included. Its ``file`` has shared memory in it too,
-    which is anonymous memory to others."""
+    """memory.numa_stat of cgroup v1, in pages, cgroups below included. Its ``file`` also counts shared
+    memory, which counts as anonymous memory everywhere else."""
     rows = dict(_LEGACY_LINE.findall(text))
     if "anon" not in rows:
         raise ParseError("memory by node", text, LEGACY_EXPECTED)
@@ -200,7 +200,7 @@ _LEAST_BLOCKS: Final = 4
 
 _CPUS: Final = "sys/devices/system/node/node{}/cpulist"
 _LEAST_BATCHES: Final = 4
-"""No list is kept shorter."""
+"""A list of so many batches is the shortest that the kernel has."""
 
 _NOT_FOR_THE_KERNEL: Final = ("Movable", "Device")
 _ZONE_LINE: Final = re.compile(

@@ -315,7 +315,8 @@ def movable_ranges(pid: int, source: int, target: int, root: Path = Path("/")) -
 
 
 def _allowed(numa_maps: str, source: int, target: int) -> Iterator[int]:
-    """The first addresses of those mappings with memory of processes on *source* that may be on *target*."""
+    """The first addresses of the mappings of *numa_maps* that have memory of processes on *source*, which may
+    be on *target*."""
     on_source = f" N{source}="
     for start, policy, rest in _POLICY.findall(numa_maps):
         if on_source not in rest or " huge" in rest:

@@ -1,11 +1,11 @@
-"""Memory had back before somebody has to wait for it: page cache, and the free pages that CPUs keep on lists
-of their own, of which they keep few where the operator agrees. Blocks while the kernel reclaims.
+"""Memory that is got back before a process has to wait for it: page cache, and the free pages that CPUs keep
+on lists of their own, of which they keep few where the operator agrees. Blocks while the kernel reclaims.
 
 From Linux 6.7 on the CPUs of a node may keep an eighth of each zone, and CPUs of other nodes as much again.
-Nobody else gets these pages, and where nothing can be reclaimed the kernel kills beside them. For good, only
-the sysctl vm.percpu_pagelist_high_fraction keeps the lists short. It is everybody's, and set to what it was
-(`bayplan.host.changed_files`) at the end, whichever end that is: of the setting, of the daemon, or the next
-start or release after it was killed.
+Only these CPUs get these pages, and where nothing can be reclaimed the kernel kills beside them. Only the
+sysctl vm.percpu_pagelist_high_fraction keeps the lists short for good. It concerns the whole machine, and is
+set to what it was (`bayplan.host.changed_files`) at the end: of the setting, of the daemon, or, after the
+daemon was killed, at its next start or at a release.
 """
 
 import errno
@@ -125,7 +125,8 @@ def _listed(nodes: Collection[int], root: Path) -> int:
 
 
 class CpuListLimit:
-    """How long lists may be at most, by the sysctl. All of it blocks for less than a millisecond."""
+    """How long the lists of CPUs may be at most, by the sysctl. All of it blocks for less than a
+    millisecond."""
 
     def __init__(self, directory: Path, root: Path = Path("/")) -> None:
         """The daemon's state *directory*, and where /proc is."""

@@ -62,7 +62,7 @@ def files_of(machine: Machine) -> dict[str, str]:
 
 
 def pools_of(node: Node, below: str) -> dict[str, str]:
-    """The huge page pools of *node*, in the directory *below*."""
+    """The files of the huge page pools of *node*, in the directory *below*."""
     return {
         f"{below}/hugepages-{page_size_bytes >> 10}kB/nr_hugepages": f"{pool_bytes // page_size_bytes}\n"
         for page_size_bytes, pool_bytes in node.hugepages_bytes.items()
@@ -230,7 +230,7 @@ def _lines(root: Path, path: Path) -> Iterator[str]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """cpu2 before cpu10: text and the numbers in it by turns."""
+    """A sort key that has cpu2 before cpu10: text and numbers by turns."""
     return [(int("".join(filter(str.isdigit, part)) or -1), part) for part in path.parts]
 
 

@@ -34,7 +34,8 @@ MOST_READ: Final = 256
 """Decisions of the record from which it is learned again after a restart: three of four may be about
 containers from which nothing is learned."""
 _DIGITS: Final = 3
-"""Of an amount so many binary digits count, rounded up: sizes that differ by less than a quarter are one."""
+"""The number of binary digits of an amount that count, rounded up: sizes that differ by less than a quarter
+are one."""
 
 
 class SeenSize(Struct, frozen=True):
@@ -61,7 +62,7 @@ class SeenRequests(Struct):
     by_name: dict[str, tuple[tuple[tuple[str, int], ...], int]] = field(default_factory=dict)
 
     def see(self, request: Request) -> bool:
-        """Remember *request*; whether that changed the sizes."""
+        """Remember *request*; whether that changed `sizes`."""
         if not is_learned_from(request):
             return False
         asked = {MEMORY: request.memory.high_bytes, **request.hugepages_bytes}
@@ -162,7 +163,7 @@ class Basis(Struct, frozen=True, dict=True):
 
     @cached_property
     def allocatable(self) -> Allocatable:
-        """What the containers of the ledger share."""
+        """What containers may have, all of them together."""
         return Allocatable(self.machine, self.policy)
 
     @property
@@ -181,10 +182,10 @@ class Basis(Struct, frozen=True, dict=True):
         }
 
     def exclusive_candidates(self, *, isolated: bool = False, growing: str = "") -> CpuSet:
-        """The CPUs that could become exclusive now, to a container that wishes *isolated* ones or to another:
-        those that are not exclusive to another container, and not kept by the cpuset of another container
-        that somebody else chose. Of a kind of cores that a named pool is to have as many as it may still get
-        are left out, those of the last cores, but for the one that is *growing*."""
+        """The CPUs that could become exclusive now to a container; *isolated* ones if it wishes such. They
+        are not exclusive to another container, and not kept by the cpuset of another container that somebody
+        else chose. Where named pools may still get CPUs of one kind of cores, so many of the last cores of
+        that kind are left out, but not those for the pool that is *growing*."""
         allocatable, ledger = self.allocatable, self.ledger
         free = (allocatable.isolated_cpus if isolated else allocatable.exclusive_cpus) - ledger.exclusive_cpus
         for container_id in ledger.pinned_ids:
@@ -210,7 +211,7 @@ class Basis(Struct, frozen=True, dict=True):
 
     @cached_property
     def shared_cpus(self) -> CpuSet:
-        """The CPUs of those that have none of their own."""
+        """The CPUs of the containers that have none of their own."""
         return self.ledger.shared_cpus(self.machine, self.policy.withheld_cpus)
 
     def shared_cpus_minimum(self, more_milli: int = 0, growing: str = "") -> int:
@@ -260,10 +261,12 @@ class Basis(Struct, frozen=True, dict=True):
 
 
 def kept_by_pin(request: Request, all_cpus: CpuSet) -> CpuSet:
-    """The CPUs that a container keeps from being exclusive to others because somebody chose them for it.
+    """The CPUs that a container keeps from being exclusive to others, because somebody else chose them for
+    it.
 
-    A cpuset of more than half of the CPUs chooses none in particular. Outside of kubelet's tree such a one
-    keeps none, or one container could keep out all pods of kubelet that are to have CPUs of their own.
+    A cpuset of more than half of the CPUs chooses none in particular. Outside of kubelet's tree a container
+    with such a cpuset keeps none: one container could else keep out all pods of kubelet that are to have CPUs
+    of their own.
     """
     pinned = request.pinned_cpus or CpuSet()
     wide = 2 * len(pinned & all_cpus) > len(all_cpus) and request.qos_source is not QosSource.CGROUP_PARENT

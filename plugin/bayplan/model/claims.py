@@ -1,16 +1,16 @@
 """Claims: what one promises on which nodes, and resource claims (Kubernetes' Dynamic Resource Allocation) as
 holders in the ledger.
 
-Invariant: the parts of a claim sum to it, to the byte. Everybody who counts claims counts parts.
+Invariant: the parts of a claim sum to it, to the byte. All that counts claims counts their parts.
 
 The scheduler allocates to a resource claim so much of each of some NUMA nodes; here that is promised to the
-claim, not to a container. Its entry is among those that the ledger retains for who has no container
+claim, not to a container. Its entry is among those that the ledger retains for holders that have no container
 (`Ledger.retained`), under a key that no pod has. The containers of its pod run on what it holds: what they
 ask for themselves is promised beside it only as far as it is more. Invariant: what a claim holds is on the
 nodes that were allocated to it, and stays so until it is released.
 
 A claim may also be one that another driver has prepared before the node was taken over from it
-(`AdoptedClaim`): it holds the CPUs that this one gave to it, and ends as any other.
+(`AdoptedClaim`): it holds the CPUs that this driver gave to it, and ends as any other.
 """
 
 import re
@@ -103,7 +103,8 @@ DRIVER: Final = "bayplan.dev"
 CDI_KIND: Final = "bayplan.dev/claim"
 """The kind of the CDI devices by which a runtime tells a container which claims it has."""
 VARIABLE: Final = "BAYPLAN_CLAIM_"
-"""What the variable of the environment begins with that says so, as ``uid/request``."""
+"""The beginning of the name of the environment variable that tells a container of a claim; its value is
+``uid/request``."""
 CPU_DRIVER: Final = "dra.cpu"
 """The name of dra-driver-cpu, whose claims can be taken over."""
 CPU_DRIVER_VARIABLE: Final = "DRA_CPUSET_"
@@ -137,7 +138,7 @@ class ResourceClaim(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """By what the ledger knows it."""
+        """The id under which the ledger has it."""
         return claim_key(self.uid)
 
     @property
@@ -232,7 +233,7 @@ class ClaimedDevice(Struct, frozen=True):
 
 
 def claim_key(uid: str) -> str:
-    """By what the ledger knows the claim *uid*."""
+    """The id under which the ledger has the claim *uid*."""
     return f"{_KEY}{uid}"
 
 
@@ -264,9 +265,9 @@ def variable_of(uid: str, request: str) -> tuple[str, str]:
 
 
 def claims_in(environment: Iterable[str]) -> tuple[str, ...]:
-    """The requests of claims, as ``uid/request``, that an *environment* of ``name=value`` tells of; of those
-    that `CPU_DRIVER` prepares ``uid/``, for it gives a container all of a claim. What only looks like it is
-    none."""
+    """The requests of claims, as ``uid/request``, that an *environment* of ``name=value`` tells of; for those
+    that `CPU_DRIVER` prepares ``uid/``, as it gives a container all of a claim. Variables that only look so
+    are left out."""
     found = []
     for one in environment:
         if one.startswith(VARIABLE):

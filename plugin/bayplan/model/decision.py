@@ -32,8 +32,8 @@ class QosClass(enum.Enum):
 
 
 class QosSource(enum.Enum):
-    """How the class is known: from kubelet's cgroup tree, from kubelet's oom_score_adj, or inferred from
-    the resources asked for, because the pod is outside kubelet's tree."""
+    """How the class is known: from kubelet's cgroup tree, from kubelet's oom_score_adj, or inferred from the
+    resources asked for, because the pod is outside of kubelet's tree."""
 
     CGROUP_PARENT = "cgroup parent"
     OOM_SCORE_ADJ = "oom_score_adj"
@@ -67,7 +67,7 @@ class Interval(Struct, frozen=True):
 class PodTotals(Struct, frozen=True):
     """What the pod of a container asks for as a whole, its containers together. ``memory_bytes`` and
     ``hugepages_bytes`` are limits. ``exclusive_cpus`` is how many CPUs its containers have to themselves at
-    most at a time, None where nobody says so."""
+    most at a time, None where that is not known."""
 
     memory_bytes: int
     cpu_milli: int = 0
@@ -116,8 +116,8 @@ class EvenHugepagesWish(Struct, frozen=True):
 
 
 class CpuUse(enum.Enum):
-    """How a container's CPUs are to be used: by it alone, by all that share, alone and apart from the
-    kernel's load balancing (isolcpus), or by the members of a named pool."""
+    """Who may use a container's CPUs: it alone; all that share; it alone, apart from the kernel's load
+    balancing (isolcpus); or the members of a named pool."""
 
     EXCLUSIVE = "exclusive"
     SHARED = "shared"
@@ -325,7 +325,7 @@ class Booking(Struct, frozen=True):
     """Whether it says of each node what is promised there."""
 
     def staying(self, mems: NodeSet | None = None) -> "Booking":  # noqa: ARG002 - it stays where it is
-        """It as one that does not go to other nodes for others, on *mems* if some are given."""
+        """The same promise for a container that is not moved for the sake of others, on *mems* if given."""
         return self
 
     @property
@@ -345,7 +345,7 @@ class Booking(Struct, frozen=True):
 
     @property
     def claimed_parts(self) -> Parts:
-        """Those of ``parts`` that a flow has to find room for: the nodes of none are left open."""
+        """The ``parts`` that a flow has to find room for: none, as their nodes are settled."""
         return ()
 
     @property
@@ -473,16 +473,16 @@ class Placement(Struct, frozen=True):
 
     @property
     def own_cpus(self) -> CpuSet:
-        """The CPUs that nobody else's containers run on: its own, and those of its resource claims."""
+        """The CPUs that no container of another pod runs on: its own, and those of its resource claims."""
         return self.exclusive_cpus if self.claimed_cpus is None else self.exclusive_cpus | self.claimed_cpus
 
     @property
     def apart_cpus(self) -> CpuSet:
-        """Those, and the CPUs of the named pool that it is in."""
+        """`own_cpus`, and the CPUs of the named pool that it is in."""
         return self.own_cpus | self.pool_cpus if self.pool_cpus.mask else self.own_cpus
 
     def staying(self, mems: NodeSet | None = None) -> "Placement":
-        """It with a promise that does not go to other nodes for others, on *mems* if some are given."""
+        """The same placement with a promise that is not moved for the sake of others, on *mems* if given."""
         return replace(self, claim=self.claim and self.claim.staying(mems))
 
     @property
@@ -546,8 +546,8 @@ class RelocationPlan(Struct, frozen=True):
 
 
 class Candidate(Struct, frozen=True):
-    """A set of nodes that was considered. ``criteria`` are the values it was compared by, in their order,
-    smaller is better; ``obstacle`` says why it cannot be taken, empty if it can."""
+    """A set of nodes that was considered. ``criteria`` are the values by which it was compared, in their
+    order; smaller is better. ``obstacle`` says why it cannot be taken, empty if it can."""
 
     nodes: NodeSet
     criteria: Mapping[str, int] = field(default_factory=dict)
@@ -555,7 +555,8 @@ class Candidate(Struct, frozen=True):
 
 
 class Advantage(Struct, frozen=True):
-    """By what the winner beat the runner-up: the first criterion in which they differ, with both values."""
+    """What made the winner better than the runner-up: the first criterion in which they differ, with both
+    values."""
 
     criterion: str
     winner: int
@@ -564,7 +565,7 @@ class Advantage(Struct, frozen=True):
 
 
 class Holder(Struct, frozen=True):
-    """A container that was promised so much of what is short."""
+    """A container that was promised ``held_bytes`` of what is short."""
 
     container_id: str
     name: str
@@ -633,7 +634,8 @@ STAYS_WIDE: Final = "stays-wide"
 """Code of the reason why a container did not go back although there is room."""
 
 MEMORY_TAKEN: Final = "memory-taken"
-"""Code of the reason that somebody outside of containers holds what a container was promised."""
+"""Code of the reason that memory which a container was promised is held by something outside of
+containers."""
 
 RELOCATED: Final = "relocated"
 """Code of the reason that a container went to other nodes so that another one fits."""
@@ -687,7 +689,7 @@ class Decision(Struct, frozen=True):
 
     @property
     def own_bytes(self) -> int:
-        """The memory that is promised to it itself."""
+        """The memory that is promised to the container itself."""
         return self.placement.promise.amounts_bytes.get(MEMORY, 0)
 
     @property

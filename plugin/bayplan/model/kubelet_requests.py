@@ -115,7 +115,7 @@ _ROUNDED_SHARES: Final = 1
 
 
 class Contradiction(Struct, frozen=True):
-    """Why what is said of a container does not count: ``problem`` is a sentence."""
+    """Why what kubelet is said to know of a container does not count: ``problem`` is a sentence."""
 
     problem: str
 

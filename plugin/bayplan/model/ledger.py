@@ -211,7 +211,7 @@ class Ledger(Struct, frozen=True):
         return left.with_entry(replace(with_pool_cpus(entry, CpuSet()), ended=True))
 
     def of_pod(self, pod_id: str) -> Iterator[Entry]:
-        """What that pod retains, and its containers."""
+        """What the pod with that id retains, then the entries of its containers."""
         if (last := self.retained.get(pod_id)) is not None:
             yield last
         for container_id in self.ids_by_pod.get(pod_id, ()):
@@ -331,7 +331,7 @@ class Ledger(Struct, frozen=True):
 
     @property
     def holders(self) -> list[Entry]:
-        """All who were decided about and hold something: containers, and resource claims."""
+        """The entries of all that hold something by a decision: containers and resource claims."""
         claims = (one for one in self.retained.values() if one.is_of_claim)
         return [*self.entries.values(), *claims]
 
@@ -350,8 +350,8 @@ class Ledger(Struct, frozen=True):
         return next(self.due_ids(shared), None) is not None
 
     def due_ids(self, shared: CpuSet) -> Iterator[str]:
-        """The containers for which a runtime has other CPUs than it should, where *shared* are those of the
-        containers without exclusive CPUs: who has waited longest first."""
+        """The ids of the containers for which a runtime has other CPUs than it should, where *shared* are the
+        CPUs of the containers without exclusive ones; those that have waited longest come first."""
         for cpus, ids in self.ids_by_notice.items():
             if cpus != shared.mask:
                 yield from ids
@@ -558,7 +558,7 @@ def holds_alone(retained: Entry) -> bool:
 
 
 def _holding(ledger: Ledger, last: Entry, sign: int) -> Ledger:
-    """*ledger* after the promise of who has no container came (+1) or went (-1)."""
+    """*ledger* after the promise of a holder without a container came (*sign* +1) or went (-1)."""
     placement = last.decision.placement
     cpus = held_cpus(placement)
     return replace(
@@ -592,7 +592,7 @@ def _settled_pod(
 
 
 def notice_of(entry: Entry) -> int | None:
-    """Under what *entry* is in ``ids_by_notice``; None where no update can become due."""
+    """The key of *entry* in ``ids_by_notice``; None where no update can become due."""
     decision, sent = entry.decision, entry.notified_cpus
     if not (entry.recorded_origin or NRI).runtime_applies:
         return None
@@ -690,7 +690,8 @@ def _removed(ledger: Ledger, gone: Entry) -> Ledger:
 
 
 def _in_order(order: tuple[str, ...], entry: Entry) -> tuple[str, ...]:
-    """*order* with *entry*: at the end if it is new, but first if it was explained when it was recorded."""
+    """*order* with the id of *entry*: last if it is new, but first if another container explained its score
+    when it was recorded."""
     if entry.container_id in order:
         return order
     first = entry.decision.placement.promise.explained_bytes

@@ -1,13 +1,13 @@
 """The life of a container, as one state machine for each container id: what is done about each report of it,
 in whichever phase it comes.
 
-NRI, hook, wrapper, the runtime's lists and the kernel all report, and each of them can be late, doubled,
-missing or in another order: containerd sends PostStartContainer after StopContainer when a process ends at
-once, and UpdateContainer for containers that have ended; nobody sends anything when an OCI runtime fails to
+NRI, hook, wrapper, the runtime's lists and the kernel all report, and each of these reports can be late,
+doubled, missing or in another order. containerd sends PostStartContainer after StopContainer when a process
+ends at once, and UpdateContainer for containers that have ended; nothing is sent when an OCI runtime fails to
 create a container. `TABLE` has what is done, and docs/life.md shows it.
 
-Invariants: who holds something is in a phase of `HELD`, and nobody else is; what has ended is not entered
-again by a report, but by a new creation, or because it has a process. Pure.
+Invariants: a container that holds something is in a phase of `HELD`, and no other one is. A container that
+has ended is entered again only by a new creation, or because it has a process, and by no other report. Pure.
 """
 
 import enum
@@ -103,7 +103,7 @@ OF_THE_LIVING: Final = frozenset(
         Report.LISTED_RUNNING,
     }
 )
-"""What is reported of a container that has not ended."""
+"""The reports about a container that has not ended."""
 
 
 class Action(enum.Enum):
@@ -157,8 +157,8 @@ def _row(
     undecided: LifeStep,
     ended: LifeStep,
 ) -> Mapping[Phase, LifeStep]:
-    """A row of the table: *action* for all that hold something, with the phase *after* it where that is
-    another one; and what is done about the others."""
+    """A row of the table: *action* for all that hold something, with the phase *after* it if that is another
+    one; and what is done about containers that are unknown, undecided, or have ended."""
     return {
         **{before: LifeStep(action, after.get(before, before)) for before in HELD},
         Phase.UNKNOWN: unknown,
@@ -169,13 +169,13 @@ def _row(
 
 
 def _end(action: Action) -> Mapping[Phase, LifeStep]:
-    """The row of a report that says of everybody that it has ended, unless *action* depends on more."""
+    """The row of a report that every container has ended, unless *action* depends on more."""
     ends = LifeStep(Action.IGNORE, Phase.ENDED)
     return {**dict.fromkeys(Phase, ends), **dict.fromkeys(HELD, LifeStep(action, Phase.ENDED))}
 
 
 def _end_of(phases: Collection[Phase], action: Action) -> Mapping[Phase, LifeStep]:
-    """The row of a report that says of those in *phases* that they have ended, and nothing of others."""
+    """The row of a report that containers in *phases* have ended; it says nothing of others."""
     others = {phase: LifeStep(Action.KEEP if phase in HELD else Action.IGNORE, phase) for phase in Phase}
     return {**others, **dict.fromkeys(phases, LifeStep(action, Phase.ENDED))}
 

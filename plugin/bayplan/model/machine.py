@@ -43,7 +43,7 @@ def hugepage_size_bytes(resource: str) -> int:
 
 
 def given_to_nobody(lost: CpuSet) -> str:
-    """What an operator is told of CPUs whose partition ended while it was invalid."""
+    """The sentence for operators about the CPUs *lost*, whose partition ended while it was invalid."""
     return f"the kernel keeps {cpus_text(lost)} for a partition whose cgroup is gone, and for nobody else"
 
 
@@ -172,7 +172,7 @@ class Machine(Struct, frozen=True, dict=True):
 
     @cached_property
     def movable_nodes(self) -> NodeSet:
-        """Those with memory of which the kernel has none for itself."""
+        """The nodes with memory of which the kernel has none for itself."""
         return NodeSet(node.id for node in self.nodes if node.is_movable)
 
     @cached_property
@@ -194,8 +194,8 @@ class Machine(Struct, frozen=True, dict=True):
 
     @cached_property
     def ordinary_nodes(self) -> NodeSet:
-        """Those whose memory containers get without asking: not a device's, and in a tier that has CPUs. A
-        node of unknown tier has to have CPUs itself, which may be offline; if that leaves no memory at all
+        """The nodes whose memory containers get without asking: not a device's, and in a tier that has CPUs.
+        A node of unknown tier has to have CPUs itself, which may be offline; if that leaves no memory at all
         (all nodes with CPUs lack memory), it is every node that is not a device's."""
         unowned = [node for node in self.nodes if node.memory_bytes > 0 and not node.owner]
         cpu_tiers = {node.tier for node in unowned if node.cpus and node.tier is not None}

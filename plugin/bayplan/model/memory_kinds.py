@@ -47,7 +47,8 @@ def usable_nodes(machine: Machine, request: Request) -> NodeSet:
 
 
 def closed_nodes(machine: Machine, request: Request) -> NodeSet:
-    """The nodes that *request* wishes by their ids and that are memory of devices it does not have."""
+    """The nodes that *request* wishes by their ids and that are memory of devices the container does not
+    have."""
     if request.nodes is None:
         return NodeSet()
     wished = request.nodes.nodes & machine.memory_nodes

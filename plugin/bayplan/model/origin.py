@@ -1,8 +1,9 @@
 """How a container came: over NRI, by the hook, or with a spec that was rewritten; and what follows from that.
 
-An NRI runtime lists its containers, reports their ends, and applies what is decided about them. Of the others
-nobody can be asked again: their origins are part of the record, which alone must be enough to check them, to
-change them and to notice that they are gone. What differs between the ways is here, and nowhere else.
+An NRI runtime lists its containers, reports their ends, and applies what is decided about them. About the
+other containers no runtime can be asked again: their origins are part of the record, which alone must be
+enough to check them, to change them and to notice that they are gone. What differs between the ways is here,
+and nowhere else.
 """
 
 from collections.abc import Mapping
@@ -34,9 +35,10 @@ class Nri(Struct, frozen=True):
     asks_at_start: ClassVar[bool] = False
     """Whether its start waits until we have answered, so that its cpusets can be made right then."""
     phase: ClassVar[Phase] = Phase.DECIDED
-    """Right after its decision."""
+    """The phase right after its decision."""
     phase_when_recorded: ClassVar[Phase] = Phase.RUNNING
-    """What is taken for it of one that was recorded a while ago. The runtime will say more."""
+    """The phase that is assumed of a container which was recorded a while ago, until the runtime says
+    more."""
     had_process: ClassVar[bool] = False
     """Whether it came with a process, or got one since, as far as the record says."""
     recorded: ClassVar[None] = None
@@ -44,13 +46,13 @@ class Nri(Struct, frozen=True):
     applied: ClassVar[Adjustment] = _NOTHING
     """What was set, as far as that is recorded."""
     cgroups: ClassVar[Mapping[str, str]] = {}
-    """The paths below the mounts, by controller, as far as they are recorded."""
+    """The paths of its cgroups below the mounts, by controller, as far as they are recorded."""
     start_ticks: ClassVar[int] = 0
     bundle: ClassVar[str] = ""
     engine: ClassVar[str] = ""
 
     def known(self, container: Container) -> Container:
-        """The *container* as it is known best: as the runtime describes it."""
+        """*container* as it is known best: as the runtime describes it."""
         return container
 
     def with_applied(self, applied: Adjustment) -> "Nri":  # noqa: ARG002 - the runtime keeps it
@@ -64,18 +66,18 @@ class Nri(Struct, frozen=True):
         return _OOM_GROUP_ONLY if oom_group else _NOTHING
 
     def listed_by(self, runtime: str) -> str:
-        """Who lists it: *runtime*, the one that is connected."""
+        """The runtime that lists it: *runtime*, the one that is connected."""
         return runtime
 
 
 class Described(Struct, frozen=True, tag_field="form"):
-    """By hook, precreate or wrapper.
+    """A container that came by hook, precreate or wrapper.
 
-    ``pod`` and ``container`` are as the spec had them before we changed anything, without annotations,
-    labels and devices. ``container.pid`` is its first process, 0 until it is known; ``start_ticks``
-    distinguishes it from a later one with its id. ``cgroups`` are the paths below the mounts, by
-    controller; empty until they are known. ``applied`` is what was set. ``engine`` is the container engine
-    that calls the OCI runtime (``cri-o``, ``libpod``), empty where nothing says so.
+    ``pod`` and ``container`` are as the spec had them before we changed anything, without annotations, labels
+    and devices. ``container.pid`` is its first process, 0 until it is known; ``start_ticks`` distinguishes it
+    from a later one with its id. ``cgroups`` are the paths below the mounts, by controller; empty until they
+    are known. ``applied`` is what was set. ``engine`` is the container engine that calls the OCI runtime
+    (``cri-o``, ``libpod``), empty where nothing says so.
     """
 
     runtime_applies: ClassVar[bool] = False
@@ -119,7 +121,7 @@ class Described(Struct, frozen=True, tag_field="form"):
 
     @property
     def phase_when_recorded(self) -> Phase:
-        """As of `Nri`: nobody will say more of it."""
+        """As of `Nri`: nothing more will be reported of it."""
         return self.phase
 
     def known(self, container: Container) -> Container:  # noqa: ARG002 - the record is all that is known

@@ -1,14 +1,15 @@
 """Guaranteed pods with resources as a whole (``spec.resources``): one promise, which their containers share.
 
 Kubernetes gives a container that asks for nothing itself the pod's own limits, so that each container of such
-a pod looks as if it asked for all of it. Here is how they are told from others, and who holds what.
+a pod looks as if it asked for all of it. Here is how such pods are told from others, and what each container
+holds.
 
 A container with resources of its own has its *part*: so much memory, and so many CPUs to itself if it asks
 for a whole number. The others have no part; they run on the rest of the pod's CPUs, and the rest of its
 memory is one claim, which the first of them holds (or the first of all, while none of them runs). What a
-container leaves goes to the others, what one comes for is taken from them, on the same nodes; so the pod's
-promise stays whole until its last container is gone. Invariants: the claims of a pod never sum to more than
-the pod asks for; a CPU is shared only by the containers of one pod that have no part.
+container leaves goes to the others, and what a new container takes is taken from them, on the same nodes; so
+the pod's promise stays whole until its last container is gone. Invariants: the claims of a pod never sum to
+more than the pod asks for; a CPU is shared only by the containers of one pod that have no part.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,7 +63,8 @@ def shares_cpus(request: Request) -> bool:
 
 
 def has_part(request: Request) -> bool:
-    """Whether it has: its memory and CPUs are its own, both limited below those of the pod."""
+    """Whether the container has a part of its pod's resources: its memory and CPUs are its own, both limited
+    below those of the pod."""
     totals = request.pod_totals
     limit_bytes, milli = request.memory_limit_bytes or 0, request.cpu_milli
     if totals is None or takes_from_pod(request):
@@ -148,8 +150,8 @@ def whole_cpus(totals: PodTotals) -> int:
 
 
 def held_cpus(placement: Placement) -> CpuSet:
-    """The CPUs that nobody else may have because of *placement*: its own, those of its pod as a whole, and
-    those of the named pool that it is in. A resource claim holds its CPUs itself."""
+    """The CPUs that no container of another pod may have because of *placement*: its own, those of its pod as
+    a whole, and those of the named pool that it is in. A resource claim holds its CPUs itself."""
     affinity = placement.affinity
     of_pod = affinity is not None and affinity.whole and isinstance(placement.promise, Claim)
     held = placement.exclusive_cpus
@@ -159,18 +161,19 @@ def held_cpus(placement: Placement) -> CpuSet:
 
 
 def cpus_of_parts(group: Mapping[str, Decision]) -> CpuSet:
-    """The CPUs of those in *group* that have some to themselves."""
+    """The CPUs that containers of *group* have to themselves."""
     return union(one.placement.exclusive_cpus for one in group.values() if not shares_cpus(one.request))
 
 
 def whole_affinity(nodes: NodeSet, cpus: CpuSet) -> Affinity:
-    """That of the containers of a pod that has its promise on *nodes*, and *cpus* as a whole."""
+    """The affinity of the containers of a pod that has its promise on *nodes*, and *cpus* as a whole."""
     return Affinity(nodes, preferred=True, whole=True, mems=nodes, cpus=cpus)
 
 
 def group_of(decisions: Mapping[str, Decision]) -> tuple[NodeSet, dict[str, Decision]]:
-    """The nodes of the pod that *decisions* are of, and those of its containers that are on these: where the
-    first one without a part is, else where the first one is that was placed with all of the pod."""
+    """The nodes of the pod that *decisions* are of, and the decisions about its containers that are on these
+    nodes, by id. They are the nodes of the first container without a part; else those of the first container
+    that was placed with all of the pod."""
     promises = {key: one.placement.promise for key, one in sorted(decisions.items())}
     nodes = {key: one.nodes for key, one in promises.items() if isinstance(one, Claim)}
     first = next((key for key in nodes if takes_from_pod(decisions[key].request)), None)

@@ -45,9 +45,10 @@ class PlacementStrategy(enum.Enum):
 
 
 class KeepWhole(enum.Enum):
-    """What is kept in one piece for requests to come, where containers are packed. NODE: what requests like
-    those of late need of nodes, so that decisions depend on these; then nodes that nobody has memory of.
-    CACHE: L3 caches that nobody has CPUs of. OFF: whichever comes first by its id."""
+    """What is kept in one piece for later requests, where containers are packed. NODE: room on nodes that
+    requests like those of late need, so that decisions depend on these requests; then nodes on which no
+    memory is promised. CACHE: L3 caches of which no container has CPUs. OFF: nothing; the lowest ids are
+    taken."""
 
     NODE = "node"
     CACHE = "cache"
@@ -123,7 +124,7 @@ class CpuRule(Struct, frozen=True):
     cpu_kind: str = ""
 
     def covers(self, other: "CpuRule") -> bool:
-        """Whether this one is for every container that *other* is for."""
+        """Whether this rule is for every container that *other* is for."""
         sets = ((self.namespaces, other.namespaces), (self.containers, other.containers))
         named = all(not mine or (theirs and theirs <= mine) for mine, theirs in sets)
         return named and self.labels.items() <= other.labels.items()
@@ -143,8 +144,8 @@ class CpuPool(Struct, frozen=True):
 
 
 class PoolBounds(Struct, frozen=True):
-    """Between which sizes a pool of huge pages of one node grows when a container needs it, and shrinks when
-    nobody does."""
+    """The least and the largest size of a pool of huge pages of one node: it grows when a container needs it,
+    and shrinks when none does."""
 
     minimum_bytes: int
     maximum_bytes: int

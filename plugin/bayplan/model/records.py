@@ -1,5 +1,5 @@
-"""What the history keeps, and what is sent of changes: what two ledgers say differently, who was evicted and
-by which numbers, and what became of pages that were to be moved. Values only.
+"""What the history keeps, and what is sent of changes: in what two ledgers differ, which containers were
+evicted and by which numbers, and what became of pages that were to be moved. Values only.
 
 Invariant: whoever applies to *before* what differs in *after* has the promises of *after*.
 """

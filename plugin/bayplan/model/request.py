@@ -58,7 +58,7 @@ from bayplan.model.workload import Container, Pod, container_name
 from bayplan.quantity import MILLI_PER_CPU
 
 NO_SIGNAL: Final = "no signal"
-"""The source of an interval that nothing at all says anything about."""
+"""The source of an interval of which nothing says anything."""
 BY_ANNOTATION: Final = "annotation"
 """The source of a request that the pod's author gives."""
 
@@ -455,13 +455,13 @@ def _memory_interval(
 
 
 def _given(known: Interval, request_bytes: int) -> Interval:
-    """The request that the author gives, or what is nearest to it of all that is possible."""
+    """The author's request, or the possible request that is nearest to it."""
     nearest_bytes = min(max(request_bytes, known.low_bytes), known.high_bytes)
     return Interval(nearest_bytes, nearest_bytes, BY_ANNOTATION)
 
 
 def up_to(known: Interval, ceiling_bytes: int) -> Interval:
-    """The part of an interval that is not above *ceiling_bytes*; a request above that is that."""
+    """The part of an interval that is not above *ceiling_bytes*; if all of it is above, that number."""
     usual_bytes = known.usual_low_bytes
     return replace(
         known,

@@ -285,7 +285,8 @@ def most_milli(machine: Machine) -> int:
 
 
 def most_hugepages_bytes(machine: Machine, size_bytes: int) -> int:
-    """The same of huge pages, whole ones."""
+    """The most huge pages of a size that one container outside of kubelet's tree is promised, in bytes of
+    whole pages."""
     return _hugepages_of(machine, size_bytes) // _LARGEST_PART // size_bytes * size_bytes
 
 

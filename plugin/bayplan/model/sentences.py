@@ -112,7 +112,7 @@ def after_its_end(report: Report) -> str:
 
 
 def refusal(decision: Decision) -> PlacementError:
-    """The error that the runtime, and so the user, is given for a refused decision."""
+    """The error for a refused decision; the runtime, and so the user, is given its text."""
     return PlacementError(decision.request.name, decision.explanation(), decision.refused_as)
 
 
@@ -138,7 +138,7 @@ def ignores_silence(runtime: str, nri_version: str) -> str:
 
 
 def placement_file_problem(problem: str) -> str:
-    """That a container is not told what it has."""
+    """The sentence that a container is not told what it has."""
     return f"a placement file is not as the ledger says, and is tried again: {problem}"
 
 
@@ -182,7 +182,7 @@ def asked(request: Request) -> list[str]:
 
 
 def wishes(request: Request) -> list[str]:
-    """What it wishes beside the amounts, each as a few words."""
+    """What a container wishes beside the amounts, each wish as a few words."""
     words = []
     if request.opted_out:
         words.append("to be left alone")
@@ -296,14 +296,14 @@ def criterion(name: str, value: int) -> str:
 
 
 def move(one: Move) -> str:
-    """Another container that had to move over."""
+    """The sentence about another container that had to move over."""
     moved = f", at most {format_bytes(one.moved_bytes)} of it moved" if one.moved_bytes else ""
     moved += f", on {cpus_text(one.cpus)}" if one.cpus else ""
     return f"{one.name} from {_anywhere(one.before)} to {_anywhere(one.after)}{moved}"
 
 
 def relocation(one: Relocation) -> str:
-    """Another container that would have to go elsewhere."""
+    """The sentence about another container that would have to go elsewhere."""
     cpus = ""
     if one.cpus_before != one.cpus_after:
         cpus = f"{cpus_text(one.cpus_before)} to {one.cpus_after}"
@@ -322,7 +322,7 @@ def relocation_plan(plan: RelocationPlan, rate_bytes: int, outcome: Outcome) -> 
 
 
 def relocated(plan: RelocationPlan, rate_bytes: int) -> str:
-    """That *plan* is carried out."""
+    """The sentence that *plan* is carried out."""
     return f"fits because {_relocations(plan, rate_bytes)}"
 
 
@@ -334,7 +334,7 @@ def _relocations(plan: RelocationPlan, rate_bytes: int) -> str:
 
 
 def slowed_down(name: str, seconds: float) -> str:
-    """That a container waits for memory."""
+    """The sentence that a container waits for memory."""
     return f"{name} is slowed down for {seconds:.0f} s by now: what it takes is promised, and not free yet"
 
 

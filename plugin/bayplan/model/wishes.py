@@ -229,7 +229,7 @@ def _environment(text: str) -> frozenset[str]:
 
 
 def _only(known: str) -> Callable[[str], bool]:
-    """Reads a key that has one value."""
+    """A reader for a key that has only some *known* texts."""
 
     def read(text: str) -> bool:
         if text != known:
@@ -370,7 +370,7 @@ def _meant(prefix: str, key: str) -> str:
 
 
 def rule_for(rules: Iterable[CpuRule], pod: Pod, container_name: str) -> CpuRule | None:
-    """The rule that counts for a container: the first of *rules* that is for it."""
+    """The rule that counts for a container: the first of *rules* that is for it; None if there is none."""
     for rule in rules:
         here = not rule.namespaces or pod.namespace in rule.namespaces
         named = not rule.containers or container_name in rule.containers
@@ -394,7 +394,8 @@ def unmatched_rules(rules: Sequence[CpuRule], containers: Iterable[tuple[Pod, st
 
 
 def unjoined_pools(pools: Iterable[str], joined: Collection[str]) -> tuple[str, ...]:
-    """Those of *pools* that are none of those *joined* by containers; a sentence for each."""
+    """A sentence for each of *pools* that no container is in; *joined* are the names of those that containers
+    are in."""
     return tuple(
         f"cpuPools.{name} has no members: no rule and no annotation gives one of the containers pool={name}"
         for name in sorted(pools)
@@ -405,8 +406,8 @@ def unjoined_pools(pools: Iterable[str], joined: Collection[str]) -> tuple[str, 
 def closed_pools(
     rules: Sequence[CpuRule], pools: Iterable[str], forbidden: Collection[str]
 ) -> tuple[str, ...]:
-    """Those of *pools* that nobody can be in, because none of *rules* gives them and the annotation is one of
-    the *forbidden* keys; a sentence for each."""
+    """A sentence for each of *pools* that no container can be in: none of *rules* gives it, and the
+    annotation for it is one of the *forbidden* keys."""
     given = {rule.cpus for rule in rules}
     return tuple(
         f"cpuPools.{name} can have no members: no rule gives it, and {PREFIX}/cpus is forbidden"
@@ -440,7 +441,8 @@ def ruled_wishes(
 
 
 def wrong_rule(rule: CpuRule, machine: Machine | None = None) -> Problem | None:
-    """What nobody can have of what *rule* gives; with a *machine* nobody there."""
+    """What no container can have of what *rule* gives; with a *machine*, no container there. None if all is
+    possible."""
     try:
         wish = _cpu_wish(rule.cpus) if rule.cpus else None
     except ParseError as error:
@@ -475,14 +477,14 @@ def without_cpu_wishes(wishes: Wishes) -> Wishes:
 
 
 def wrong_pool(name: str, pools: Collection[str]) -> str:
-    """What is expected in place of a pool that is none of *pools*; empty if it is one of them."""
+    """What is expected in place of a pool that is not one of *pools*; empty if *name* is one."""
     if name in pools:
         return ""
     return f"a pool of cpuPools: {', '.join(sorted(pools)) or 'it has none'}"
 
 
 def wishes_of_own_cpus(request: Request) -> tuple[str, ...]:
-    """The keys of what *request* wishes of CPUs of its own."""
+    """The keys of the wishes of *request* that concern CPUs of its own."""
     return tuple(key for field, key in _OF_OWN_CPUS.items() if getattr(request, field))
 
 

@@ -51,7 +51,7 @@ class Mount(Struct, frozen=True):
 
 
 PLACEMENT_MOUNT: Final = "/run/bayplan.dev"
-"""Where a container finds what it was given; the directory has one file."""
+"""The directory in which a container finds its placement file."""
 MOUNT_OPTIONS: Final = ("bind", "ro", "nosuid", "nodev", "noexec")
 VARIABLES: Final = frozenset(
     {"DPDK_EAL_ARGS", "GOMAXPROCS", "JAVA_TOOL_OPTIONS", "OMP_NUM_THREADS", "OMP_PLACES"}
@@ -231,7 +231,7 @@ def similar_pods(subject: str, containers: Iterable[tuple[str, str]]) -> list[st
 
 
 def _letters(name: str) -> str:
-    """A name without what is easily left out of it."""
+    """*name* without characters that are easily left out of it."""
     return name.lower().replace("-", "").replace("_", "").replace(".", "")
 
 

@@ -190,8 +190,8 @@ def _check_alone(hierarchy: Hierarchy, origin: WithoutNri, cgroup: ContainerCgro
 
 
 def amounts_shown(hierarchy: Hierarchy, origin: WithoutNri) -> Mapping[str, str]:
-    """The amounts that an update by the runtime would set, as the container's cgroup shows them. In cgroup v1
-    those of the CPUs are in another hierarchy.
+    """The amounts that an update by the runtime would set, as the container's cgroup shows them, by file. On
+    cgroup v1 those of the CPUs are in another hierarchy, and left out.
 
     Raises:
         HostError: the cgroup is gone, or cannot be read.
@@ -244,10 +244,10 @@ def _annotations_of_sandbox(spec: Spec, container_id: str, bundle: str) -> Mappi
 
 
 def origin_of(entry: Entry) -> WithoutNri:
-    """How the container came.
+    """How the container came, if that was not over NRI.
 
     Raises:
-        OciError: over NRI.
+        OciError: it came over NRI.
     """
     if isinstance(entry.origin, Nri):
         raise OciError(f"container {entry.container_id}", "came over NRI")

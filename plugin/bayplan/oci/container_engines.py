@@ -284,7 +284,7 @@ def _misplaced(path: str, place: Iterable[str], key: str, value: object, name: s
 
 
 def _toml_name(place: Iterable[str]) -> str:
-    """The name of a table as it stands in a file; "" for the root."""
+    """The name of a table as a file has it; "" for the root."""
     return ".".join(one if re.fullmatch(r"[\w-]+", one, re.ASCII) else json.dumps(one) for one in place)
 
 
@@ -410,7 +410,8 @@ def _merged(below: Table, above: Table) -> Table:
 
 
 def _appended(known: Any, value: Any) -> Any:
-    """Lists of containers.conf with an element ``{append=true}`` are appended."""
+    """*value*, or *known* with the elements of *value* if that is a list of containers.conf with an element
+    ``{append=true}``."""
     appends = isinstance(value, list) and any(isinstance(one, dict) and one.get("append") for one in value)
     return [*known, *value] if appends and isinstance(known, list) else value
 

@@ -32,7 +32,7 @@ MAX_TIMEOUT_S: Final = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class WrapperSettings:
-    """The texts of the lines ``key = value``, and what is wrong with them."""
+    """The texts of the lines ``key = value``, and what is wrong with other lines."""
 
     values: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
@@ -132,7 +132,7 @@ class Forms(Struct, frozen=True):
 class Examination:
     """An examination of the node below *root*. ``daemon`` is None if none answers.
 
-    Who only wants the ``forms`` reads a few files; the findings take a look at every process.
+    ``forms`` alone takes a few files; the findings take a look at every process.
     """
 
     def __init__(self, root: Path, daemon: DaemonState | None) -> None:
@@ -180,7 +180,7 @@ class Examination:
         return "on" if engine.nri is not False and any(map(self._is_socket, NRI_SOCKETS)) else ""
 
     def _connected_beside(self, found: tuple[ContainerEngine, ...]) -> Iterator[ContainerEngine]:
-        """The runtime that the daemon is connected to, where no file of it is known."""
+        """The runtime that the daemon is connected to, if none of its files is known."""
         runtime = "" if self._daemon is None else self._daemon.nri_runtime
         if runtime and all(nri_name(engine) != runtime.lower() for engine in found):
             names = {name: engine for engine, name in _NRI_NAMES.items()}
@@ -402,12 +402,12 @@ def view_of(forms: Iterable[Forms], findings: Sequence[Finding]) -> dict[str, An
 
 
 def nri_name(engine: ContainerEngine) -> str:
-    """What it calls itself in NRI; "" if it has none."""
+    """The engine's own name in NRI; "" if it has none."""
     return _NRI_NAMES.get(engine.name.partition(" ")[0], "")
 
 
 def how_to_switch_on(engine: ContainerEngine) -> str:
-    """Where its configuration is made from a template, that is what is to be changed."""
+    """What to change so that NRI is on: in the template, where the configuration is made from one."""
     if engine.distribution:
         directory = _template_directory(engine)
         return (

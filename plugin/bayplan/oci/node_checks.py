@@ -54,13 +54,13 @@ class Finding(Struct, frozen=True):
 
 
 class DaemonState(Struct, frozen=True):
-    """Of a running daemon: the runtime that is connected over NRI ("" for none) with its version, the
-    daemon's own process, 0 where it is not known, and what does not hold of its ledger, each sentence with
-    whether it was put right. ``assumed_kubelet`` is the version of kubelet whose rules it goes by without
-    having found out which one the node has, else "". ``placement_directory`` is where it keeps placement
-    files, "" where it does not say; ``wishes`` are the annotations, without prefix, that containers have of
-    those that need something of the node; ``hugepage_pools``: some are to grow and shrink; ``refuses``:
-    what it cannot decide about is not to start."""
+    """What is known of a running daemon. ``nri_runtime``: the runtime that is connected over NRI, "" for
+    none. ``pid``: its process, 0 where it is not known. ``faults``: what does not hold of its ledger, each
+    sentence with whether it was put right. ``assumed_kubelet``: the version of kubelet whose rules it goes by
+    without knowing which one the node has, else "". ``placement_directory``: where it keeps placement files,
+    "" where it does not say. ``wishes``: the annotations of containers, without prefix, that need something
+    of the node. ``hugepage_pools``: some pools are to grow and shrink. ``refuses``: a container that it
+    cannot decide about is not to start."""
 
     nri_runtime: str = ""
     runtime_version: str = ""
@@ -393,7 +393,7 @@ def _policies_in(where: str, flags: Mapping[str, Sequence[str]]) -> dict[str, tu
 
 
 def _state_files(flags: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """By the manager's key."""
+    """The paths of the managers' state files, by the manager's key."""
     directory = _below_root(flags.get("root-dir", (_KUBELET_DIRECTORY,))[-1])
     return {key: f"{directory}/{name}" for key, name in _STATE.items()}
 

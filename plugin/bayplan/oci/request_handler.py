@@ -69,7 +69,7 @@ logger = logging.getLogger(__name__)
 _DONE: Final = Answer(Status.OK)
 
 WriteBack = Callable[[str, bytes, bytes], None]
-"""Replaces the second by the third, in a bundle."""
+"""Called with a bundle, its expected config and the new one: replaces the former by the latter."""
 
 
 class OciRequestSettings(Struct, frozen=True):
@@ -427,9 +427,9 @@ class OciRequestHandler:
     async def _update_others(self, moved: Collection[Update], *, leave: bool) -> None:
         """Write what a decision means for others; a write that fails is repeated by the verification.
 
-        *leave*: somebody has CPUs to itself that it had not before, and this waits until all others have left
-        them. The memory of those that are *moved* to other nodes goes along, which can take long: after half
-        of the client's deadline it continues in the background.
+        *leave*: a container got CPUs of its own that it had not before, and this waits until all others have
+        left them. The memory of those that are *moved* to other nodes goes along, which can take long: after
+        half of the client's deadline it continues in the background.
         """
         if leave:
             await self._cpusets.sync()
@@ -456,8 +456,8 @@ class OciRequestHandler:
 
 
 def _asks_at_start(machine: Machine, decision: Decision) -> bool:
-    """Whether others have to leave its CPUs or make room for its memory before the container starts, or it is
-    to be seen whether its memory is bound."""
+    """Whether the wrapper has to ask before the container starts: because others have to leave its CPUs or
+    make room for its memory, or because it is to be seen whether its memory is bound."""
     if node_for_the_kernel(machine, decision) is not None:
         return True
     apart = bool(decision.placement.apart_cpus)

@@ -119,21 +119,21 @@ LOOKS_S: Final = (0.2, 1.0, 5.0)
 with the first event that reports it."""
 
 DescribeContainers = Callable[[str, Collection[str]], Sequence[tuple[Pod, Container]]]
-"""Those of the containers, by their ids, that the runtime of that name still has."""
+"""Called with a runtime's name and ids of containers: those that the runtime still has, each with its pod."""
 
 _ENGINES: Final = {"CRI-O": CRIO, "podman": PODMAN}
 
 
 class _Search(Struct, frozen=True):
-    """What one look goes by: the engines whose containers count, and the recorded containers' origins by
-    their ids."""
+    """What one look needs: the engines whose containers count, and the origins of the recorded containers by
+    id."""
 
     engines: frozenset[str]
     known: Mapping[str, Origin]
 
 
 class UnmanagedContainers:
-    """Finds and enters those of CRI-O and podman."""
+    """Finds and enters the unmanaged containers of CRI-O and podman."""
 
     def __init__(
         self,
@@ -148,11 +148,11 @@ class UnmanagedContainers:
         self._in_thread = in_thread
         self._verify_soon = verify_soon
         self._passed_over: set[Started] = set()
-        """Those that are not of a container to be entered."""
+        """What was found and is not a container to be entered."""
         self._installed: frozenset[str] = frozenset()
         """The engines that are set up to ask us."""
         self._asked: bool | None = None
-        """Whether anybody had asked when that was looked up."""
+        """Whether any container had come by hook or wrapper when the engines were looked up last."""
         self._searched: frozenset[str] = frozenset()
         self._has_nri = True
         """Whether a runtime was connected over NRI at the last look; taken for granted before the first."""
@@ -173,7 +173,7 @@ class UnmanagedContainers:
                 self._verify_soon()
 
     def _take_in(self, transaction: Transaction, announced: AnnouncedContainer, search: _Search) -> bool:
-        """Record it, unless somebody else dealt with it since it was found; whether it was recorded."""
+        """Enter it, unless it became known otherwise since it was found; whether it was entered."""
         controller, container = self._controller, announced.container
         entry, before = controller.state.ledger.entries.get(container.id), search.known.get(container.id)
         step = controller.state.lives.step(Report.FOUND, container.id)
@@ -189,7 +189,7 @@ class UnmanagedContainers:
         return True
 
     async def _engines(self, recorded: Collection[str]) -> frozenset[str]:
-        """Those whose containers are looked for: not of an engine that is not meant to ask us."""
+        """The engines whose containers are looked for: only those that are meant to ask us."""
         controller = self._controller
         asked = any(name.startswith("oci_") for name in controller.state.counters)
         if self._asked is not asked:
@@ -225,7 +225,7 @@ class UnmanagedContainers:
         return unannounced
 
     def _announced(self, started: Started) -> AnnouncedContainer | None:
-        """The container, if it runs."""
+        """The container; None if it does not run."""
         try:
             state = State(started.container_id, str(started.bundle), int(started.pid))
             announced = announced_container.from_hook_state(self._hierarchy, state)
@@ -281,7 +281,7 @@ class UnlistedContainers:
                 await self.enter_unlisted()
 
     async def enter_unlisted(self) -> None:
-        """Look once, and enter the containers that nobody told of."""
+        """Look once, and enter the containers that the runtime has not told of."""
         runtime = self._state.runtime
         if runtime is None:
             return
@@ -301,8 +301,8 @@ class UnlistedContainers:
 
 
 def _is_unrecorded(one: Started, known: Mapping[str, Origin]) -> bool:
-    """Whether nothing is recorded of it, or not this process: wrapper and precreate come before there is one,
-    and podman starts a container again under its id."""
+    """Whether nothing is recorded of the container, or not this process of it: wrapper and precreate come
+    before there is a process, and podman starts a container again under its id."""
     if one.container_id not in known:
         return True
     origin = known[one.container_id]

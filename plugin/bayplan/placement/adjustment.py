@@ -216,7 +216,7 @@ def resized(
 
 
 def wanted_for(entry: Entry, shared: CpuSet) -> Adjustment:
-    """What is to be set now for a container that came without NRI; nothing of what others pinned."""
+    """What is to be set now for a container that came without NRI; what others pinned is left out."""
     decision = entry.decision
     mems = decision.placement.mems if decision.request.pinned_mems is None else None
     return replace(entry.origin.applied, cpuset_cpus=cpus_for(decision, shared), cpuset_mems=mems)
@@ -274,8 +274,8 @@ def merged(memory: Iterable[Update], cpus: Iterable[Update]) -> tuple[Update, ..
 
 
 def for_one_reply(updates: Sequence[Update], always: Collection[str], most: int) -> list[Update]:
-    """Those of *updates* that go out with one reply: of nodes, of the containers *always*, and *most* of the
-    others, which have their CPUs from us already."""
+    """Those of *updates* that go out with one reply: updates of nodes, those of the containers *always*, and
+    *most* of the others, which have their CPUs from us already."""
     chosen = []
     for update in updates:
         if update.cpuset_mems is None and update.container_id not in always:

@@ -35,8 +35,8 @@ _WITHOUT_US: Final = Reason("created-without-us", "the runtime created it while 
 
 
 def found_after_its_end(reported: Report | None) -> Reason:
-    """Why a container is entered that was released before, when it was *reported* so, by an earlier daemon
-    for None."""
+    """The reason why a container is entered that was released before: it is *reported* to run all the same
+    (None: an earlier daemon entered it)."""
     when = "by an earlier daemon" if reported is None else f"when it was reported: {reported.value}"
     return Reason(AFTER_ITS_END, f"it has a process, although it had been released {when}")
 
@@ -113,8 +113,8 @@ def _exclusive_cpus_now(
 
 
 def _moved_since(machine: Machine, placement: Placement, mems: NodeSet, *, ours: bool) -> Placement:
-    """*placement* with the nodes *mems* that the container has now, if we can have moved it there: *ours*, or
-    because it is flexible."""
+    """*placement* with the nodes *mems* that the container has now, if it can have been moved there by us:
+    because the nodes are *ours*, or because the container is flexible."""
     claim = placement.promise
     if isinstance(claim, Booking) or placement.mems in (None, mems):
         return placement
@@ -203,8 +203,9 @@ def in_its_pool(basis: Basis, entry: Entry) -> Entry:
 
 
 def shared_pools(basis: Basis, found: Collection[Entry], *, lost: bool) -> frozenset[CpuSet]:
-    """The cpusets that say that a container runs on our shared CPUs: what these are now, what members are
-    known to have been notified of, and, where all records are *lost*, what most of those *found* have.
+    """The cpusets that show that a container runs on our shared CPUs: the present ones, those that members
+    are known to have been sent, and, where all records are *lost*, the one that most of the *found*
+    containers have.
 
     Every pool of ours has the reserved CPUs in it, unless they are withheld.
     """

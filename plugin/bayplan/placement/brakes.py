@@ -1,10 +1,11 @@
-"""Whose memory may grow by how much, while nodes cannot give yet what was promised there.
+"""Which containers' memory may grow by how much, while nodes cannot give yet what was promised there.
 
 Pages that are in the way move at one rate, and containers touch memory at a higher one. Until a promise is
-backed, the kernel therefore slows down those that could take it (`memory.high`), instead of killing somebody.
-Slowed down are owners of promises that have no memory yet, each by the part that it lacks, and whoever else
-starts or was seen to take memory where it could soon take what others need who cannot go elsewhere. Nobody
-else: who lies on nodes that have enough for all, or does not grow, is left alone.
+backed, the kernel therefore slows down the containers that could take its memory (`memory.high`), instead of
+killing one. Two kinds are slowed down. A container whose own promise has no memory yet may grow by less than
+it lacks. So may any other container that starts, or was seen to take memory, where it could soon take what is
+promised to containers that cannot go elsewhere. A container on nodes that have enough for all, or one that
+does not grow, is left alone.
 
 Invariant: on each of these nodes, what all of those together may take is at most what is there. A container
 may lie on several of its nodes, and which one the kernel takes is not known: its growth counts on each. Pure.
@@ -19,17 +20,18 @@ from bayplan.quantity import MIB
 from bayplan.sets import NodeSet
 
 LEAST_GROWTH_BYTES: Final = 2 * MIB
-"""What took less of a node since the look before is not growing there: counters lag, and programs breathe."""
+"""A container that took less of a node than this since the look before is not growing there: counters lag,
+and programs give memory back and take it again."""
 _SLICE_BYTES: Final = 4 * MIB
-"""So much of what it was promised somebody may always take who has room elsewhere: from where it takes it is
-seen whether it is in anybody's way."""
+"""A container that has room elsewhere may always take so much of its promise: where it takes it from shows
+whether it is in the way of others."""
 _FEW: Final = 16
-"""What took less than this part of what it took of a node goes on elsewhere."""
+"""A container that took less than this part of what it took of a node goes on elsewhere."""
 
 
 class _Taker(NamedTuple):
-    """What is about to take memory: so much of nodes that are ``short``, and so much of others; of those only
-    the ones count that it takes memory of. ``least_bytes`` it gets in any case."""
+    """A container that is about to take memory: so much of nodes that are ``short``, and so much of others,
+    of which only those count where it takes memory already. It gets ``least_bytes`` in any case."""
 
     short: NodeSet
     short_bytes: int
@@ -48,11 +50,12 @@ def unbacked(live: LivePages) -> frozenset[str]:
 def allowed_growth(
     live: LivePages, grown_bytes: Mapping[str, Mapping[int, int]], held_back: Collection[str] = ()
 ) -> dict[str, int]:
-    """How many bytes more each container may use for now, by its id; who may use all of its promise, or is in
-    nobody's way, is left out.
+    """How many bytes more each container may use for now, by its id. A container that may use all of its
+    promise, or is in the way of none, is left out.
 
-    *grown_bytes* is what each took of each node since the look before. Those *held_back* are about to start,
-    or are slowed down already and would be seen to grow no longer because of that.
+    *grown_bytes* is what each took of each node since the look before, by container and node. *held_back* are
+    the ids of containers that are about to start, or are slowed down already, so that they would be seen to
+    grow no longer.
     """
     short = live.short
     at_risk = NodeSet(node for risk in live.plan.risks for node in risk.nodes)
@@ -104,8 +107,9 @@ def _part(
     taker: _Taker,
     takeable: Mapping[int, int],
 ) -> int | None:
-    """What *taker* may take; None if it is all that it wants. On each node all have the same part of what
-    they want there: *wanted* is that in all of short nodes, *wanted_of_others* of others."""
+    """How many bytes *taker* may take; None if that is all it wants. On each node every container gets the
+    same part of what it wants there: *wanted* is what all want of short nodes, *wanted_of_others* what all
+    want of others, by node."""
     shares = [
         (live.nodes[node].room_bytes, wanted[node], taker.short_bytes)
         for node in taker.short & NodeSet(live.nodes)
@@ -128,7 +132,8 @@ class _Takeable:
         self._found: dict[tuple[NodeSet, int], int] = {}
 
     def for_nodes(self, nodes: NodeSet, there: NodeSet) -> dict[int, int]:
-        """By node of *there*, for somebody on *nodes*: who can go wherever it can is no other."""
+        """What a container on *nodes* may take of each node of *there*. A container that can go wherever this
+        one can has the same numbers."""
         found = {}
         for node in there & NodeSet(self._live.nodes):
             if (nodes, node) not in self._found:
@@ -158,7 +163,8 @@ def grown(before: LivePages | None, now: LivePages) -> dict[str, dict[int, int]]
 
 
 def _arrived(before: LivePages, key: str) -> dict[int, int]:
-    """What was to be moved to nodes meanwhile: it did not take that itself."""
+    """The bytes that were to be moved to nodes of the container *key* meanwhile, by node: it did not take
+    these itself."""
     found: dict[int, int] = {}
     for move in before.plan.moves:
         if move.container_id == key:

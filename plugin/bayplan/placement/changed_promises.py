@@ -5,22 +5,23 @@ cannot give what was promised, and back. Pure.
 are completed first, then containers that were moved go back. A container goes back to its original nodes
 together with its pages; where these cannot be moved it stays on more nodes, and its decision says why.
 
-Nothing moves for a request that is corrected after its container was placed: that stays on its nodes, and so
-do all others. What was claimed too much is free again; what was claimed too little is promised as far as
-there is room, the rest when others are gone.
+When the request of a placed container is corrected, neither this container nor any other one is moved. What
+was claimed too much is free again; what was claimed too little is promised as far as there is room, the rest
+when others are gone.
 
-*More nodes.* Memory that nobody promised, or an eviction threshold, can take what the ledger counts on. Pages
-that may lie elsewhere are moved first (`page_placement`). For what still has no place a container is promised
-the same on one node more, and on those without which its set would cross another one with promises, if the
-exact engine's flows prove that all of it fits there beside every other promise, and the nodes have the
-memory. Its pages may then be moved there, too. It goes back when its own nodes have what they need. What may
-not be moved stays (`page_owners.stays`).
+*More nodes.* Memory that was promised to no container, or an eviction threshold, can take what the ledger
+counts on. Pages that may lie elsewhere are moved first (`page_placement`). For what still has no place, a
+container is promised the same on one node more, and on those nodes without which its set would cross another
+one with promises. The exact engine's flows must prove that all of it fits there beside every other promise,
+and the nodes must have the memory. Its pages may then be moved there, too. It goes back when its own nodes
+have what they need. A container whose pages may not be moved stays (`page_owners.stays`).
 
-*Pages* come to nodes for three reasons. *Astray* are those on nodes that a container may not use: it was
-created without a decision, or the kernel could not move them when its cpuset changed. Who *leaves* nodes was
-promised all of it on others. Who was placed on fewer nodes than it has *goes back*. The first two have their
-promise where the pages go, so that these come in pieces, as far as there is room beside what is outstanding
-to others. The third goes only where all that is outstanding then has room, with a band beside it.
+*Pages* come to nodes for three reasons. They are *astray* on nodes that their container may not use: it was
+created without a decision, or the kernel could not move them when its cpuset changed. They *leave* nodes when
+all of the container's promise is on others. They *go back* when the container was placed on fewer nodes than
+it has. In the first two cases the promise is already where the pages go, so that they come in pieces, as far
+as there is room beside what is outstanding to others. In the third case they go only where all that is
+outstanding then has room, with a band beside it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -77,8 +78,8 @@ def after_removal(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[Move, ...
 
 
 def with_widened_placements(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[str, ...]]:
-    """The ledger on a machine that may have got more ordinary nodes, and the ids of the containers that may
-    use these as well."""
+    """The ledger on a machine that may have more ordinary nodes than before, and the ids of the containers
+    that may use these as well."""
     ledger, placements = basis.ledger, engine.widened_placements(basis)
     for container_id, placement in placements.items():
         entry = ledger.entries[container_id]
@@ -88,8 +89,8 @@ def with_widened_placements(basis: Basis, engine: Engine) -> tuple[Ledger, tuple
 
 
 def with_completed_claims(basis: Basis, engine: Engine) -> tuple[Ledger, tuple[str, ...]]:
-    """The ledger with the promises that can be made up for now, and the ids of the containers concerned; and
-    with as many CPUs in each named pool as its members request."""
+    """The ledger with short promises completed as far as there is room now, and with as many CPUs in each
+    named pool as its members request; and the ids of the containers that are promised more."""
     claims = engine.completed_claims(basis)
     ledger = basis.ledger.with_claims(claims)
     return with_resized_pools(basis.with_ledger(ledger), engine), tuple(sorted(claims))
@@ -192,13 +193,14 @@ def _marked(ledger: Ledger, container_id: str) -> Ledger:
 MOST_TRIED: Final = 16
 """So many containers are tried: each costs a flow for each node."""
 LEAST_GAIN_BYTES: Final = 32 * MIB
-"""Nobody gets more nodes for less than this, unless that is all that lacks; several together may."""
+"""A container does not get more nodes for less than this, unless that is all that lacks; several together
+may."""
 SHORT_FIRST: Final = "pages are moved off a node that is short of memory first"
 
 
 def widenings(basis: Basis, live: LivePages) -> tuple[Move, ...]:
-    """All that get more nodes, so that as much as possible has a place at once: who starts meanwhile is not
-    to wait for one look after the other."""
+    """The moves of all containers that get more nodes at this look, so that as much as possible has a place
+    at once: a container that starts meanwhile does not wait for one look after the other."""
     ledger, worth = basis.ledger, 0
     widened = list[Move]()
     left_bytes = unmet_bytes(live.nodes, live.everybody)
@@ -252,10 +254,10 @@ def with_widened(ledger: Ledger, move: Move, live: LivePages) -> Ledger:
 
 
 def goes_back(live: LivePages, moves: Iterable[Move], kept_bytes: Mapping[int, int]) -> Move | None:
-    """The first of *moves*, which lead containers back to the nodes they were placed on, that can be made:
-    these nodes can give then what is outstanding there with *kept_bytes* left beside it, without anybody's
-    pages leaving them. So nobody goes back to a node that is short, nor to where it or somebody else would
-    have to leave again."""
+    """The first of *moves*, which lead containers back to the nodes they were placed on, that can be made;
+    None if none can. The nodes can then give what is outstanding there, with *kept_bytes* left beside it,
+    although no pages leave them. So no container goes back to a node that is short, or to one that it or
+    another container would have to leave again."""
     for move in moves:
         if move.container_id in live.containers:
             back = _with_nodes(live, {move.container_id: move.after})
@@ -265,8 +267,8 @@ def goes_back(live: LivePages, moves: Iterable[Move], kept_bytes: Mapping[int, i
 
 
 class Left(NamedTuple):
-    """What of a container's memory can be moved off the nodes that it leaves, what is there, and why some of
-    it did not move."""
+    """What of a container's memory can be moved off the nodes that it leaves, by node; how many bytes of its
+    processes are there; and why some did not move."""
 
     movable_bytes: Mapping[int, int]
     there_bytes: int
@@ -274,11 +276,11 @@ class Left(NamedTuple):
 
 
 Seen = Callable[[Move], Left]
-"""What the container of a move has on the nodes that it leaves."""
+"""Says what the container of a move has on the nodes that it leaves."""
 
 
 def astray(live: LivePages) -> tuple[Move, ...]:
-    """Whose pages are on nodes that it may not use, by id."""
+    """The moves of the containers whose pages lie on nodes that they may not use, in the order of the ids."""
     found = []
     for key, one in sorted(live.containers.items()):
         if one.has_astray:
@@ -287,7 +289,8 @@ def astray(live: LivePages) -> tuple[Move, ...]:
 
 
 def astray_no_more(ledger: Ledger, live: LivePages) -> tuple[str, ...]:
-    """Who is said to have pages on nodes that it may not use, and has none there."""
+    """The ids of the containers whose entry says that pages lie on nodes they may not use, and which have
+    none there."""
     return tuple(
         key
         for key, entry in ledger.entries.items()
@@ -298,7 +301,8 @@ def astray_no_more(ledger: Ledger, live: LivePages) -> tuple[str, ...]:
 
 
 class Gathering(NamedTuple):
-    """What the choice is made by; *kept_bytes* are left beside the promises where possible."""
+    """What it takes to choose which container's pages come to its nodes next; *kept_bytes* are left free
+    beside the promises where possible, by node."""
 
     live: LivePages
     ledger: Ledger
@@ -346,8 +350,8 @@ class Gathering(NamedTuple):
 
 
 def _movers(flows: ResourceFlows, live: LivePages) -> Iterator[Mover]:
-    """What may be moved: those that may lie where memory lacks, then those that may make room for these; the
-    smallest promises first."""
+    """The containers that may be moved: first those that may lie where memory lacks, then those that may make
+    room for these; of each the smallest promises first."""
     at_risk = NodeSet(node for one in live.plan.risks for node in one.nodes)
 
     def order(mover: Mover) -> tuple[bool, int, str]:
@@ -359,8 +363,8 @@ def _movers(flows: ResourceFlows, live: LivePages) -> Iterator[Mover]:
 
 
 def _with_nodes(live: LivePages, nodes: Mapping[str, NodeSet]) -> list[ContainerPages]:
-    """Everybody, as if some containers could lie on other *nodes*. What one holds beside these is taken for
-    pages that it takes along."""
+    """All containers, as if some could lie on other *nodes*, by id. What such a container holds beside these
+    nodes counts as pages that come along."""
     return [
         replace(one, nodes=nodes[one.container_id]) if one.container_id in nodes else one
         for one in live.everybody

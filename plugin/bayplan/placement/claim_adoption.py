@@ -361,9 +361,9 @@ def _on_claimed_cpus(entry: Entry, claims: Sequence[HeldClaim], cpus: CpuSet) ->
 
 
 def _sharing(basis: Basis) -> Iterator[Entry]:
-    """The containers that the driver keeps on its shared CPUs: it sets those for each container without a
-    claim. They are all that nobody has to himself, with or without reserved ones; what it left of an older
-    pool is somebody else's choice."""
+    """The containers that the driver keeps on its shared CPUs; it sets these for each container without a
+    claim. They are all CPUs that no container has to itself, with or without reserved ones. What the driver
+    left of an older pool counts as the choice of somebody else."""
     ledger, reserved = basis.ledger, Allocatable(basis.machine, basis.policy).reserved_cpus
     least, own = basis.shared_cpus - reserved, ledger.exclusive_cpus
     return sharing(ledger, lambda cpus: least <= cpus and cpus.isdisjoint(own))

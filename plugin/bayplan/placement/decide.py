@@ -47,7 +47,8 @@ from bayplan.quantity import format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 ExactRequest = Callable[[Request], tuple[Request, tuple[Reason, ...]]]
-"""The request with numbers that somebody knows better, and why some of them do not count."""
+"""Gives the request with numbers that are better known elsewhere (from kubelet or the API server), and the
+reasons why some of these do not count."""
 
 WRONG_ANNOTATION: Final = "wrong-annotation"
 """Code of the reason that names what is wrong with a pod's annotations."""
@@ -129,7 +130,7 @@ def _with_wrong_wish(
 
 
 def as_derived(request: Request) -> tuple[Request, tuple[Reason, ...]]:
-    """Nobody knows better."""
+    """*request* as it is: nothing better is known of it."""
     return request, ()
 
 

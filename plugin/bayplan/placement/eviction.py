@@ -1,8 +1,9 @@
-"""Whom to evict when memory, a disk or process ids run short: kubelet's order, less who must not be. Pure.
+"""Which pod to evict when memory, a disk or process ids run short: kubelet's order, without the pods that
+must stay. Pure.
 
-The order is `bayplan.kubelet.eviction_manager`. Left out before it are pods within what they request,
-opted out, static or critical, pods of which request or priority is not known for certain, unless they are
-BestEffort, and for the memory of one node those that hold next to nothing there.
+The order is `bayplan.kubelet.eviction_manager`. These pods are left out before it: those within what they
+request, opted out, static or critical; those of which request or priority is not known for certain, unless
+they are BestEffort; and, for the memory of one node, those that hold next to nothing there.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,7 +35,8 @@ SYSTEM_NAMESPACE: Final = "kube-system"
 """Its pods are mostly of a system priority, which a runtime is not told."""
 
 HELPFUL_BYTES: Final = 16 * MIB
-"""Who holds less on a node, and less than what lacks there, is not ended for the node's sake."""
+"""A pod that holds less on a node than this, and less than what lacks there, is not evicted for the node's
+sake."""
 
 _SOURCE: Final = "kubernetes.io/config.source"
 _FROM_API: Final = "api"
@@ -174,7 +176,8 @@ def candidates(
 def victim(
     pods: Iterable[EvictablePod], node: int | None = None, lacking_bytes: int = 0
 ) -> EvictablePod | None:
-    """Who of *pods*, all for one resource, goes first; of a *node's* memory *lacking_bytes* lack."""
+    """Which of *pods*, all for one resource, is evicted first; None if none is. Of the memory of *node*
+    (None: of the machine) *lacking_bytes* lack."""
     least_bytes = min(lacking_bytes, HELPFUL_BYTES)
     helpful = [one for one in pods if node is None or one.held_bytes(node) >= least_bytes]
     by_name = {one.usage.name: one for one in helpful}
@@ -183,8 +186,8 @@ def victim(
 
 
 def _is_proved(facts: PodFacts, containers: Collection[RunningContainer]) -> bool:
-    """Whether the ledger has each container's request as kubelet says it is: where the spec disproves it, it
-    has not, and then the priority does not count either."""
+    """Whether the ledger has each container's request as kubelet says it is. It has not where the spec
+    disproves it, and then the priority that kubelet says does not count either."""
     for one in containers:
         request, known = one.entry.decision.request, facts.container(one.container.name)
         if known is None or facts.qos is not request.qos or not request.memory.exact:

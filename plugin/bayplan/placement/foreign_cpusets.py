@@ -50,11 +50,11 @@ def how_detected(request: Request) -> DetectedBy:
 
 
 def pinning_managers(request: Request) -> tuple[PinningManager, ...]:
-    """The managers of kubelet that a container's pins come from; none if it was somebody else.
+    """The managers of kubelet that a container's pins come from; none if something else set them.
 
     Only pods in kubelet's cgroup tree are kubelet's. There the CPU Manager gives as many CPUs as a container
-    has to itself, or the shared pool; the Memory Manager leaves alone what is not Guaranteed, so that who set
-    nodes of such a container is another plugin.
+    has to itself, or the shared pool. The Memory Manager leaves alone what is not Guaranteed, so that nodes
+    of such a container were set by another plugin.
     """
     guaranteed = request.qos is QosClass.GUARANTEED
     if request.qos_source is not QosSource.CGROUP_PARENT or (
@@ -96,8 +96,8 @@ def kubelet_sentence(manager: PinningManager, seen: str) -> str:
 
 
 def sharing(ledger: Ledger, is_shared: Callable[[CpuSet], bool]) -> Iterator[Entry]:
-    """The entries of kubelet's containers that somebody pins to CPUs which *is_shared* knows as those of
-    everybody, on ours from now on."""
+    """The entries of kubelet's containers that are pinned to CPUs which *is_shared* knows as those of
+    everybody; they are on our shared CPUs from now on."""
     for entry in ledger.entries.values():
         request = entry.decision.request
         kubelets = request.qos_source is QosSource.CGROUP_PARENT and not request.opted_out
@@ -118,16 +118,17 @@ class CpuHolder(Struct, frozen=True):
 
 
 class CpuHolders:
-    """Whose cpusets have which exclusive CPUs: what is said of a CPU anywhere comes from here.
+    """Which containers' cpusets have which exclusive CPUs: all that is said about it anywhere comes from
+    here.
 
-    A container has what was decided for it, or what somebody chose, but where the kernel was found to have
-    something else it has that. Of one that is to be left alone, and was not looked at, nothing is known: it
-    may have all. A pod counts as one where CPUs are its own as a whole.
+    A container has what was decided for it, or what somebody else chose; where the kernel was found to have
+    something else, it has that. A container that is to be left alone may have all CPUs, as long as the kernel
+    was not asked. A pod counts as one where it has exclusive CPUs as a whole.
     """
 
     def __init__(self, ledger: Ledger, shared: CpuSet, kernel_cpus: Mapping[str, CpuSet]) -> None:
-        """*shared* are the CPUs of who has none of its own; *kernel_cpus* what the kernel was found to have
-        otherwise, by container."""
+        """*shared* are the CPUs of the containers that have none of their own; *kernel_cpus* is what the
+        kernel was found to have otherwise, by container id."""
         self._holders: list[CpuHolder] = []
         by_pod: dict[str, CpuSet] = {}
         for pod_id, last in ledger.retained.items():
@@ -152,7 +153,7 @@ class CpuHolders:
             self.contested |= once & cpus
             once |= cpus
         self.alone = exclusive - self.contested
-        """Those that no other pod's cpuset has."""
+        """The exclusive CPUs that no other pod's cpuset has."""
 
     def others(self, entry: Entry) -> list[str]:
         """The names of the other containers whose cpusets have some of the exclusive CPUs of *entry*."""

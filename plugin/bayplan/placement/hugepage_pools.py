@@ -48,7 +48,7 @@ _WIDEST: Final = 8
 
 
 def pools_of(machine: Machine) -> Pools:
-    """What all pools of *machine* have."""
+    """The sizes of all pools of *machine*."""
     return {node.id: node.hugepages_bytes for node in machine.nodes}
 
 
@@ -94,10 +94,10 @@ def decide_with_pools(
     held: Ledger | None = None,
     parts: Parts = (),
 ) -> tuple[Decision, Pools]:
-    """*decision*, which is the one on *basis*, and by how much pools would have to grow for a better one:
-    nothing where there is none. Then it says how many pages could be had, if it lacks some. *held*: the
-    ledger with what the one that is decided about holds until then, if that is another. *parts*: what has to
-    be on single nodes, where it was allocated there."""
+    """*decision*, made on *basis*, or a better one that needs larger pools, with the bytes by which pools
+    have to grow for it (empty for none). If huge pages lack all the same, the decision says how many could be
+    had. *held*: the ledger with what the container or claim holds until then, if that is not the ledger of
+    *basis*. *parts*: what has to be on single nodes, because it was allocated there."""
     if not lacks_pages(decision, basis.policy):
         return decision, {}
     rooms, request = _Rooms.beside(basis, held or basis.ledger), decision.request
@@ -200,7 +200,7 @@ def _resized(node: Node, sizes: Mapping[int, int]) -> Node:
 
 
 def _lacks(decision: Decision) -> bool:
-    """Whether huge pages are what it lacks."""
+    """Whether the decision lacks huge pages."""
     shortage = decision.shortage
     short = any(hugepages_of(decision.placement.promise.short_bytes).values())
     return (
@@ -218,15 +218,15 @@ def _rank(decision: Decision) -> tuple[bool, bool, bool]:
 
 
 def _reachable(machine: Machine, request: Request) -> NodeSet:
-    """The nodes that may hold the pages of *request*."""
+    """The nodes that may hold the huge pages of *request*."""
     nodes = usable_nodes(machine, request)
     return nodes if request.pinned_mems is None else nodes & request.pinned_mems
 
 
 def _growths(rooms: "_Rooms", request: Request, nodes: NodeSet) -> Iterator[dict[int, dict[int, int]]]:
-    """By how much pools would grow so that the pages of *request* fit on a set of *nodes*, one for each set
-    that can have them: narrow sets first, of equally wide ones those that it is on, then those that need
-    least."""
+    """By how much pools would grow so that the huge pages of *request* fit on a set of *nodes*, by node and
+    page size: one for each set that can have them. Narrow sets come first; of equally wide ones those that
+    the container is on, then those that need least."""
     pages, home, even = hugepages_of(claimed_amounts(request)), rooms.home(request), request.even_hugepages
     widths = range(1, min(len(nodes), _WIDEST) + 1) if even is None else (even.node_count,)
     for width in widths:
@@ -242,8 +242,9 @@ def _growths(rooms: "_Rooms", request: Request, nodes: NodeSet) -> Iterator[dict
 
 
 class _Rooms(Struct, frozen=True):
-    """What is left: of huge pages in ``pages``, beside all but the one that is decided about, and of
-    ``memory`` that pools may take, beside this one too, as it may keep what it has."""
+    """What is left on each node. ``pages``: huge pages beside all claims but those of the container that is
+    decided about. ``memory``: ordinary memory that pools may take, beside this container too, as it may keep
+    what it has."""
 
     basis: Basis
     pages: ResourceFlows
@@ -256,7 +257,7 @@ class _Rooms(Struct, frozen=True):
         return cls(basis, pages, pages if held is basis.ledger else ResourceFlows(basis.with_ledger(held)))
 
     def home(self, request: Request) -> NodeSet:
-        """The nodes that it has a claim on, none if it is new."""
+        """The nodes on which the container has a claim already; none if it is new."""
         entry = self.memory.basis.ledger.entries.get(request.container_id)
         return NodeSet() if entry is None else entry.decision.placement.claimed.nodes
 

@@ -246,7 +246,8 @@ def _is_placed_by_kubelet(entry: Entry) -> bool:
 
 
 def _by_itself(entry: Entry) -> Entry:
-    """*entry* without the room that is kept for the rest of its pod: kubelet's files know nothing of it."""
+    """*entry* without the room that is kept for the rest of its pod, of which kubelet's files know
+    nothing."""
     placement = replace(entry.decision.placement, affinity=None)
     return replace(entry, decision=replace(entry.decision, placement=placement))
 
@@ -272,7 +273,7 @@ def _wrong(entry: Entry, names: Names) -> Iterator[Problem]:
 
 
 def _not_of_kubelet(ledger: Ledger, kubelets: list[Entry]) -> Iterator[Problem]:
-    """The containers with CPUs of their own that kubelet does not know of."""
+    """A problem for each container with CPUs of its own that kubelet does not know."""
     known = {entry.container_id for entry in kubelets}
     for entry in ledger.entries.values():
         cpus = entry.decision.placement.exclusive_cpus
@@ -294,7 +295,8 @@ def _overlapping(kubelets: list[Entry]) -> Iterator[Problem]:
 
 
 def _short(booked: Ledger) -> Iterator[Problem]:
-    """The containers that are not promised all they ask for where kubelet's reservations are kept."""
+    """A problem for each container that would be promised less than it asks for once kubelet's reservations
+    are kept."""
     for entry in booked.entries.values():
         request, total = entry.decision.request, sum_of(entry.decision.placement.booked_bytes.values())
         for resource, need_bytes in sorted(memory_need(request).items()):

@@ -72,7 +72,7 @@ def check(basis: Basis) -> tuple[Fault, ...]:
 
 
 def contradictions(ledger: Ledger) -> tuple[Fault, ...]:
-    """What of *ledger* cannot be so on any machine."""
+    """What of *ledger* cannot be true on any machine."""
     return (
         *_wrong_ids(ledger),
         *_wrong_totals(ledger),

@@ -30,9 +30,9 @@ HIGHER_BEFORE_KEPT: Final = 4
 
 class Learned(Struct, frozen=True):
     """What is known of one node. ``held_bytes`` was measured last, at ``measured_us`` (since the epoch);
-    ``reserved_bytes`` is what follows from it and its predecessors. ``lower`` measurements in a row, of which
-    ``peak_bytes`` is the highest, would allow a lower reservation. ``before_bytes`` is the reservation before
-    a rise that has lasted for ``higher`` measurements; None once it has lasted for long enough."""
+    ``reserved_bytes`` follows from it and from earlier measurements. ``lower`` measurements in a row would
+    allow a lower reservation; the highest of them is ``peak_bytes``. ``before_bytes`` is the reservation
+    before a rise that has lasted for ``higher`` measurements; None once the rise has lasted long enough."""
 
     held_bytes: int
     measured_us: int

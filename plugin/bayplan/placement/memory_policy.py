@@ -106,7 +106,7 @@ def _where_pinned(
     given: MemoryPolicySetting,
     nodes: NodeSet,
 ) -> Decision:
-    """Somebody else chose *mems* too. Of memory that is bound, what both leave is counted."""
+    """Somebody else chose *mems* too. Memory that is bound counts on the nodes that are in both."""
     text, common = policy_text(given), nodes & mems
     if common and given.mode is MemoryPolicyMode.BIND:
         decision = decide(replace(request, pinned_mems=common))
@@ -137,8 +137,8 @@ def _counted(decide: Callable[[Request], Decision], request: Request, nodes: Nod
 
 
 def _where_allowed(decide: Callable[[Request], Decision], request: Request, nodes: NodeSet) -> Decision:
-    """Its memory may be elsewhere than on *nodes*, but must be allowed there, as far as it requires no
-    others."""
+    """The memory of the container may be elsewhere than on *nodes*, but must be allowed there, unless the
+    container requires other nodes."""
     wish, decision = request.nodes, None
     if request.qos is QosClass.GUARANTEED and wish is None:
         decision = decide(replace(request, nodes=NodeWish(nodes)))
@@ -224,13 +224,13 @@ def with_memory_policy(machine: Machine, ability: MemoryPolicyAbility, decision:
 
 
 def with_kernel_memory(machine: Machine, ability: MemoryPolicyAbility, decision: Decision) -> Decision:
-    """*decision* with a node for the kernel where there is none among those of a promise (engine `exact`):
-    without it no OCI runtime gets the container started.
+    """*decision* with a node for the kernel where none of its nodes has memory for it (engine `exact`):
+    without one no OCI runtime gets the container started.
 
-    If it can be bound to its nodes it starts with that policy, and has the other node once the kernel shows
-    that it is bound (`with_node_for_the_kernel`), because OCI runtimes may pass over the policy. Else it is
-    promised the same on both. Nobody who is bound gets more nodes for others: its processes could not use
-    them.
+    If the container can be bound to its nodes it starts with that policy, and gets the other node once the
+    kernel shows that it is bound (`with_node_for_the_kernel`), because OCI runtimes may pass over the policy.
+    Else it is promised the same on both. A container that is bound gets no more nodes for the sake of others:
+    its processes could not use them.
     """
     request, placement = decision.request, decision.placement
     added = node_for_the_kernel(machine, decision)
@@ -285,7 +285,8 @@ def bound_among(decision: Decision, mems: NodeSet) -> NodeSet:
 
 def with_node_for_the_kernel(decision: Decision, added: NodeSet, *, bound: bool) -> Decision:
     """*decision* with the node *added* for what the kernel holds for the container. If its memory is *bound*
-    to its own nodes its promise stays there; else that is on both, where it fits as it fitted on fewer."""
+    to its own nodes its promise stays there; else the promise is on both, where it fits because it fitted on
+    fewer nodes."""
     placement = decision.placement
     mems, claim = placement.mems or NodeSet(), placement.claimed
     own, others = nodes_text(mems), nodes_text(added)

@@ -53,9 +53,9 @@ def container_pages(
     cache_bytes: Mapping[int, int],
     of_processes_bytes: Mapping[int, int] = {},
 ) -> ContainerPages:
-    """The container of *entry*, which holds *held_bytes* by node that cannot be reclaimed, beside its page
-    cache; *movable_bytes* of them could be moved by what they are, and *of_processes_bytes* are no memory of
-    the kernel."""
+    """The container of *entry* as relief sees it. By node, in bytes: it holds *held_bytes* that cannot be
+    reclaimed, and *cache_bytes* of page cache; *movable_bytes* of the former could be moved by their kind,
+    and *of_processes_bytes* are not the kernel's."""
     request, mems = entry.decision.request, entry.decision.placement.mems
     nodes = allowed_nodes(machine, entry.decision)
     # Where nobody restricts it, none are astray; nor are those that the kernel demotes to a slower tier.
@@ -75,8 +75,8 @@ def container_pages(
 
 
 def with_pods_shared_out(ledger: Ledger, pages: Mapping[str, ContainerPages]) -> dict[str, ContainerPages]:
-    """*pages* of the containers of *ledger* as if each container of a pod with resources as a whole were
-    promised what it holds, and the first of them the rest: only together they have a promise."""
+    """*pages* of the containers of *ledger*. The containers of a pod with resources as a whole have one
+    promise together; here each is promised what it holds, and the first of them the rest."""
     pods: dict[str, list[ContainerPages]] = {}
     for key, container in sorted(pages.items()):
         request = ledger.entries[key].decision.request
@@ -97,9 +97,9 @@ def with_pods_shared_out(ledger: Ledger, pages: Mapping[str, ContainerPages]) ->
 def with_claims_shared_out(
     ledger: Ledger, pages: Mapping[str, ContainerPages]
 ) -> tuple[dict[str, ContainerPages], tuple[ContainerPages, ...]]:
-    """*pages* of the containers of *ledger* as if each that has resource claims were promised what it holds
-    of them, and the first of those that may hold more the rest: only together they have it. And what of each
-    claim none of them may hold, because there is none yet."""
+    """*pages* of the containers of *ledger*, and what no container may use yet of each resource claim. The
+    containers of a claim have its memory together; here each is promised what it holds of it, and the first
+    of those that may hold more the rest."""
     shared_out, idle = dict(pages), list[ContainerPages]()
     decisions = (ledger.entries[key].decision for key in sorted(pages))
     users = [one for one in decisions if one.request.claimed is not None]
@@ -146,8 +146,9 @@ def outside_pages(
     movable_bytes: Mapping[int, int],
     cache_bytes: Mapping[int, int],
 ) -> ContainerPages:
-    """Services of the machine itself in the cgroup *path*, which may use the nodes *mems*: they are promised
-    nothing, and are moved like containers that may lie anywhere."""
+    """Services of the machine itself in the cgroup *path*, which may use the nodes *mems*. Nothing is
+    promised to them, and they are moved as containers that may lie anywhere are. The bytes are by node, as in
+    `container_pages`."""
     nodes = mems & machine.ordinary_nodes
     movable = {node: amount for node, amount in movable_bytes.items() if node in nodes}
     rank = _RANKS[QosClass.BURSTABLE]
@@ -157,8 +158,8 @@ def outside_pages(
 
 
 def pages_in_the_way(machine: Machine, live: LivePages, decision: Decision) -> Reason | None:
-    """The reason that says of a container on nodes of its own how much of its promise is not free there yet,
-    because others' pages lie there which may lie elsewhere."""
+    """The reason that says how much of the promise of a container on nodes of its own is not free there yet,
+    because pages of others lie there which may lie elsewhere; None if all is free."""
     claim = decision.placement.promise
     if isinstance(claim, Booking) or machine.ordinary_nodes <= claim.nodes:
         return None
@@ -185,7 +186,7 @@ def pages_in_the_way(machine: Machine, live: LivePages, decision: Decision) -> R
 
 
 def stays(entry: Entry) -> bool:
-    """Whether nobody may move pages of the container: it opted out or keeps its pages, somebody else
+    """Whether the container's pages may not be moved at all: it opted out or keeps its pages, somebody else
     pinned it, or a memory policy says where its pages have to be."""
     request = entry.decision.request
     kept = request.opted_out or request.keeps_pages
@@ -224,15 +225,15 @@ STARTS_ELSEWHERE: Final = "starts-elsewhere"
 
 
 class StartingRoom(Struct, frozen=True):
-    """What one look says to all that start after it: by node, ``room_bytes`` that no confined container is
-    promised, and ``to_come_bytes`` that are outstanding to those that are not confined."""
+    """What one look says to all containers that start after it. By node: ``room_bytes`` that are promised to
+    no confined container, and ``to_come_bytes`` that are outstanding to containers that are not confined."""
 
     room_bytes: Mapping[int, int]
     to_come_bytes: int
 
     @classmethod
     def of(cls, machine: Machine, live: LivePages) -> "StartingRoom":
-        """Goes through all containers."""
+        """What *live* says of *machine*. Goes through all containers."""
         anywhere, confined = list[ContainerPages](), list[ContainerPages]()
         for one in live.containers.values():
             (anywhere if machine.ordinary_nodes <= one.nodes else confined).append(one)
@@ -243,10 +244,11 @@ class StartingRoom(Struct, frozen=True):
 def with_starting_nodes(
     machine: Machine, room: StartingRoom, ability: MemoryPolicyAbility, decision: Decision
 ) -> Decision:
-    """*decision* with the memory policy that its container should start with by what was seen last.
+    """*decision* with the memory policy that its container should start with, by what was seen last.
 
-    Nobody gets one that asked for another, that is placed by somebody else, or where the runtime passes none
-    on. The kernel has preferred-many from 5.15 on; weighted interleave, which can be looked for, from 6.9.
+    A container gets none if it asked for another one, if somebody else placed it, or where the runtime passes
+    none on. The kernel has preferred-many from 5.15 on; that it has weighted interleave, which can be seen,
+    shows 6.9 or later.
     """
     request = decision.request
     taken = request.opted_out or request.memory_policy is not None or request.pinned_mems is not None
@@ -268,10 +270,11 @@ def with_starting_nodes(
 
 def _starting_nodes(machine: Machine, room: StartingRoom, decision: Decision) -> NodeSet | None:
     """The nodes to prefer; None for no policy: the container is confined, or every node has room for its part
-    of what it claims, or none has.
+    of what the container claims, or none has.
 
-    The kernel spreads what is touched first by where processes run, so each node is taken to get the same
-    part of what is still to come of all that are not confined; where some are left out, the others get more.
+    The kernel fills nodes by where processes run. So each node is assumed to get the same part of what is
+    still to come from all containers that are not confined; where some nodes are left out, the others get
+    more.
     """
     everywhere = machine.ordinary_nodes & NodeSet(room.room_bytes)
     if not machine.ordinary_nodes <= allowed_nodes(machine, decision):

@@ -50,9 +50,9 @@ Distance = Callable[[int, int], int]
 
 
 class NodeMemory(Struct, frozen=True):
-    """What one node can still give: ``free_bytes`` above what the kernel keeps for itself,
-    ``reclaimable_bytes`` of page cache and other memory that the kernel can take back. ``used_bytes`` are
-    everybody's that it cannot. ``low``: less is free than the kernel's low watermark."""
+    """What one node can still give: ``free_bytes`` above what the kernel keeps for itself, and
+    ``reclaimable_bytes`` of page cache and other memory that the kernel can take back. ``used_bytes`` cannot
+    be taken back, whoever uses them. ``low``: less is free than the kernel's low watermark."""
 
     free_bytes: int
     reclaimable_bytes: int = 0
@@ -98,7 +98,7 @@ class ContainerPages(Struct, frozen=True):
 
 
 class PageMove(Struct, frozen=True):
-    """So many bytes of a container that should go from one node to another."""
+    """So many bytes of a container that should go from the node ``source`` to the node ``target``."""
 
     container_id: str
     source: int
@@ -107,9 +107,9 @@ class PageMove(Struct, frozen=True):
 
 
 class Risk(Struct, frozen=True):
-    """A set of nodes on which memory can run out, by ``lacking_bytes``: ``outstanding_bytes`` to the
-    ``owners``, who must stay there, are more than the ``room_bytes`` that are free or can be reclaimed.
-    ``occupants`` hold most of what else lies there."""
+    """A set of nodes on which memory can run out, by ``lacking_bytes``: what is outstanding to the
+    ``owners``, which must stay there (``outstanding_bytes``), is more than the ``room_bytes`` that are free
+    or can be reclaimed. ``occupants`` hold most of what else lies there."""
 
     nodes: NodeSet
     outstanding_bytes: int
@@ -128,10 +128,10 @@ class Risk(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """``risks`` are the sets where the kernel would have to kill, were all promises used now; ``moves`` are
-    the pages to be moved so that it need not. ``unmet_bytes`` would have no place wherever pages lie.
-    ``expected_bytes`` is what of the outstanding promises each node will have to give, ``reclaim_bytes`` what
-    should be reclaimed there first, so that nobody has to wait for it."""
+    """``risks`` are the sets where the kernel would have to kill, if all promises were used now; ``moves``
+    are the pages to be moved so that it need not. ``unmet_bytes`` would have no place wherever pages lie.
+    ``expected_bytes`` is what each node will have to give of the outstanding promises, ``reclaim_bytes`` what
+    should be reclaimed there first, so that no container waits for it; both by node."""
 
     risks: tuple[Risk, ...] = ()
     moves: tuple[PageMove, ...] = ()
@@ -162,10 +162,11 @@ class Waiting(Struct, frozen=True):
 
 class LivePages(Struct, frozen=True, dict=True):
     """What was seen at ``measured_us`` (since the epoch) of every node and container, and what follows.
-    ``outside`` are the machine's own services, by the paths of their cgroups; ``kept`` is what eviction
-    thresholds that are met want available, as if it were promised on the node, and what resource claims hold
-    that no container can use yet. ``back`` is whose pages all moves of the plan are, where nobody's have to
-    make room, and ``waiting`` are those who come after it, or cannot at the moment."""
+    ``outside`` are the machine's own services, by the paths of their cgroups. ``kept`` is memory for no
+    container, as if it were promised on the node: what eviction thresholds that are met want available, and
+    what resource claims hold that no container can use yet. ``back``: all moves of the plan bring the pages
+    of this container to its nodes, because none have to make room. ``waiting`` are the containers that come
+    after it, or cannot at the moment."""
 
     measured_us: int
     nodes: Mapping[int, NodeMemory]
@@ -178,7 +179,7 @@ class LivePages(Struct, frozen=True, dict=True):
 
     @property
     def everybody(self) -> tuple[ContainerPages, ...]:
-        """All that memory is to be there for."""
+        """All for which there is to be memory: containers, services, and ``kept``."""
         return (*self.containers.values(), *self.outside.values(), *self.kept)
 
     @cached_property
@@ -202,13 +203,12 @@ def plan(
     """What is at risk, and which pages to move.
 
     A set is at risk if what is outstanding there would leave less than *start_bytes* on its nodes. Then pages
-    are moved until it would leave *goal_bytes*, which are more: so nothing is begun for a few pages, and what
-    was done does not have to be done again at once. Where all that lacks is these bytes, and no page could be
-    moved for them, nothing is at risk: everything is promised, as it may be. Pages go to the nearest nodes
-    that have room for them.
+    are moved until it would leave *goal_bytes*, which are more: so no move begins for a few pages, and none
+    has to be repeated at once. If nothing lacks but these bytes, and no page could be moved for them, nothing
+    is at risk: everything is promised, as it may be. Pages go to the nearest nodes that have room for them.
 
-    Where not everything has a place, pages make room for the promises on narrow sets first. What must stay on
-    one node is killed when that one is full, who may lie on every node only when all are.
+    Where not everything has a place, pages make room for the promises on narrow sets first. A container that
+    must stay on one node is killed when that node is full, one that may lie on every node only when all are.
     """
     outstanding = _outstanding(containers)
     loads, lacking = _promises(nodes, outstanding, start_bytes)
@@ -308,7 +308,7 @@ def unmet_bytes(
 def unpromised_bytes(
     nodes: Mapping[int, NodeMemory], containers: Iterable[ContainerPages], kept_bytes: Mapping[int, int]
 ) -> dict[int, int]:
-    """By node, what is left there beside *kept_bytes* and what is outstanding to *containers*."""
+    """By node, how much of its room is left beside *kept_bytes* and what is outstanding to *containers*."""
     loads, _ = _promises(nodes, _outstanding(containers), kept_bytes)
     return {_id(node): amount for node, amount in loads.free.items()}
 
@@ -390,7 +390,7 @@ def _placeable(
 def _debts(
     nodes: Mapping[int, NodeMemory], at_risk: NodeSet, kept_bytes: Mapping[int, int]
 ) -> dict[int, int]:
-    """What nodes at risk have less than *kept_bytes*: of what leaves them so much counts for nothing."""
+    """By node at risk, what it has less than *kept_bytes*: so much of what leaves it brings no room."""
     found = {}
     for node, one in nodes.items():
         if node not in at_risk:
@@ -414,8 +414,8 @@ def _push(loads: Loads, amounts: Mapping[int, int]) -> dict[int, int]:
 
 
 def _with_pages(loads: Loads, containers: Iterable[ContainerPages]) -> dict[int, dict[int, int]]:
-    """Have the nodes of *loads* carry the pages that lie there and can be moved, behind the promises, which
-    cost nothing to be moved; what they carry of them: node -> set -> bytes."""
+    """Have the nodes of *loads* carry the pages that lie there and can be moved, after the promises, as far
+    as these leave room; what they carry of them: node -> set -> bytes."""
     carried: dict[int, dict[int, int]] = {node: {} for node in loads.carried}
     for container in containers:
         claimant = container.nodes.mask | _PAGES
@@ -603,7 +603,8 @@ def have_to_reclaim(
 
 
 def enough_free_bytes(before: LivePages, bands_bytes: Mapping[int, int]) -> dict[int, int]:
-    """By node, the free bytes with which neither of both is true of it, whatever became of the rest."""
+    """By node, the free bytes from which on neither `have_lost_much` nor `have_to_reclaim` is true of it,
+    whatever became of the rest."""
     return {
         node: max(
             was.room_bytes - _bearable_bytes(before, node, bands_bytes),

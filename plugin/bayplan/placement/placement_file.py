@@ -42,7 +42,8 @@ NO_ENVIRONMENT: Final = "environment-not-set"
 
 
 def wished_file(policy: PlacementPolicy, wishes: Wishes) -> tuple[Wishes, tuple[Reason, ...]]:
-    """*wishes* with the operator's word where they say nothing of the file, and what of them is not done."""
+    """*wishes* with the operator's rule where they say nothing of the file, and reasons for what of them is
+    not done."""
     if policy.placement_files is PlacementFiles.OFF:
         note = (Reason(NO_FILE, "placementFiles is off: it gets no placement file"),)
         return replace(wishes, placement_file=False), note if wishes.placement_file else ()

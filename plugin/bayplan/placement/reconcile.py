@@ -202,8 +202,8 @@ def _adopted(
 
 
 def _with_retained(before: Ledger, gone: Collection[str], agreed: Ledger, pods: Mapping[str, Pod]) -> Ledger:
-    """*agreed* with the room that pods without a container keep, and what resource claims hold, of which no
-    runtime knows: *before* is the ledger with the containers that are *gone*."""
+    """*agreed* with the room that pods without a container keep, and with what resource claims hold, of which
+    no runtime knows; *before* is the ledger before the containers *gone* were taken out."""
     vacant = pods.keys() - {entry.decision.request.pod_id for entry in agreed.entries.values()}
     agreed, retained = _with_claims(before, agreed), dict(before.retained)
     left: dict[str, list[Entry]] = {}

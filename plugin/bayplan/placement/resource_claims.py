@@ -106,7 +106,7 @@ def _kept(before: Entry, held: HeldClaim, claim: ResourceClaim) -> Entry:
 
 
 def is_void(ledger: Ledger, claim: ResourceClaim) -> bool:
-    """Whether *claim* was allocated anew, and nobody uses what is held for it by its former allocation."""
+    """Whether *claim* was allocated anew, and no container uses what is held for its former allocation."""
     before = ledger.resource_claims.get(claim.key)
     if before is None or before.adopted is not None or users_of(ledger, claim.uid):
         return False
@@ -116,9 +116,9 @@ def is_void(ledger: Ledger, claim: ResourceClaim) -> bool:
 def with_resource_claims(
     ledger: Ledger, engine: Engine, pod: Pod, container: Container, request: Request
 ) -> Request | Decision:
-    """*request* of a new container with what it has through resource claims of its pod; a refusal where one
-    of them is not held, or not for this pod: whoever writes a pod writes its variables. What somebody else
-    chose stays."""
+    """*request* of a new container with what it has through resource claims of its pod. It is refused if one
+    of them is not held, or not for this pod: whoever writes a pod can write the variables that name claims.
+    CPUs and nodes that somebody else chose stay."""
     if request.opted_out:
         return request
     wanted: dict[str, list[str]] = {}
@@ -200,8 +200,8 @@ def pod_hugepages(ledger: Ledger, pod_uid: str) -> dict[int, int]:
 
 
 def _left_of(ledger: Ledger, wanted: Iterable[str], amounts: Mapping[str, int]) -> dict[str, int]:
-    """What of *amounts* no other container of these claims counts on: together they may use no more than is
-    promised to the claims and to themselves."""
+    """What of *amounts* is left for a container: what no other container of these claims counts on. Together
+    they may use no more than is promised to the claims and to themselves."""
     left = dict(amounts)
     users = {entry.container_id: entry for uid in wanted for entry in users_of(ledger, uid)}
     for entry in users.values():

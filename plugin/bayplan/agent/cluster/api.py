@@ -1,9 +1,9 @@
-"""The API server: where it is and who asks it, and its way of asking over HTTP.
+"""The API server: where it is, as whom it is asked, and how it is asked over HTTP.
 
-Where and who are said by a kubeconfig file, or by the service account of the pod. Of a kubeconfig the
-present context counts, with tokens and client certificates. Programs that fetch credentials (`exec`) and
-proxies are not used, and a server whose certificate is not checked is not asked. Objects are JSON, and
-refusals errors that carry their status.
+A kubeconfig file says where and as whom, or the service account of the pod. The current context of a
+kubeconfig counts, with tokens and client certificates. Programs that fetch credentials (`exec`) and proxies
+are not used, and a server whose certificate is not checked is not asked. Objects are JSON, and refusals
+errors that carry their status.
 
 Every agent of a cluster loses an API server that is killed at the same moment. So whether it answers is known
 once for all parts of an agent (`Reachability`), and each agent comes back at a moment of its own.
@@ -84,7 +84,7 @@ class _Reading:
         self._content = content
 
     def server(self) -> Server:
-        """The server of the present context."""
+        """The server of the current context."""
         context = self._named("contexts", "context", str(self._content.get("current-context", "")))
         cluster = self._named("clusters", "cluster", str(context.get("cluster", "")))
         user = self._named("users", "user", str(context.get("user", "")))
@@ -161,7 +161,8 @@ Kind = TypeVar("Kind")
 
 
 class ApiError(BayplanError):
-    """The API server refuses: *status* is HTTP's, *message* its words for people, *causes* for programs."""
+    """The API server refuses a request for *path*: *status* is HTTP's, *message* is for people, *causes* are
+    for programs. It asks to be left alone for *retry_after_s*."""
 
     def __init__(
         self,
@@ -210,7 +211,7 @@ class Reachability:
             raise UnavailableError(self._server.url, self._problem)
 
     def failed(self, problem: str) -> None:
-        """It did not answer."""
+        """Note that it did not answer: *problem* says why."""
         if self._asking is None:
             self._problem = problem
             self._asking = asyncio.create_task(self._ask_until_ready())
@@ -233,8 +234,8 @@ class Reachability:
 
 
 async def _says_ready(server: Server) -> bool:
-    """One that starts listens before it answers, and then says that it is not ready. One that does not let
-    itself be asked answers others."""
+    """Whether *server* is ready. A server that starts listens before it can answer, and then says that it is
+    not ready. One that refuses this question counts as ready: it answers others."""
     answer = await ask(server, SentRequest("/readyz"), READY_TIMEOUT_S)
     return answer.status < HTTPStatus.INTERNAL_SERVER_ERROR
 
@@ -321,7 +322,7 @@ def _accepted(path: str, answer: HttpAnswer) -> HttpAnswer:
 
 
 def _refusal(path: str, answer: HttpAnswer) -> ApiError:
-    """By the Status object that comes with it; other answers are a proxy's."""
+    """The error by the Status object of the answer; an answer without one is a proxy's."""
     try:
         status = msgspec.json.decode(answer.body, type=_Status)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

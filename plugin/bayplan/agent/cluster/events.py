@@ -54,12 +54,12 @@ class Happening(Struct, frozen=True):
 
 
 def refused(decision: Decision) -> Iterator[Happening]:
-    """A container was refused by *decision*."""
+    """That a container was refused by *decision*."""
     yield from _of(decision, REFUSED, summary(decision))
 
 
 def evicted(message: Evicted) -> Iterator[Happening]:
-    """A pod is evicted, in kubelet's words."""
+    """That a pod is evicted, with kubelet's message."""
     parts = parts_in_pod(message.record.name)
     if parts is not None:
         namespace, pod, _ = parts
@@ -67,7 +67,7 @@ def evicted(message: Evicted) -> Iterator[Happening]:
 
 
 def on_node(node_name: str, reason: str, note: str) -> Happening:
-    """It concerns all of a node."""
+    """Something that concerns a whole node."""
     return Happening("", node_name, "", reason, note)
 
 
@@ -92,7 +92,7 @@ def _moved(decision: Decision) -> str:
 
 
 def _of(decision: Decision, reason: str, sentence: str) -> Iterator[Happening]:
-    """Nothing of a container that is in no pod."""
+    """What happened to the container of *decision*; nothing of a container that is in no pod."""
     parts = parts_in_pod(decision.request.name)
     if parts is not None:
         namespace, pod, container = parts
@@ -146,8 +146,8 @@ class _Series(Struct):
 
 
 class EventRecorder:
-    """Tells what *mirror* learns on the pods of the node *node_name*, and what it is given to report. Of pods
-    *pod_named* knows more."""
+    """Reports as events what *mirror* learns about the pods of the node *node_name*, and what is passed to
+    `report`. *pod_named* gives what else is known of a pod."""
 
     def __init__(
         self,
@@ -169,20 +169,20 @@ class EventRecorder:
         self._series: dict[tuple[str, ...], _Series] = {}
         self._news = asyncio.Event()
         self._was_away = False
-        """Whether the API server took nothing since it did not answer."""
+        """Whether the API server has taken nothing since it did not answer."""
         self._ledger: Ledger | None = None
         self._refused: Collection[tuple[int, str]] = ()
         """What is known already: the ledger, and refusals and evictions by their moment and container."""
         self._evicted: Collection[tuple[int, str]] = ()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Report until cancelled."""
         async with asyncio.TaskGroup() as both:
             both.create_task(self._notice_all())
             both.create_task(self._tell_all())
 
     def report(self, happened: Happening) -> None:
-        """Tell what has just happened."""
+        """Report what has just happened."""
         self._notice(_now_us(), happened)
 
     async def _notice_all(self) -> None:

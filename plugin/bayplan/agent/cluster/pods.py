@@ -2,13 +2,13 @@
 (policy/v1), where the daemon decided so: a controller makes another one, and disruption budgets are
 respected.
 
-What kubelet says itself is nearer to what runs, so that nothing is said to the daemon while another
-source knows more; the pods are followed all the same, to be there at once, and for their uids. While the
-API server is away, what it said last stays known.
+What kubelet says itself is nearer to what runs, so that nothing is said to the daemon while another source
+knows more; the pods are followed all the same, to be known at once when they are needed, and for their uids.
+While the API server is away, what it said last stays known.
 
-Only what the daemon asks for is evicted, one after the other, each answered once. An answer comes before
-the daemon has done with waiting (`bayplan.daemon.eviction.ANSWER_S`): what could not be had in time is
-ended without it.
+Only what the daemon asks for is evicted, one after the other, each answered once. An answer comes before the
+daemon has done with waiting (`bayplan.daemon.eviction.ANSWER_S`): a pod that could not be evicted in time is
+ended by the daemon.
 """
 
 import asyncio
@@ -39,11 +39,11 @@ PodName = tuple[str, str]
 
 class AwaitedPods:
     """Pods that are bound to this node and hold no promise yet, since their containers are still to be
-    created. ``names`` are those of now, each for *limit_s* at most.
+    created. ``names`` are the present ones, each for *limit_s* at most.
 
     A scheduler that compares fingerprints counts what it has placed itself until the publisher knows the same
-    pods. It compares with running pods only: were these not in the fingerprint, it would stop counting a pod
-    between its binding and its creation, and give its room to another one.
+    pods. It compares with running pods only: were these pods not in the fingerprint, it would stop counting a
+    pod between its binding and its creation, and give its room to another one.
     """
 
     def __init__(self, limit_s: float = AWAITED_LIMIT_S) -> None:
@@ -54,7 +54,7 @@ class AwaitedPods:
         self._news = asyncio.Event()
 
     def keep(self, pending: Mapping[str, PodName]) -> None:
-        """All pods of the node that are pending, by uid."""
+        """Take over *pending*, all pods of the node that are pending, by uid."""
         for uid in pending.keys() - self._pending.keys():
             asyncio.get_running_loop().call_later(self._limit_s, self._give_up, uid)
         self._pending = {uid: self._pending.get(uid, name) for uid, name in pending.items()}
@@ -121,17 +121,17 @@ class ObjectKeeper(Protocol):
     """Takes pods as the API server has them, with the uids by which kubelet knows them."""
 
     def know(self, pod: Object) -> None:
-        """The pod is so now."""
+        """Take over *pod* as it is now."""
 
     def forget(self, uid: str) -> None:
-        """There is no such pod any more."""
+        """The pod with that uid is gone."""
 
     def keep(self, uids: Collection[str]) -> None:
-        """There are no others."""
+        """All pods but those with these uids are gone."""
 
 
 class ApiPodWatch:
-    """Follows the pods of the node *node_name* into *keeper*, unless that is *needless*, as another source
+    """Follows the pods of the node *node_name*: into *keeper*, unless *needless* says that another source
     knows more; those that are pending into *awaited*; and all as objects into *objects*."""
 
     def __init__(
@@ -186,8 +186,9 @@ class ApiPodWatch:
         await self._api.watch(_PODS, query, self._take, WATCH_S)
 
     async def _list_anew(self) -> None:
-        """From what the API server has in memory, no older than what was known. Without a version one before
-        Kubernetes 1.31 reads the pods of the whole cluster from etcd, for each node."""
+        """List all pods, from what the API server has in memory, no older than what was known. Without a
+        version, API servers before Kubernetes 1.31 read the pods of the whole cluster from etcd, for each
+        node."""
         query = f"{self._query}&{urlencode({'resourceVersion': self._newest})}"
         try:
             self._list(await self._api.get(f"{_PODS}?{query}", _List))
@@ -219,7 +220,8 @@ class ApiPodWatch:
         self._progress(one.metadata)
 
     def _know(self, item: Object, one: _Item) -> None:
-        """Take over the pod *item*, which is *one*. One that cannot be read hides no other one."""
+        """Take over the pod *item*, which was decoded as *one*. A pod that cannot be read does not hide
+        others."""
         item["metadata"]["uid"] = uid = _uid(one.metadata)
         try:
             self._pods[uid] = pod = pod_of_object(item)
@@ -233,7 +235,7 @@ class ApiPodWatch:
             self._pending[uid] = (pod.namespace, pod.name)
 
     def _progress(self, metadata: _Metadata) -> None:
-        """Everything up to the version in *metadata* is known; say it."""
+        """Note that everything up to the version in *metadata* is known."""
         self._version = self._newest = metadata.resource_version or self._version
         self._condition.over()
         self._backoff.reset()

@@ -39,8 +39,8 @@ class Written(Struct, frozen=True):
 
 
 class OtherWriters:
-    """Looks at each write of one's own. *report* is called with *problem* when there is another writer; it is
-    over when nobody else has written for *quiet_s*.
+    """Whether others write the object too, seen by each write of one's own. *report* is called with *problem*
+    when there is another writer; it is over when nobody else has written for *quiet_s*.
 
     The API server raises an object's generation by one with each change of its content. Between two writes of
     one's own it rises by one at most.
@@ -57,7 +57,7 @@ class OtherWriters:
         self._seen_s = float("-inf")
 
     def wrote(self, written: Written) -> None:
-        """This was the answer to a write."""
+        """Take the answer to a write of one's own."""
         last, self._last = self._last, written.metadata
         now_s = time.monotonic()
         if last.uid == self._last.uid and last.generation + 1 < self._last.generation:
@@ -68,7 +68,8 @@ class OtherWriters:
             self._condition.over()
 
     def failed(self) -> None:
-        """A write may have been carried out all the same: the next one says nothing about others."""
+        """A write failed, and may have been carried out all the same: the next one says nothing about
+        others."""
         self._last = _Metadata()
 
 
@@ -138,7 +139,7 @@ class Publisher(ABC, Generic[Basis]):
 
     @abstractmethod
     async def _next_basis(self, last: Basis | None) -> Basis:
-        """What is known, once that is something else than *last*."""
+        """The basis, once it is another one than *last*."""
 
     @abstractmethod
     async def _publish(self, basis: Basis) -> None:
@@ -153,12 +154,12 @@ class Publisher(ABC, Generic[Basis]):
 
 
 def is_same_room(one: Snapshot, two: Snapshot) -> bool:
-    """Whether both have the same room, where each change makes another value."""
+    """Whether both are the same values for what is published: each change makes another object."""
     return one.machine is two.machine and one.policy is two.policy and one.ledger is two.ledger
 
 
 class _Basis(Struct, frozen=True):
-    """What the object is made of."""
+    """All that the published object is made of."""
 
     snapshot: Snapshot
     awaited: frozenset[PodName]
@@ -170,7 +171,7 @@ class _Basis(Struct, frozen=True):
 
 class TopologyPublisher(Publisher[_Basis]):
     """Publishes what *mirror* and *awaited* know as the room and pods of the node *node_name*. *report* is
-    given what somebody has to put right."""
+    called with what an operator has to put right."""
 
     def __init__(
         self,
@@ -244,7 +245,7 @@ class TopologyPublisher(Publisher[_Basis]):
         return str(error)
 
     async def _missing(self) -> str:
-        """Why there is no such resource."""
+        """Why the API server has no such resource."""
         try:
             group = await self._api.get(_GROUP_PATH, _Group)
         except ApiError as error:
@@ -269,7 +270,7 @@ async def remove_topology(api: Api, node_name: str) -> bool:
 
 
 async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait for one of them."""
+    """Wait until one of them is done."""
     tasks = [asyncio.create_task(one) for one in waits]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -117,8 +117,8 @@ class _Slices(Struct, frozen=True):
 
 
 class WantedClaims(Struct, frozen=True):
-    """What the containers of a pod have of which claims: container, claim's name, and of it one request, or
-    all where that is empty."""
+    """What the containers of a pod have of claims: container, the claim's name, and one request of it, or all
+    where that is empty."""
 
     namespace: str
     uid: str
@@ -191,7 +191,7 @@ class ClaimedDevices:
         self._is_due = asyncio.Event()
         self._failed: set[str] = set()
         self._again: asyncio.TimerHandle | None = None
-        """When those are tried again."""
+        """Runs when the pods that could not be told completely are tried again."""
         self._places: dict[tuple[str, str, str], ClaimedDevice | None] = {}
         """By driver, pool and name."""
         self._condition = Condition(
@@ -216,18 +216,18 @@ class ClaimedDevices:
         self._make_due(wanted.uid)
 
     def keep(self, uids: Collection[str]) -> None:
-        """All other pods are gone."""
+        """All pods but those with these uids are gone."""
         for uid in self._pods.keys() - uids:
             self.forget(uid)
 
     def forget(self, uid: str) -> None:
-        """That pod is gone."""
+        """The pod with that uid is gone."""
         self._pods.pop(uid, None)
         self._due.pop(uid, None)
 
     async def run(self) -> None:
-        """Tell until cancelled. Who comes meanwhile does not wait for those that are tried again later: its
-        containers are created now."""
+        """Tell until cancelled. A pod that comes meanwhile is told before those that are tried again later:
+        its containers are created now."""
         loop = asyncio.get_running_loop()
         while True:
             await self._is_due.wait()
@@ -257,7 +257,8 @@ class ClaimedDevices:
             self._make_due(uid)
 
     async def _tell(self, pod: WantedClaims) -> bool:
-        """Whether all of it is known, and the daemon was told, or cannot be."""
+        """Tell the daemon of *pod*; whether all of it is known, and the daemon was told, or cannot be
+        told."""
         try:
             containers = await self._devices_of(pod)
         except (ApiError, UnavailableError, msgspec.ValidationError) as error:

@@ -116,12 +116,12 @@ class ClaimObject(Struct, frozen=True):
 
     @property
     def results(self) -> tuple[_Result, ...]:
-        """What is allocated to it."""
+        """All that is allocated to the claim."""
         return () if self.status.allocation is None else self.status.allocation.devices.results
 
     @property
     def own(self) -> list[_Result]:
-        """What of ours is allocated to it."""
+        """What of this driver is allocated to the claim."""
         return [one for one in self.results if one.driver == DRIVER]
 
 
@@ -139,8 +139,8 @@ class ClaimError(BayplanError):
 
 
 class ClaimDriver:
-    """Has the daemon behind *link* hold the claims of the node *node_name*. It is asked about one after the
-    other; and what is done about one claim is done one after the other from the look at the API server on, so
+    """Has the daemon behind *link* hold the claims of the node *node_name*. The claims are worked on one at a
+    time, and what is done about a claim follows the look at the API server without anything in between, so
     that nothing is held or released by what an earlier look found."""
 
     def __init__(
@@ -191,8 +191,8 @@ class ClaimDriver:
             return await self._link.ask(verb, **request)
 
     async def run(self) -> None:
-        """Release claims that are held and that nobody needs any more, until cancelled. Of those that
-        containers run on, mostly all, the API server is not asked: they cannot be released."""
+        """Release claims that are held and no longer needed, until cancelled. Of claims that containers run
+        on, which are most, the API server is not asked: they cannot be released."""
         while True:
             await asyncio.sleep(drawn(random.random, self._look_interval_s / 2, self._look_interval_s))
             snapshot = self._mirror.snapshot
@@ -363,7 +363,7 @@ _GRACE_S: Final = 1.0
 
 
 class Claims(Protocol):
-    """What answers kubelet about claims."""
+    """Answers kubelet's questions about claims."""
 
     async def prepare(self, claim: pb.Claim) -> pb.NodePrepareResourceResponse:
         """The devices of *claim*, which is held from now on; raises BayplanError if it is not."""

@@ -103,7 +103,7 @@ class FormerDriver:
         return answer
 
     async def unprepare(self, claim: pb.Claim) -> str:
-        """As for claims of our own."""
+        """As of `Claims`, as for claims of this driver."""
         return await self._driver.unprepare(claim)
 
     async def run(self) -> None:

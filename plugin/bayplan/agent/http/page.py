@@ -105,7 +105,7 @@ def attention(status: View) -> str:
 
 
 def refused(refusals: Iterable[Refused], now_us: int) -> str:
-    """Who was refused in the last hour and why, the latest first."""
+    """The containers that were refused in the last hour, and why; the latest first."""
     head = "<h2>Refused in the last hour</h2>"
     latest = [one for one in refusals if one.at_us > now_us - _US_PER_HOUR][::-1]
     if not latest:
@@ -211,8 +211,8 @@ _S_PER_HOUR: Final = 3600
 
 
 class PageEvent(NamedTuple):
-    """What happened *at* a moment (text, and seconds since the epoch), of one of `KINDS`, and in words to
-    whom and why."""
+    """What happened *at* a moment (text, and seconds since the epoch), of one of `KINDS`; and in words, to
+    which container and why."""
 
     at: str
     at_s: float

@@ -89,7 +89,7 @@ class MetricsPage:
 
 
 class _Daemon(Collector):
-    """The defined metrics, by *facts*."""
+    """The metrics of the daemon, by *facts*."""
 
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
@@ -130,7 +130,7 @@ class BearerToken:
         self._read()
 
     def why_refused(self, request: PageRequest) -> HttpResponse | None:
-        """The answer to somebody who has not the token; None for others."""
+        """The answer to a request without the token; None if it has it."""
         try:
             self._read()
         except ConfigError:
@@ -166,7 +166,7 @@ class HostNames:
         self._names = {_bare(name) for name in names}
 
     def why_refused(self, request: PageRequest) -> HttpResponse | None:
-        """The answer to somebody who asked by another name; None for others."""
+        """The answer to a request by another name; None if the name is good."""
         name = _bare(_without_port(request.headers.get("host", "")))
         if name in self._names or is_loopback(name):
             return None

@@ -78,10 +78,10 @@ class _UnusableError(Exception):
 
 
 class SetWaiting(Protocol):
-    """Called when a client begins or ends to wait for its own next request."""
+    """Called when a client begins to wait for its own next request, and when that wait ends."""
 
     def __call__(self, *, waiting: bool) -> None:
-        """It begins, or ends."""
+        """The wait begins (True) or ends."""
 
 
 class ClientConnection:
@@ -236,7 +236,7 @@ class HttpServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens, with the port that it was given for port 0."""
+        """The host and port where it listens; the port that it was given, for port 0."""
         assert self._server is not None
         host, port, *_ = self._server.sockets[0].getsockname()
         return host, port
@@ -256,7 +256,7 @@ class HttpServer:
             raise HostError(f"{self._host}:{self._port}", f"cannot be listened at: {error}") from error
 
     async def close(self) -> None:
-        """Disconnect everybody, also who was accepted and is not served yet."""
+        """Disconnect all clients, also those that were accepted and are not served yet."""
         self._closed = True
         if self._server is not None:
             for listener in self._server.sockets:

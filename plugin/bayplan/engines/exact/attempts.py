@@ -65,8 +65,8 @@ class Attempt(Struct, frozen=True):
     of_whole_pod: bool = False
 
     def targets(self, *, widest_first: bool = False) -> Iterator[int]:
-        """The sets that it may end on, whether or not there is room: the narrowest first, or the widest, and
-        among them the nearest."""
+        """The sets of nodes that the container may end up on, as masks, whether or not they have room: the
+        narrowest first (the widest with *widest_first*), and of equally wide ones the nearest."""
         area, bare = self.area, replace(self.question, amounts={})
         if area.exactly:
             if bare.plausible(area.allowed):
@@ -79,8 +79,9 @@ class Attempt(Struct, frozen=True):
                     yield nodes
 
     def reachable(self, relaxed: ResourceFlows, budget: StepBudget) -> Iterator[int]:
-        """Those with room on *relaxed*, the flows as if all others were as wide as they may be; if there are
-        too many to look at each, one of the others as well if none of the good ones has room."""
+        """The `targets` with room on *relaxed*, the flows as if every other container had become as wide as
+        it may. Where the targets are too many to look at each, and none of those that were looked at has
+        room, branch and bound looks for one more."""
         question, area, any_fits = replace(self.question.on(relaxed), budget=budget), self.area, False
         counted = question.counted
         for nodes in self.targets():
@@ -102,8 +103,8 @@ class Attempt(Struct, frozen=True):
 
 
 def area_of(question: Question, candidates: CandidateNodes, wish: EvenHugepagesWish | None) -> Area:
-    """The sets of *candidates* that may be taken: as many nodes as the policy allows; all of them if they
-    were named or chosen for the pod; as many as are wished for to have even huge pages on them."""
+    """Where to look among *candidates*. A set has as many nodes as the policy allows. It has all of them if
+    they were named by a wish, or chosen for the pod; with *wish*, as many as huge pages are wished on."""
     nodes, narrowest = candidates.nodes, 1 if wish is None else wish.node_count
     widest = widest_allowed(
         question.counted.flows,
@@ -127,9 +128,10 @@ def refused(
     current: Placement | None,
     no_cpus: Reason | None = None,
 ) -> Decision:
-    """The refusal of *request* after its last *attempt*: what could never fit, else *no_cpus*, why it can
-    have none whichever the nodes, else the minimum cut of the set that lacks least, among the widest ones,
-    within which all the others are."""
+    """The refusal of *request* after its last *attempt*. It says the first of these that is true: what no set
+    could hold if the machine were empty; *no_cpus*, the reason why no nodes have CPUs for it; the minimum cut
+    of the set that lacks least. For the cut only the widest sets are compared, since all others lie within
+    them."""
     candidates, question, lacking = attempt.candidates, attempt.question, None
     reasons = [Reason("no-room", _what_and_where(attempt))]
     most = max(1, min(MAX_TARGETS, _SETS_OF_A_REFUSAL // (1 + len(question.counted.claimed.sets))))
@@ -166,9 +168,9 @@ def _likelihood(question: Question, nodes: int) -> tuple[bool, int]:
 
 
 def _least_short(question: Question, targets: Iterable[int]) -> Cut | None:
-    """Of the minimum cuts of *targets* the one that could hold the request if it were empty, and of these the
-    one with the most left; the first of equal ones. A target whose bound says that it is no better is not
-    asked for its cut, which takes a flow."""
+    """Of the minimum cuts of *targets*, the best one: a cut that could hold the request if it were empty
+    comes before one that could not, then the one with the most bytes left, then the first. A cut takes a
+    flow, so that a target whose bound is no better than the best cut is passed over."""
     flows, amounts = question.counted.flows, question.amounts
     best, most = None, (False, 0)
     for nodes in targets:
@@ -219,28 +221,28 @@ def node_count_text(count: int) -> str:
 
 @lru_cache(1024)
 def chosen(mask: int) -> Reason:
-    """That the nodes *mask* are the best set; by what they beat the next is in the decision's
-    `Advantage`. A machine has the same few sets in most decisions."""
+    """The reason that says that the nodes *mask* are the best set; the decision's `Advantage` says what made
+    them better than the next one. Kept by mask, because a machine has the same few sets in most decisions."""
     nodes = NodeSet.of_mask(mask)
     return Reason("best-set", f"{nodes_text(nodes)} {verb_after(nodes, 'is')} the best set with room")
 
 
 def overlap(nodes: NodeSet, count: int) -> Reason:
-    """That *nodes* cross sets with other promises."""
+    """The reason that says that *nodes* cross *count* sets with promises."""
     verb = verb_after(nodes, "crosses")
     text = f"{nodes_text(nodes)} {verb} {counted(count, 'other set')} with promises, as nothing else fits"
     return Reason("overlap", text)
 
 
 def unproven_best(budget: StepBudget) -> Reason:
-    """That the search was given up before all other sets were ruled out."""
+    """The reason that says that a better set may exist: the search ended at its *budget*."""
     after = f"the search ended after {counted(budget.spent, 'step')}"
     text = f"{after}: a narrower, nearer or less crossing set may exist"
     return Reason(SEARCH_ENDED, text)
 
 
 def unproven_refusal(budget: StepBudget) -> Reason:
-    """That the search was given up before every set was ruled out."""
+    """The reason that says that a set with room may exist: the search ended at its *budget*."""
     after = f"the search ended after {counted(budget.spent, 'step')}"
     text = f"{after}: a set with room that was not looked at may exist"
     return Reason(SEARCH_ENDED, text)
@@ -297,8 +299,8 @@ def _most_of_all(verb: str, nodes: NodeSet, held: str, allowed: NodeSet) -> str:
 
 
 def _cpus_or_devices(question: Question, area: Area, hints: Sequence[DeviceHint]) -> Reason:
-    """Why no set of *area* will do, whatever the memory: its devices are not close to one, else there are not
-    enough CPUs on one, or not on one that is close to the devices."""
+    """Why no set of *area* can be taken, however much memory it has: too few nodes are close to the
+    container's devices, or too few CPUs are on one set, or on one that is close to the devices."""
     widest = min(area.widest, area.allowed.bit_count())
     where = " or ".join(sorted({nodes_text(hint.nodes) for hint in hints}))
     near = question.required_hints

@@ -36,9 +36,10 @@ Need = tuple[Mapping[int, int], int]
 
 
 class CandidateNodes(Struct, frozen=True):
-    """The nodes a request may choose from. ``exactly``: all of them or none, because they were named; with
-    ``of_pod`` because they were chosen for its pod, whatever their number. ``required``: rather refused than
-    placed elsewhere. ``why`` is for humans; so is ``obstacle``, which says why there are none."""
+    """The nodes that a request may choose from. ``exactly``: it gets all of them or none, because they were
+    named, or (``of_pod``) chosen for its pod, however many they are. ``required``: the request is refused
+    rather than placed elsewhere. ``why`` says for people why it is these nodes, ``obstacle`` why there are
+    none."""
 
     nodes: NodeSet
     exactly: bool = False
@@ -49,9 +50,9 @@ class CandidateNodes(Struct, frozen=True):
 
 
 class Asking(Struct, frozen=True):
-    """A request with what it claims, and how firm that is: worked out once for a decision. ``bounded``: the
-    container cannot use more than it claims; ``confined``: it is bound to a set by its claim, its wishes or a
-    pinned cpuset.mems; ``flexible``: it may get more nodes later."""
+    """A request, what it claims, and how firm that is; worked out once for a decision. ``bounded``: the
+    container cannot use more than it claims. ``confined``: it is bound to a set of nodes, by its claim, its
+    wishes or a pinned cpuset.mems. ``flexible``: it may be given more nodes later."""
 
     request: Request
     amounts: Amounts
@@ -61,7 +62,7 @@ class Asking(Struct, frozen=True):
 
     @classmethod
     def of(cls, policy: PlacementPolicy, request: Request) -> "Asking":
-        """That of *request* under *policy*."""
+        """*request* as it is under *policy*."""
         asked = amounts = asked_amounts(request)
         if request.claimed is not None:
             amounts = without(asked, request.claimed.amounts_bytes)
@@ -95,8 +96,8 @@ def asked_amounts(request: Request) -> dict[str, int]:
 
 
 def claim_in_full(request: Request, nodes: NodeSet, *, flexible: bool = False) -> Claim:
-    """The claim on *nodes* of a container that is there, whether or not it fits. Its huge pages are taken to
-    lie evenly on as many nodes as it wished for."""
+    """The claim of a container that runs already, on *nodes*, whether or not it fits. Its huge pages are
+    assumed to lie evenly on as many nodes as it wished for."""
     wish = request.even_hugepages
     evenly = wish is not None and wish.node_count == len(nodes)
     return Claim(nodes, claimed_amounts(request), flexible, even_hugepages=evenly)
@@ -187,13 +188,15 @@ def widest_allowed(
     devices: Sequence[int] = (),
     least: int = 1,
 ) -> int:
-    """How many of *nodes* a set for *amounts* and *cpus*, of which each node would have *cpus_on_empty*, near
-    all *devices* may have under the topology policy: `restricted` allows as many as an empty machine would
-    need, which is at least *least*, `single-numa-node` one. *devices* are the nodes that each device is close
-    to, as masks. All of them where even an empty machine would not do, so that the minimum cut can say so.
+    """How many of *nodes* the topology policy allows a set to have: `restricted` as many as an empty machine
+    would need, and at least *least*; `single-numa-node` one. The set is for *amounts* and *cpus*, and close
+    to all *devices*, given as masks of the nodes that each is close to; *cpus_on_empty* says how many CPUs
+    each node would have on an empty machine. Where even the empty machine has too little it is all of
+    *nodes*, so that the minimum cut can say so.
 
-    kubelet asks each resource for the fewest nodes by itself, so that its `restricted` never admits a
-    container whose devices are on more nodes than its CPUs need. Here the empty machine is asked for all.
+    kubelet asks each resource by itself for the fewest nodes, so that its `restricted` never admits a
+    container whose devices are on more nodes than its CPUs need. Here all that is asked for is looked at
+    together.
     """
     policy = flows.policy.topology
     if policy is TopologyPolicy.SINGLE_NUMA_NODE:
@@ -207,11 +210,12 @@ def widest_allowed(
 
 
 def _fewest_for_all(allowed: int, needs: Sequence[Need], devices: Sequence[int], least: int) -> int:
-    """The fewest of the *allowed* nodes that together meet all *needs*, and are close to all *devices*; one
-    more than there are if all do not.
+    """How many of the *allowed* nodes it takes to meet all *needs* together and to be close to all *devices*,
+    at least; one more than there are if all of them do not suffice.
 
-    No fewer than what one of them takes alone, and no more than a greedy choice. Between the two every set
-    is looked at, as long as a width has no more than `_MAX_LOOKED_AT`; else the greedy one counts.
+    It is no fewer than the need that takes most takes alone, and no more than a greedy choice takes. Between
+    the two every set is looked at, as long as a width has no more than `_MAX_LOOKED_AT` sets; else the greedy
+    number is the answer.
     """
     every = list(bits(allowed))
     for by_node, needed in needs:

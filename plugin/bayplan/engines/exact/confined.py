@@ -128,7 +128,7 @@ class Confinement:
 
     @cached_property
     def for_moves(self) -> StepBudget:
-        """The steps that are kept for moves of others."""
+        """The steps that are kept for finding moves of other containers."""
         return StepBudget(self.most_for_moves)
 
     def decide(self) -> Decision:
@@ -211,12 +211,13 @@ class Confinement:
         return attempt, decision
 
     def _kept(self, *, cpus_elsewhere: bool = False) -> Decision | None:
-        """The nodes that a running container has, if what it asks for now fits there, or is no more than it
-        was promised: its nodes may have lost memory since, as long as there is some, or it was found there
-        beside more than they hold. That it does not fit is said.
+        """The decision to leave a running container on its nodes; None if it cannot stay. It stays if what it
+        asks for now fits there. It also stays if it asks for no more than it was promised: its nodes may have
+        lost memory since, or it was found on nodes that hold less than is claimed there; then a reason says
+        that it does not fit.
 
-        Its CPUs have to be there too. With *cpus_elsewhere* they are not, and are kept if the container asks
-        for no more of anything: that is never refused.
+        Its CPUs must be on these nodes too. With *cpus_elsewhere* they are not, and are kept if the container
+        asks for no more of anything: that is never refused.
         """
         current = self.current
         if current is None:
@@ -255,7 +256,8 @@ class Confinement:
 
     def _kept_cpus(self, nodes: NodeSet, *, elsewhere: bool) -> Taken | None:
         """The CPUs with which a running container stays on *nodes*, and the reason if these are the shared
-        ones; None if it cannot stay. With *elsewhere* they are not there, and no more than it has."""
+        ones; None if it cannot stay. With *elsewhere* its CPUs are on other nodes, and it gets no more than
+        it has."""
         taken = self.exclusive.take(nodes if self.cpus else NodeSet())
         cpus = taken.cpus
         if taken.lacking is not None and self.strict:
@@ -267,11 +269,11 @@ class Confinement:
         return None if away != elsewhere or (elsewhere and more) else taken
 
     def _asked_together(self, candidates: CandidateNodes) -> list[AskedRoom]:
-        """What a set of nodes must have room for: under the scope pod, and for the first container of the
-        pod, all that the pod asks for.
+        """What a set of nodes must have room for, the largest first: under the scope pod, and for the first
+        container of the pod, all that the pod asks for.
 
-        The sums of a pod do not say how many of its CPUs its containers have to themselves. Where nobody
-        does, a set that has as many as the rest can be is better, and one that has not is good enough.
+        The sums of a pod do not say how many of its CPUs are exclusive. So a set with enough CPUs for all of
+        the pod is tried first, then one with enough for this container.
         """
         totals = self.request.pod_totals
         if not self.by_pod or totals is None or candidates.of_pod:
@@ -332,7 +334,8 @@ class Confinement:
         return found
 
     def _best_set(self, attempt: Attempt) -> Decision | None:
-        """The best set of an attempt, for a running container among those that keep most of its place."""
+        """The decision for the best set of *attempt*; for a running container the best of those that keep
+        most of its place. None if no set fits."""
         if not attempt.area.allowed:
             return None
         for core in [0] if self.current is None else self._cores(self.current):
@@ -343,8 +346,8 @@ class Confinement:
         return None
 
     def _cores(self, current: Placement) -> list[int]:
-        """What a set should contain, the best first: the nodes of a running container, or at least those of
-        its CPUs, so that they need not change."""
+        """The nodes that a set should contain, as masks, the most wished for first: all nodes of a running
+        container, then those of its CPUs, so that these need not change."""
         nodes = current.claimed.nodes
         with_cpus = self.topology.nodes_near(self.exclusive.own) if self.cpus else NodeSet()
         return list(dict.fromkeys([nodes.mask, (nodes & with_cpus).mask, 0]))
@@ -459,8 +462,8 @@ class Confinement:
         return [self._attempt(candidates, self.own)]
 
     def _with_moves_elsewhere(self, passed_over: Iterable[Attempt]) -> Decision | None:
-        """On nodes that were only preferred, or where the container is already, if others become wider:
-        rather that than a refusal."""
+        """The decision to place the container on nodes that were only preferred, or where it runs already, if
+        other containers become wider for it; None if that is not possible. It comes before a refusal."""
         notes, self.notes = self.notes, []
         for attempt in passed_over:
             decision = self._with_moves(
@@ -500,7 +503,7 @@ class Confinement:
         return refused(attempt, self.request, self.current, self.exclusive.obstacle)
 
     def _with_plan(self, decision: Decision, missed: Attempt) -> Decision:
-        """*decision* with the containers that would have to go elsewhere for *missed* to fit."""
+        """*decision* with the moves of other containers after which the *missed* attempt would fit."""
         out_of_cpus = missed.question.cpus and self.exclusive.obstacle is not None
         if self.policy.defragment is Defragment.OFF or not missed.area.allowed or out_of_cpus:
             return decision
@@ -531,7 +534,7 @@ class Confinement:
         return RelocationSearch(self.topology, self.flows, self.request, self.exclusive, budget, most_bytes)
 
     def _after_relocations(self, missed: Attempt, plan: RelocationPlan) -> Decision:
-        """The decision with *plan* carried out."""
+        """The decision about the *missed* attempt on the machine as it is once *plan* is carried out."""
         moves = moves_of(plan, self.ledger)
         after = self.flows.basis.with_ledger(self.ledger.moved(moves))
         exclusive = ExclusiveCpus(self.topology, after, self.request, None)

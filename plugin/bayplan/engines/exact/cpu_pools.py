@@ -38,8 +38,8 @@ Decide = Callable[[Request, NodeSet], Decision]
 
 
 class Members(NamedTuple):
-    """What the members of a pool have together: the thousandths of a CPU that they request, the nodes that
-    their memory is confined to, and their devices."""
+    """What the members of a named pool have together: ``milli``, thousandths of a CPU that they request; the
+    nodes that their memory is confined to; and the nodes that their devices are close to."""
 
     milli: int
     nodes: NodeSet
@@ -121,8 +121,8 @@ def resized_pools(topology: NodeTopology, basis: Basis) -> Mapping[str, CpuSet]:
 
 
 class _Pool:
-    """One pool, which *had* some CPUs: how many it is to have, and which. A pool that the policy has no more
-    keeps what it has."""
+    """One named pool, which has some CPUs by the ledger: how many it is to have, and which. A pool that is no
+    longer in the policy keeps what it has."""
 
     def __init__(self, topology: NodeTopology, basis: Basis, name: str, had: CpuSet) -> None:
         self._topology, self._basis, self._name, self._had = topology, basis, name, had

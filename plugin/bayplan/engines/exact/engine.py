@@ -69,8 +69,8 @@ class ExactEngine:
         return ExactEngine(self.scope, max_combinations=self._max_combinations, max_steps=self._max_steps)
 
     def decide(self, basis: Basis, request: Request, current: Placement | None = None) -> Decision:
-        """See `Engine.decide`. A changed request is refused only where a new one would be, and never if it
-        asks for no more than before."""
+        """See `Engine.decide`. A running container whose request changed is refused only where a new one
+        would be, and never if it asks for no more than before."""
         machine, ledger = basis.machine, basis.ledger
         if request.score is not None and (request.pod_id, request.score) in ledger.ids_by_score:
             ledger = ledger.as_if_newest(request)

@@ -60,8 +60,8 @@ _NO_CPUS: Final = CpuSet()
 
 
 class Taken(NamedTuple):
-    """The CPUs that a container gets to itself, why it gets none of the many that it asks for, and what else
-    is to be said of them."""
+    """The CPUs that a container gets to itself; if it gets none, the reason; and further reasons to be
+    shown."""
 
     cpus: CpuSet
     lacking: Reason | None = None
@@ -210,7 +210,8 @@ class ExclusiveCpus:
         return (self.near(NodeSet.of_mask(nodes)) & self.free).bit_count()
 
     def fit(self, count: int) -> Callable[[int], Fit] | None:
-        """What the best *count* CPUs on a set of nodes cost; None where it does not matter which they are."""
+        """A function that says what the best *count* CPUs on a set of nodes cost; None where it does not
+        matter which CPUs of a node are taken."""
         layout, topology, known = self._layout, self._topology, dict[int, Fit]()
         if not count or not layout.differs:
             return None

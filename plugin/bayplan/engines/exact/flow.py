@@ -326,10 +326,11 @@ class Flow(Loads):
             del self.slack[nodes]
 
     def carry(self, nodes: int, amount: int) -> bool:
-        """Carry *amount* more for the set *nodes*, and note what they cannot; whether they can carry all.
+        """Carry *amount* more for the set *nodes*, and record as unmet what does not fit; whether all of it
+        fits.
 
-        By itself, as `release`, for a flow that is only asked what its nodes carry: what is claimed and what
-        is left of each set does not follow.
+        As `release`, only for a flow that is asked for nothing but what its nodes carry: the claims, and what
+        is left of each set, are not brought up to date.
         """
         missing = amount - self.push(nodes, amount)
         if missing:
@@ -337,7 +338,8 @@ class Flow(Loads):
         return not missing
 
     def release(self, nodes: int, amount: int) -> None:
-        """Carry *amount* less for the set *nodes*, and what is unmet on what becomes free."""
+        """Carry *amount* less for the set *nodes*, and carry unmet claims on what becomes free. See
+        `carry`."""
         missing = self.unmet.pop(nodes, 0)
         if missing > amount:
             self.unmet[nodes] = missing - amount
@@ -353,11 +355,12 @@ class Flow(Loads):
         self._carry_unmet()
 
     def grow(self, node: int, most_bytes: int) -> int:
-        """Have *node*, one that has a capacity, hold up to *most_bytes* more, as far as that carries what is
-        unmet; how much that is.
+        """Let *node*, which has a capacity, hold up to *most_bytes* more, as far as unmet claims can use it;
+        how many bytes that is.
 
-        What does not help on one node helps neither once others have grown. So nodes that grow one after the
-        other, in any order, carry as much as they could together, with the least that suffices for it.
+        A growth that does not help on one node does not help once others have grown either. So nodes that
+        grow one after the other, in any order, carry as much as they could together, with the least growth
+        that suffices.
         """
         before = self.free[node]
         self.free[node] += max(0, most_bytes)

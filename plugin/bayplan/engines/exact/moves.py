@@ -40,7 +40,7 @@ _SETS_A_STEP: Final = 8
 
 
 class Mover(Struct, frozen=True):
-    """A container that could become wider: its claim, and the widest set it may have."""
+    """A container that could become wider: its claim, and the widest set of nodes that it may have."""
 
     entry: Entry
     claim: Claim
@@ -53,8 +53,8 @@ class Mover(Struct, frozen=True):
 
 
 def with_all_widened(flows: ResourceFlows, movers: Iterable[Mover]) -> ResourceFlows:
-    """The flows as if all *movers* were as wide as possible: what does not fit there, no moves make room
-    for."""
+    """The flows as if all *movers* were as wide as they may be: no moves make room for what does not fit
+    there."""
     leaving = {(resource, mover.claim.nodes) for mover in movers for resource in mover.claim.amounts_bytes}
     claims = {
         (resource, NodeSet.of_mask(mask)): amount
@@ -108,7 +108,7 @@ class RoomSearch:
         return sets
 
     def _take(self, movers: int = 0) -> bool:
-        """Account for a trial with so many movers; False if nothing more may be tried."""
+        """Count a trial with that many movers against the budget; False if it is used up."""
         each = _STEPS_OF_A_TRIAL // 2 + len(self._claimed) // _SETS_A_STEP
         return self.budget.take(_STEPS_OF_A_TRIAL + (1 + movers) * each)
 
@@ -216,9 +216,10 @@ def measured(moves: Iterable[Move], after: Basis) -> tuple[Move, ...]:
 
 
 def moves_back(flows: ResourceFlows, staying: Collection[str]) -> tuple[Move, ...]:
-    """The first few of the containers that became wider and for which there is room again where they were
-    placed, and of those that are to leave nodes with their pages, without those *staying*. A container that
-    lacks a part of its promise stays wide: on more nodes it is more likely to get it."""
+    """The first few moves that lead containers back: those that became wider, if there is room again where
+    they were placed, and those that are to leave nodes together with their pages; none of *staying*. A
+    container that lacks a part of its promise stays wide: on more nodes it is more likely to get that
+    part."""
     trial, moves = None, []
     for container_id, entry in sorted(flows.ledger.entries.items()):
         if container_id in staying or not entry.decision.placement.promise.amounts_bytes:

@@ -102,7 +102,7 @@ class ClaimedSets(Struct, frozen=True, dict=True):
 
     @cached_property
     def by_node(self) -> dict[int, int]:
-        """For each node of any of them the mask of those that it is in."""
+        """For each node of any of these sets, the mask of the sets that contain it."""
         found: dict[int, int] = {}
         for number, nodes in enumerate(self.sets):
             for node in bits(nodes):
@@ -174,10 +174,8 @@ class Crossings(Struct, frozen=True):
 
 
 class CountedFlows:
-    """The questions that one decision asks of *flows* as they are now; ``steps`` is what the answers cost.
-
-    The one that asks charges the difference of ``steps`` to a `StepBudget`.
-    """
+    """Questions of one decision to *flows* as they are now. ``steps`` is what the answers have cost so far;
+    whoever asks takes the difference from a `StepBudget`."""
 
     __slots__ = ("_asked", "_crossing_cost", "_trials", "claimed", "flows", "memory", "steps")
 
@@ -268,7 +266,7 @@ class Shares(Struct, frozen=True):
 
     @classmethod
     def of(cls, topology: NodeTopology, flows: ResourceFlows, asked: Iterable[str]) -> "Shares":
-        """What is promised by *flows*, and the CPUs that containers have to themselves."""
+        """The shares that *flows* promise, and those of the CPUs that containers have to themselves."""
         found = [_promised(flows, resource) for resource in dict.fromkeys((MEMORY, *asked))]
         cpus = topology.counted(flows.basis.allocatable.exclusive_cpus.mask)
         free = topology.counted(flows.basis.exclusive_candidates().mask)
@@ -302,9 +300,9 @@ def _share(one: TakenOf, nodes: int) -> int:
 
 
 class SeenRooms(Struct, frozen=True):
-    """Which of the requests of late fit now. ``rooms`` is what each node has of a resource, ``cpus`` how many
-    CPUs that can become exclusive; ``fitting`` has the sizes that fit, each with the number of nodes that it
-    takes at least, and, if that is one, the nodes with room for it."""
+    """How much room there is for requests like those of late. ``rooms`` is what each node has left of a
+    resource, ``cpus`` how many CPUs of it can become exclusive. ``fitting`` has the sizes that fit now, each
+    with the least number of nodes that it takes, and, if that is one, the nodes with room for it."""
 
     rooms: Mapping[str, Mapping[int, int]]
     cpus: Mapping[int, int]
@@ -312,7 +310,7 @@ class SeenRooms(Struct, frozen=True):
 
     @classmethod
     def of(cls, topology: NodeTopology, flows: ResourceFlows) -> "SeenRooms | None":
-        """That of the promises of *flows*; None if none of them fits anywhere, or nothing was seen."""
+        """What the promises of *flows* leave; None if no such request fits anywhere, or none was seen."""
         basis, ordinary = flows.basis, topology.machine.ordinary_nodes.mask
         resources = {resource: None for one in basis.seen for resource in one.amounts_bytes}
         rooms = {

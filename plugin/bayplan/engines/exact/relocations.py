@@ -74,8 +74,9 @@ class OverfullSet(NamedTuple):
 
 class Movable(Struct, frozen=True):
     """A container that may go elsewhere. ``holds`` is what it has now; ``amounts`` are bytes that go with it,
-    ``cpus`` the CPUs, of the kind ``pool``. ``hints`` are the nodes that its devices are close to. Two of one
-    ``kind`` can stand in for each other; ``place`` is the one in the order of sizes."""
+    ``cpus`` CPUs that do, of the kind ``pool``. ``hints`` are the nodes that its devices are close to. Two
+    containers of the same ``kind`` can stand in for each other. ``place`` is its index in the list of all,
+    sorted by size."""
 
     entry: Entry
     home: int
@@ -120,10 +121,10 @@ def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
 
 
 def may_relocate(entry: Entry, ledger: Ledger) -> bool:
-    """Whether the container may go to other nodes for the sake of others: nobody else chose its place, it
-    wishes none, its pages are not bound by a memory policy, and nothing is under way with it. Nobody goes
-    twice, so that nothing goes back and forth. Where its pod is aligned as a whole it has to be the only one
-    there."""
+    """Whether the container of *entry* may go to other nodes for the sake of others: its place was chosen by
+    us and not by a wish, its pages are not bound by a memory policy, and no move of it is under way. A
+    container is relocated once only, so that none goes back and forth. Where its pod is aligned as a whole it
+    has to be the only container of the pod."""
     placement = entry.decision.placement
     claim = placement.promise
     settled = (
@@ -187,7 +188,7 @@ class Rooms:
             self._capacity[pool], self._claims[pool], self.slack[pool] = free, {}, dict(free)
 
     def change(self, demand: Demand, sign: int) -> None:
-        """Ask for *demand* as well (1), or no more (-1)."""
+        """Add *demand* to what is asked for (*sign* 1), or take it away (-1)."""
         for resource, nodes, amount in demand:
             slack, claims = self.slack[resource], self._claims[resource]
             self.steps += 1 + len(slack) // _SETS_A_STEP
@@ -261,8 +262,9 @@ class Rooms:
 
 
 class RelocationSearch:
-    """One search for a plan. *exclusive* has the CPUs of the request; *budget* bounds what is tried. Nobody
-    moves with more than *most_bytes* (None: any number); ``too_large``: somebody would have."""
+    """One search for a plan. *exclusive* has the CPUs of the request; *budget* bounds what is tried. No
+    container with more than *most_bytes* is moved (None: no limit); ``too_large`` says that one was passed
+    over for that."""
 
     def __init__(
         self,
@@ -328,7 +330,8 @@ class RelocationSearch:
         return asked
 
     def _search(self, nodes: int, left: int, moved_bytes: int) -> None:
-        """Try everything with up to *left* more who move, the request being on *nodes*."""
+        """Try all plans with up to *left* more moves, while the request is on *nodes* and *moved_bytes* have
+        been moved."""
         short = self._rooms.shortages()
         if not self._budget.take(self._spent()):
             return
@@ -372,8 +375,8 @@ class RelocationSearch:
                 self._chosen.pop()
 
     def _helpers(self, short: Iterable[OverfullSet], left: int) -> tuple[OverfullSet, list[Movable]] | None:
-        """The shortage that fewest can end, with these; None if one cannot be ended by so many as are
-        *left*."""
+        """The shortage that the fewest containers can end, with these containers; None if some shortage
+        cannot be ended by *left* of them."""
         best = None
         for shortage in sorted(short, key=lambda one: (one.nodes.bit_count(), one))[:_SHORTAGES_COMPARED]:
             have = self._within(shortage)
@@ -390,8 +393,8 @@ class RelocationSearch:
         return best[0], [self._movables[place] for place in sorted(best[1])]
 
     def _within(self, shortage: OverfullSet) -> dict[int, int]:
-        """How much of what is short each of those that stayed has within the set, by their places in the
-        order of sizes."""
+        """How much of what is short the containers that have not moved hold within the set, by their
+        ``place``."""
         holders, outside, have = self._holders.get(shortage.resource, ()), ~shortage.nodes, dict[int, int]()
         self._rooms.steps += 1 + len(holders) // _HOLDERS_A_STEP
         for place, nodes, amount in holders:
@@ -407,7 +410,8 @@ class RelocationSearch:
         return steps
 
     def _take(self, nodes: int, moved_bytes: int) -> None:
-        """Keep what was chosen, if it is better than all before and CPUs can be had as they were counted."""
+        """Remember the moves made so far as the best plan, if they are better than all before and the CPUs
+        can be had as they were counted."""
         if self._best is not None and moved_bytes >= self._best[0]:
             return
         self._budget.take(_STEPS_OF_A_PLAN)
@@ -416,8 +420,8 @@ class RelocationSearch:
             self._best = moved_bytes, RelocationPlan(NodeSet.of_mask(nodes), relocations)
 
     def _with_cpus(self, nodes: int) -> tuple[Relocation, ...] | None:
-        """Everybody that moves with its CPUs, the request having its own on *nodes*; None if some cannot be
-        had."""
+        """The moves with the CPUs that each container gets, while the request has its own CPUs on *nodes*;
+        None if some cannot be had."""
         basis = self._flows.basis
         ledger = self._ledger
         for movable, _ in self._chosen:

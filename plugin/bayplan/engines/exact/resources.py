@@ -80,7 +80,8 @@ class ResourceFlows:
         return tuple(set().union(*[flow.wide for flow in self.by_resource.values()]))
 
     def fits(self, parts: Parts) -> bool:
-        """Whether all *parts* can be claimed beside everything that is claimed."""
+        """Whether all *parts*, bytes of each resource on sets of nodes, can be claimed beside everything that
+        is claimed."""
         if len(parts) == 1:
             ((nodes, amounts),) = parts
             return all(self.flow(one).room(nodes, amount) >= amount for one, amount in amounts.items())
@@ -142,8 +143,8 @@ class ResourceFlows:
                 self.flow(resource).change(nodes.mask, sign * amount_bytes)
 
     def carry(self, parts: Parts) -> bool:
-        """Carry *parts* as well; whether all of them can be carried. For copies that are only asked this: no
-        claims and no totals follow."""
+        """Have the flows carry *parts* too; whether they can carry all of them. Only for copies that are
+        asked nothing else: claims and totals stay as they were."""
         return all(
             self.flow(resource).carry(nodes, amount)
             for nodes, amounts in parts
@@ -151,7 +152,7 @@ class ResourceFlows:
         )
 
     def release(self, claim: Claim) -> None:
-        """Carry *claim* no more. For copies that are only asked to `carry` others."""
+        """Have the flows carry *claim* no longer. Only for copies that are asked to `carry` other claims."""
         for nodes, amounts in claim.parts:
             for resource, amount_bytes in amounts.items():
                 self.flow(resource).release(nodes.mask, amount_bytes)
@@ -236,7 +237,7 @@ def shortage(flows: ResourceFlows, cut: Cut) -> Shortage:
 
 
 def overcommitted(lacking: Shortage) -> Reason:
-    """Why what is there is claimed although it does not fit."""
+    """The reason that says that a running container's claim counts although it does not fit."""
     return Reason(OVERCOMMITTED, f"{lacking.sentence()}; nothing new is placed there")
 
 

@@ -66,7 +66,7 @@ class Supply(Struct, frozen=True):
 
     @classmethod
     def none(cls, demand: BoundedDemand) -> "Supply":
-        """What no nodes have."""
+        """The supply of an empty set of nodes."""
         return cls(demand, 0, None if demand.trial is None else demand.trial.copy())
 
     @property
@@ -187,7 +187,7 @@ class Branching:
         return fits
 
     def _root(self) -> _Branch | None:
-        """All sets there are."""
+        """The branch that contains every set; None if no set of it can fit."""
         supplies = tuple(map(Supply.none, self.demands))
         crossings = self.question.counted.claimed.undecided(self.allowed, self.width)
         for node in bits(self.core):
@@ -383,7 +383,8 @@ class Area(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """The chosen nodes, with what the decision shows of the choice. ``overlapping`` counts crossed sets."""
+    """The chosen nodes, and what the decision shows of the choice; ``overlapping`` counts the crossed
+    sets."""
 
     nodes: int
     overlapping: int

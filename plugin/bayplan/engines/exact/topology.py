@@ -94,7 +94,8 @@ def _representatives(nodes: list[int], rows: Mapping[int, list[int]]) -> dict[in
 
 
 class NodeTopology:
-    """See the module. ``pairs`` has the distances both ways at once; only the sum of them ever counts."""
+    """See the module. ``pairs`` has the distances of both directions added up: only their sum counts
+    anywhere."""
 
     def __init__(self, machine: Machine, max_combinations: int = MAX_COMBINATIONS) -> None:
         self.machine, self.max_combinations = machine, max_combinations

@@ -67,8 +67,8 @@ def place_in_part(flows: ResourceFlows, request: Request, placement: Placement) 
 
 
 def completed_claims(flows: ResourceFlows) -> dict[str, Claim]:
-    """The claims that are short for which there is room by now, in the order of the ids, with what can be
-    promised of the rest. *flows* are changed."""
+    """What each short claim becomes if some of what it lacks can be promised now, in the order of the ids:
+    with what can be promised, the rest stays short. *flows* are changed."""
     found, ledger = {}, flows.ledger
     for container_id in sorted(ledger.short_ids):
         claim = ledger.entries[container_id].decision.placement.claimed
@@ -83,8 +83,8 @@ def completed_claims(flows: ResourceFlows) -> dict[str, Claim]:
 
 
 def widened_placements(basis: Basis) -> dict[str, Placement]:
-    """The placements of those that are confined to no set, on all ordinary nodes that there are now; only
-    those that had fewer, and none that lost some."""
+    """New placements on all ordinary nodes that there are now, for the containers that are confined to no
+    set: only for those that had fewer of these nodes, and lose none."""
     machine, ledger = basis.machine, basis.ledger
     nodes, placements = machine.ordinary_nodes, {}
     for container_id, entry in ledger.entries.items():
@@ -121,10 +121,10 @@ def left_alone(
     request: Request,
     current: Placement | None,
 ) -> Decision:
-    """Keep pinned values, or all of them where the container opted out, and claim what it uses: in full,
-    whether or not it fits, so that no other container is promised it.
+    """The decision that keeps pinned values (all values, if the container opted out) and claims what the
+    container uses, in full, whether or not it fits, so that it is promised to no other container.
 
-    Refused is only what is new: a container that runs on the pinned nodes already is not, whatever it wishes.
+    Only a new container is refused; one that already runs on the pinned nodes is not, whatever it wishes.
     """
     kept = current or Placement()
     has = "it opted out" if request.opted_out else pinned_text(request)
@@ -163,8 +163,8 @@ def left_alone(
 
 
 def beside_pinned_cpus(topology: NodeTopology, decision: Decision) -> Decision:
-    """*decision* about the memory of a container whose CPUs somebody else chose, with what is to be said of
-    these: none of them may be near the nodes that it got. Nodes without CPUs are near to none."""
+    """*decision* about the memory of a container whose CPUs somebody else chose, with a reason if none of
+    these CPUs is near the nodes that it got. A node without CPUs is near to no CPU."""
     request, placement = decision.request, decision.placement
     pinned, nodes = request.pinned_cpus, placement.promise.nodes
     if pinned is None or decision.outcome is Outcome.REFUSED:
