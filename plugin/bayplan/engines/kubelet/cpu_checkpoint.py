@@ -32,6 +32,8 @@ from bayplan.sets import CpuSet
 FILE_NAME: Final = "cpu_manager_state"
 
 _INT64_DIGITS: Final = 19
+_POD_LEVEL_VERSION: Final = 3
+_STRUCTURE: Final = "CPUManagerCheckpoint"
 
 
 class CpuCheckpoint(Struct, frozen=True):
@@ -45,8 +47,8 @@ class CpuCheckpoint(Struct, frozen=True):
     pod_entries: Mapping[str, CpuSet | None] | None = field(default_factory=dict)
     checksum: int = 0
 
-    def dump(self) -> str:
-        """The text that the checksum covers."""
+    def dump(self, structure: str = _STRUCTURE) -> str:
+        """The text that the checksum covers, of the structure with that name."""
         entry_type = "map[string]string" if self.version == 1 else "map[string]map[string]string"
         parts = [
             f"PolicyName:(string){self.policy_name}",
@@ -57,7 +59,7 @@ class CpuCheckpoint(Struct, frozen=True):
             pods = self.pod_entries
             sets = None if pods is None else {pod: _dumped_set(cpus) for pod, cpus in pods.items()}
             parts.append(f"PodEntries:(state.PodCPUAssignments){_dumped(sets)}")
-        return f"(*state.CPUManagerCheckpoint){{{' '.join(parts)} Checksum:(checksum.Checksum)0}}"
+        return f"(*state.{structure}){{{' '.join(parts)} Checksum:(checksum.Checksum)0}}"
 
     def computed_checksum(self) -> int:
         """The checksum of the content: FNV-1a, 32 bits."""
@@ -65,12 +67,12 @@ class CpuCheckpoint(Struct, frozen=True):
 
     @property
     def intact(self) -> bool:
-        """Whether the checksum is right. Up to version 2 a file may do without one."""
-        without = self.checksum == 0 and self.version < _POD_LEVEL_VERSION
-        return without or self.checksum == self.computed_checksum()
-
-
-_POD_LEVEL_VERSION: Final = 3
+        """Whether the checksum is right. Up to version 2 a file may do without one; from there on it may also
+        be that of the structure under the name of its version, which some kubelets have written."""
+        if self.checksum == 0 and self.version < _POD_LEVEL_VERSION:
+            return True
+        own = (f"{_STRUCTURE}V{self.version}",) if self.version > 1 else ()
+        return self.checksum in (fnv1a_32(self.dump(name)) for name in (_STRUCTURE, *own))
 
 
 def format_checkpoint(state: CpuState, policy_name: str, *, pod_level_managers: bool = False) -> str:

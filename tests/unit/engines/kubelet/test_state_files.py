@@ -69,6 +69,16 @@ def test_without_a_payload_the_fields_count_as_before() -> None:
         read(kind, json.dumps(content))
 
 
+@pytest.mark.parametrize("checksum", [964019483, 1692845551, 1844444301, 1942532442])
+def test_a_checksum_under_the_name_of_its_version_counts(checksum: int) -> None:
+    """Of version 2 and of version 3 without pods as a whole; the last one is in kubelet 1.37's own tests."""
+    entries = {"pod": {"container1": "4-6", "container2": "1-3"}}
+    content = {"policyName": "static", "defaultCPUSet": "7-9", "entries": entries, "checksum": checksum}
+    read("cpu", json.dumps(content))
+    with pytest.raises(CpuStateError, match="corrupted"):
+        read("cpu", json.dumps(content | {"defaultCPUSet": "7-8"}))
+
+
 def plain() -> Machine:
     """The machine of the files that were made by hand: two nodes of 16 GiB, 16 CPUs."""
     return machine(2, 8, 16 * GIB)
