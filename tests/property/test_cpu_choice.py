@@ -10,7 +10,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.exact.cpu_choice import CpuLayout, Rules, WantedCpus, choose, fit
+from bayplan.engines.exact.cpu_choice import CpuLayout, Occupation, Rules, WantedCpus, choose, fit
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.ledger import Entry, Ledger
@@ -51,7 +51,20 @@ def puzzles(draw: st.DrawFn) -> Puzzle:
         caches=draw(st.sampled_from([True, True, True, False])), spread=draw(st.integers(0, 4)) == 4
     )
     taken_from, others_lack, held = (CpuSet(cpus).mask for cpus in (available, free, kept))
-    return Puzzle(machine, WantedCpus(count, taken_from, others_lack, held, distances, rules))
+    occupation = draw(st.none() | occupations(machine)) if rules.caches else None
+    return Puzzle(machine, WantedCpus(count, taken_from, others_lack, held, distances, rules, occupation))
+
+
+def occupations(machine: Machine) -> st.SearchStrategy[Occupation]:
+    """So many containers at each L3 cache, some of which can never be whole."""
+    caches: dict[object, int] = {}
+    for cpu in machine.cpus:
+        key = cpu_order.cache_of(cpu)
+        caches[key] = caches.get(key, 0) | 1 << cpu.id
+    every = sum(caches.values())
+    possible = st.sampled_from([every, every, *(every & ~(1 << cpu.id) for cpu in machine.cpus)])
+    holders = st.fixed_dictionaries({mask: st.integers(0, 4) for mask in caches.values()})
+    return st.builds(Occupation, holders, possible)
 
 
 @given(puzzles())

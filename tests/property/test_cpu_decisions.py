@@ -17,7 +17,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.exact.cpu_choice import Rules, WantedCpus
+from bayplan.engines.exact.cpu_choice import Occupation, Rules, WantedCpus
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.model.basis import Basis
 from bayplan.model.decision import CpuUse, CpuWish, Decision, Outcome, Placement, Request
@@ -215,6 +215,26 @@ class Judge:
         }
         return WantedCpus(count, available.mask, free.mask, kept.mask, distances, rules)
 
+    def of_container(self, wanted: WantedCpus, request: Request) -> WantedCpus:
+        """*wanted* by a container that gets CPUs of its own: where nodes have several L3 caches, it has them
+        where caches lose least, unless nothing is kept whole."""
+        nodes = {cpu.node_id for cpu in self.machine.cpus}
+        caches: dict[object, CpuSet] = {}
+        for cpu in self.machine.cpus:
+            key = cpu_order.cache_of(cpu)
+            caches[key] = caches.get(key, CpuSet()) | CpuSet([cpu.id])
+        if self.policy.keep_whole is not KeepWhole.CACHE or not wanted.rules.caches or len(caches) <= len(nodes):
+            return wanted
+        ledger, policy = self.basis.ledger, self.policy
+        held = [entry.decision.placement.exclusive_cpus for entry in ledger.entries.values()]
+        held += [ledger.pool_cpus(name) for name in policy.cpu_pools]
+        holders = {cache.mask: sum(bool(one & cache) for one in held) for cache in caches.values()}
+        isolated = request.cpus is not None and request.cpus.use is CpuUse.ISOLATED
+        every = self.machine.online_cpus - self.reserved
+        possible = every & policy.isolated_cpus if isolated else every - policy.isolated_cpus
+        event("caches kept whole")
+        return replace(wanted, occupation=Occupation(holders, possible.mask))
+
     def check_best(self, wanted: WantedCpus, cpus: CpuSet) -> None:
         """No other choice comes before *cpus*."""
         key = partial(cpu_order.key, self.machine, wanted)
@@ -268,7 +288,8 @@ class Judge:
                 self.check_even(cpus, nodes, available)
         else:
             kept = kept if count >= len(kept) else CpuSet()
-            self.check_best(self.wanted(nodes, free, available, kept, count), cpus)
+            wanted = self.wanted(nodes, free, available, kept, count)
+            self.check_best(self.of_container(wanted, decision.request), cpus)
         if current is None:
             self.check_nodes(nodes, free, count, self._widest(decision.request, count))
         event("judged")

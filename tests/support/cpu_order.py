@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
-from bayplan.engines.exact.cpu_choice import WantedCpus
+from bayplan.engines.exact.cpu_choice import Occupation, WantedCpus
 from bayplan.model.machine import Cpu, Machine
 from bayplan.sets import CpuSet
 
@@ -34,11 +34,23 @@ def key(machine: Machine, wanted: WantedCpus, chosen: frozenset[int]) -> tuple[o
         len({cpu.node_id for cpu in cpus}),
         len({cpu.socket_id for cpu in cpus}),
         sum(wanted.distances.get(cpu.node_id or 0, 0) for cpu in cpus),
+        0 if wanted.occupation is None else _lost(machine, wanted, wanted.occupation, chosen),
         _left(machine, cells, cell_of, whole - set(counts)),
         _left(machine, clusters, cluster_of, whole - set(counts)),
         sorted(-len(members & free - chosen) for members in by_node.values()),
         sorted(chosen),
     )
+
+
+def _lost(machine: Machine, wanted: WantedCpus, occupation: Occupation, chosen: frozenset[int]) -> int:
+    """What caches lose of becoming whole again."""
+    free, kept, lost = set(CpuSet.of_mask(wanted.free)), set(CpuSet.of_mask(wanted.kept)), 0
+    for members in _groups(machine, cache_of).values():
+        if members & chosen and members <= set(CpuSet.of_mask(occupation.possible)):
+            others = occupation.holders[CpuSet(members).mask]
+            begun = 4200 // (1 + others) + 500 + (1000 if members <= free else 0)
+            lost += (0 if members & kept else begun) + (600 if members & free - chosen else 0)
+    return lost
 
 
 def _groups(machine: Machine, key: Callable[[Cpu], object]) -> dict[object, set[int]]:

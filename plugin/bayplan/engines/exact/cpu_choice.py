@@ -6,14 +6,15 @@ The order, the most important first, smaller is better:
 2. *split* cores: those of which a part is taken, so that others run on the rest;
 3. L3 caches, then clusters, dies, NUMA nodes and sockets that have CPUs of the choice;
 4. the distance to where the CPUs should be;
-5. what stays: the whole cores left in each cache, the largest number compared first, in the same way in
+5. what L3 caches lose of becoming whole again, where whole ones are kept (`Occupation`);
+6. what stays: the whole cores left in each cache, the largest number compared first, in the same way in
    each cluster, and the CPUs left on each node;
-6. the CPU ids, the lowest compared first.
+7. the CPU ids, the lowest compared first.
 
 What must be kept is part of every choice. With `Rules.spread` the CPUs beyond the first of each core come
 instead of 1 and 2.
 
-Each criterion is a sum over disjoint groups of CPUs: also the fifth, because a number of whole cores counts
+Each criterion is a sum over disjoint groups of CPUs: also the sixth, because a number of whole cores counts
 as a power of a base that is larger than the number of groups, and the last one, because a CPU counts as a
 power of two. So what a choice costs is one integer (`_Fields`), and of each group only the best choice of
 each number of CPUs counts: whatever contains another one gets better by an exchange within the group.
@@ -44,6 +45,7 @@ _LEFT_OVER: Final = 600
 _MAX_REMEMBERED: Final = 4096
 """The cores of so many states of caches and clusters are kept, and so many fits."""
 _DISTANCE_BITS: Final = 40
+_LOST_BITS: Final = 32
 
 _Key = TypeVar("_Key", bound=Hashable)
 
@@ -74,27 +76,35 @@ class Occupation(Struct, frozen=True):
 
     def lost_by(self, free: int, taken: int) -> int:
         """What caches lose of becoming whole again, a number to compare, where one more container has *taken*
-        of the *free* CPUs.
+        of the *free* CPUs."""
+        lost = 0
+        for cache in self.holders:
+            if cache & taken:
+                begun, rest = self.lost_at(cache, free)
+                lost += begun + (rest if cache & free & ~taken else 0)
+        return lost
+
+    def lost_at(self, cache: int, free: int) -> tuple[int, int]:
+        """What *cache* loses where one more container has some of its *free* CPUs, and what beside it where
+        some of these stay free.
 
         If containers end independently, each as likely as any other, a cache with n of them is empty after
         1 + 1/2 + ... + 1/n of what each lasts on average; one more adds 1/(n + 1). The rest is measured
         (tests/bench/cpu_fit.py): each cache where it has CPUs costs an eighth of that, one that nobody had a
         quarter, and free CPUs that stay, for others that keep it from becoming whole, a seventh.
         """
-        lost = 0
-        for cache, count in self.holders.items():
-            if cache & taken and not cache & ~self.possible:
-                whole, rest = cache & free == cache, cache & free & ~taken
-                lost += _LASTS // (1 + count) + _ANOTHER
-                lost += (_BEGUN if whole else 0) + (_LEFT_OVER if rest else 0)
-        return lost
+        count = self.holders.get(cache)
+        if count is None or cache & ~self.possible:
+            return 0, 0
+        return _LASTS // (1 + count) + _ANOTHER + (_BEGUN if cache & free == cache else 0), _LEFT_OVER
 
 
 class WantedCpus(Struct, frozen=True):
     """What is to be chosen: *count* CPUs of ``available``, all of ``kept`` among them, which is a part of it.
 
     ``free`` are the CPUs that nobody else has, by which a core is whole; sets of CPUs are bitmasks.
-    ``distances`` are from each node to where the CPUs should be; nodes that it lacks are at 0.
+    ``distances`` are from each node to where the CPUs should be; nodes that it lacks are at 0. With an
+    ``occupation`` whole L3 caches are kept.
     """
 
     count: int
@@ -103,6 +113,7 @@ class WantedCpus(Struct, frozen=True):
     kept: int = 0
     distances: Mapping[int, int] = MappingProxyType({})
     rules: Rules = Rules()
+    occupation: Occupation | None = None
 
 
 class Choice(Struct, frozen=True):
@@ -153,6 +164,7 @@ class _Fields:
         "distance",
         "every_id",
         "ids",
+        "lost",
         "node_bits",
         "node_pieces",
         "of_kind",
@@ -175,6 +187,8 @@ class _Fields:
         position += self.cell_bits * (most_cores + 2)
         self.touched = position
         position += self.width
+        self.lost = position
+        position += _LOST_BITS
         self.distance = position
         position += _DISTANCE_BITS
         self.of_kind = {}
@@ -398,7 +412,7 @@ def fit(
     if found is None:
         if len(known) >= _MAX_REMEMBERED:
             known.clear()
-        wanted = WantedCpus(count, available, available, rules=rules)
+        wanted = WantedCpus(count, available, available, rules=rules, occupation=occupation)
         found = _fit(layout, wanted)
         if occupation is not None:
             cpus = choose(layout, wanted).cpus
@@ -620,6 +634,7 @@ class _Choosing:
         if not wanted.rules.caches:
             unit &= ~(1 << fields.caches)
         begun = bool(group.mask & wanted.kept)
+        lost, lost_by_rest, rest = self._lost(group, begun=begun)
         distance, node_left, node_all = 0, 0, 0
         if group.node is not None:
             distance = wanted.distances.get(group.node, 0)
@@ -632,6 +647,7 @@ class _Choosing:
             if count or begun:
                 cost += unit
                 cost += distance * count << fields.distance
+                cost += lost + (lost_by_rest if count < rest else 0) << fields.lost
             if node_all and count:
                 left = 1 << fields.node_bits * max(0, node_left - count)
                 cost += node_all - left << fields.node_pieces
@@ -645,6 +661,16 @@ class _Choosing:
                 cost += (1 << size * wholes) - (1 << size * (wholes - touched)) << position
             costs[count] = cost
         return costs
+
+    def _lost(self, group: _Group, *, begun: bool) -> tuple[int, int, int]:
+        """What *group* loses of becoming whole again as an L3 cache by CPUs of the choice, and what by its
+        free CPUs beside the kept ones, the third number, where some of these stay. A cache that is *begun*
+        has the container already."""
+        wanted = self.wanted
+        if wanted.occupation is None or not self.fields.count_in(group.unit, self.fields.caches):
+            return 0, 0, 0
+        lost, by_rest = wanted.occupation.lost_at(group.mask, wanted.free)
+        return 0 if begun else lost, by_rest, (group.mask & wanted.free & ~wanted.kept).bit_count()
 
     def _wholes(self, group: _Group) -> int:
         """How many whole cores *group* has."""

@@ -104,9 +104,11 @@ class ExclusiveCpus:
         if self._only_cores and basis.policy.topology not in STRICT:
             self.count = self._layout.in_whole_cores(self._asked)
 
-    @property
-    def _occupation(self) -> Occupation:
-        """Which containers have CPUs at which L3 cache."""
+    @cached_property
+    def _occupation(self) -> Occupation | None:
+        """Which containers have CPUs at which L3 cache, where whole ones are kept."""
+        if not self.keeps_caches:
+            return None
         ledger = self._basis.ledger
         held = [one.decision.placement.exclusive_cpus.mask for one in ledger.entries.values()]
         held += [cpus.mask for cpus in ledger.cpus_of_pools.values()]
@@ -216,7 +218,7 @@ class ExclusiveCpus:
         if not count or not layout.differs:
             return None
         free, rules, by_socket = self.free, self._rules, self._alignment.align_by_socket
-        occupation = self._occupation if self.keeps_caches else None
+        occupation = self._occupation
         most = 0
         if occupation is not None:
             most = max([_crowd(occupation, cpus) for cpus in layout.node_masks.values()], default=0)
@@ -312,7 +314,7 @@ class ExclusiveCpus:
         on_one = nodes.mask.bit_count() == 1 and not available & ~self._topology.cpus_of(nodes.mask)
         distances = {} if on_one else distances_to(self._topology, nodes, self._hints)
         count = self.count - offline.bit_count()
-        return WantedCpus(count, available, free, kept, distances, self._rules), offline
+        return WantedCpus(count, available, free, kept, distances, self._rules, self._occupation), offline
 
     def _parts(self, nodes: NodeSet, wanted: WantedCpus) -> Mapping[int, int]:
         """The CPUs near each of *nodes* on which there is to be a number of them, in whole cores as far as

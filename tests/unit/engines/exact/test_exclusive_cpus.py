@@ -136,6 +136,20 @@ def test_a_container_goes_where_most_are_so_that_pieces_become_whole(
     assert decision.advantage.criterion == criterion
 
 
+@pytest.mark.parametrize(
+    ("keep_whole", "cpus"), [(KeepWhole.CACHE, "20-21"), (KeepWhole.NODE, "12-13"), (KeepWhole.OFF, "12-13")]
+)
+def test_within_a_node_it_goes_to_the_cache_where_most_are(keep_whole: KeepWhole, cpus: str) -> None:
+    """Two caches have four CPUs left each: one container is at the first of them, and two at the second."""
+    machine = Layout(caches=3, cores=8, threads=1).machine()
+    ledger = on_cpus(machine, "1-7", "8-11", "16-17", "18-19")
+    policy = PlacementPolicy(reserved_cpus=CpuSet([0]), keep_whole=keep_whole)
+    decision = ExactEngine().decide(
+        Basis(machine, policy, ledger), guaranteed_request("new", exclusive_cpus=2)
+    )
+    assert str(decision.placement.exclusive_cpus) == cpus
+
+
 def test_who_spreads_keeps_nothing_whole() -> None:
     machine = Layout(sockets=2, caches=2, cores=8, threads=1).machine()
     ledger = on_cpus(machine, "8-11", "24-25", "26-27")
@@ -174,7 +188,7 @@ def test_a_cache_that_can_never_be_whole_loses_nothing() -> None:
 def test_who_asks_for_a_whole_cache_gets_one_where_one_is_free() -> None:
     machine = Layout(sockets=2, caches=2, cores=8, threads=1).machine()
     ledger = on_cpus(machine, "0-3", "8-11", "16-19")
-    for count, where in ((8, "24-31"), (7, "4-7,12-14")):
+    for count, where in ((8, "24-31"), (7, "4-6,12-15")):
         request = guaranteed_request("new", exclusive_cpus=count)
         decision = ExactEngine().decide(Basis(machine, PlacementPolicy(), ledger), request)
         assert str(decision.placement.exclusive_cpus) == where, count
