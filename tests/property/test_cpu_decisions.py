@@ -223,7 +223,8 @@ class Judge:
         for cpu in self.machine.cpus:
             key = cpu_order.cache_of(cpu)
             caches[key] = caches.get(key, CpuSet()) | CpuSet([cpu.id])
-        if self.policy.keep_whole is not KeepWhole.CACHE or not wanted.rules.caches or len(caches) <= len(nodes):
+        kept = self.policy.keep_whole is KeepWhole.CACHE and wanted.rules.caches
+        if not kept or len(caches) <= len(nodes):
             return wanted
         ledger, policy = self.basis.ledger, self.policy
         held = [entry.decision.placement.exclusive_cpus for entry in ledger.entries.values()]
