@@ -28,7 +28,11 @@ _MODULES: Final = {
     "RUNC": "github.com/opencontainers/runc",
 }
 """Of versions in the test bed beside which no module stands under the same name."""
-_CONTAINERD: Final = "github.com/containerd/containerd/v2"
+_OTHER_PINS: Final = {
+    "github.com/containerd/containerd/v2": r"(?:containerd_from_source\(|UNSTABLE_FALLBACK = )",
+    "k8s.io/kubernetes": r"KUBELET_VERSIONS = \(",
+}
+"""What stands before the other versions in the test bed, by module."""
 _VERSION: Final = re.compile(r"v([0-9]+)\.([0-9]+)\.([0-9]+)(-[^+]+)?(?:\+.*)?")
 _REQUIRED: Final = re.compile(r"^\s*(?:require\s+)?([^\s/]+/\S+)\s+(v\S+)\s*$", re.MULTILINE)
 """A module that a go.mod requires itself; those that come along are marked ``// indirect``."""
@@ -78,8 +82,9 @@ def _test_bed_pins(root: Path) -> Iterator[tuple[str, str, str, Path]]:
         modules = dict(re.findall(r'^([A-Z_]+) = "([a-z0-9.]+/[^\s"]+)"$', text, re.MULTILINE))
         for name, version in re.findall(r'^([A-Z_]+)_VERSION = "(v[^"]+)"$', text, re.MULTILINE):
             yield GO, (_MODULES | modules).get(name, name), version, file
-        for version in re.findall(r'containerd_from_source\("(v[^"]+)"\)', text):
-            yield GO, _CONTAINERD, version, file
+        for name, words in _OTHER_PINS.items():
+            for version in re.findall(rf'^.*{words}.*"(v[^"]+)"', text, re.MULTILINE):
+                yield GO, name, version, file
 
 
 def newest_packages(said: str) -> dict[str, str]:

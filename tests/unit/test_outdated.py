@@ -1,5 +1,6 @@
 """`make outdated`: what is pinned is found in the tree, and what registries say is read as they say it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,43 @@ def test_the_tree_pins_what_is_installed_and_built() -> None:
         assert found[GO, name].version.startswith("v1.")
     assert found[GO, "github.com/containerd/nri"].where == ("tests/interop/adaptation/go.mod",)
     series = {pin.version[:4] for pin in pins(ROOT) if pin.name == "github.com/containerd/containerd/v2"}
-    assert {"v2.3", "v2.4"} <= series
+    assert {"v2.1", "v2.3", "v2.4"} <= series
+    kubelets = {pin.version[:5] for pin in pins(ROOT) if pin.name == "k8s.io/kubernetes"}
+    assert kubelets == {"v1.36", "v1.37"}
     # Nothing has a name that no registry knows.
     assert all("/" in pin.name for pin in pins(ROOT) if pin.kind == GO)
+
+
+PROGRAMS = {
+    "k8s.io/kubernetes": ("kubelet", "Kubernetes", "kube-apiserver", "kube-scheduler", "control plane"),
+    "github.com/containerd/containerd/v2": ("containerd",),
+    "github.com/cri-o/cri-o": ("CRI-O",),
+    "sigs.k8s.io/cri-tools": ("cri-tools", "critest", "validation suite"),
+    "go.etcd.io/etcd/server/v3": ("etcd",),
+    "sigs.k8s.io/scheduler-plugins": ("scheduler-plugins",),
+    "github.com/containers/nri-plugins": ("nri-plugins",),
+}
+"""What documents call the programs of a module."""
+PATCH_RELEASE = r"v?[0-9]+\.[0-9]+\.[0-9]+"
+
+
+def test_documents_name_the_versions_that_are_pinned() -> None:
+    """Patch releases, that is; a minor version says since when something is so."""
+    pages = [
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "tests/e2e/README.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+    ]
+    found: dict[str, set[tuple[str, str]]] = {module: set() for module in PROGRAMS}
+    for module, programs in PROGRAMS.items():
+        more = rf"(?:(?:,| and|, then| to) {PATCH_RELEASE})*"
+        named = rf"\b(?:{'|'.join(programs)}),? \(?({PATCH_RELEASE}{more})"
+        for page in pages:
+            for versions in re.findall(named, " ".join(page.read_text().split())):
+                found[module] |= {(str(page), one.strip("v")) for one in re.findall(PATCH_RELEASE, versions)}
+    pinned = {module: {pin.version[1:] for pin in pins(ROOT) if pin.name == module} for module in PROGRAMS}
+    assert all(found.values())
+    stale = {one for module, named in found.items() for one in named if one[1] not in pinned[module]}
+    assert stale == set()
 
 
 def test_what_pip_and_go_say() -> None:
