@@ -5,119 +5,31 @@ Two nodes of 4 GiB without huge pages, whose pools of 2Mi may grow to 2 GiB.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from bayplan.config.settings import Settings
 from bayplan.control.resource_claims import ResourceClaims
-from bayplan.daemon.hardware import Hardware, Host, Measurement
 from bayplan.daemon.pool_growth import IDLE_S, HugepagePools
-from bayplan.daemon.shadow import Parts
 from bayplan.errors import PlacementError
 from bayplan.host import shadow_mode
 from bayplan.host.devices import ClaimSpecs
 from bayplan.host.hugepage_files import HugepageFiles
-from bayplan.host.sysfs import read_machine
-from bayplan.model.basis import Basis
 from bayplan.model.decision import Decision, QosClass
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PoolBounds, TopologyPolicy
-from bayplan.model.resources import Resources
 from bayplan.model.sentences import pages_to_be_had, pools_grown
-from bayplan.model.workload import Container
-from bayplan.nri import Event
 from bayplan.placement.hugepage_pools import POOL_GROWN, POOL_LIMIT
 from bayplan.placement.resource_claims import CLAIMED
-from bayplan.placement.shortfall import overclaims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet
-from support.controllers import Controlled, by_hook, controlled, full_disk, here
-from support.hugepage_kernel import HugepageKernel, KilledError
-from support.machines import machine, pod
+from support.controllers import by_hook, full_disk, here
+from support.hugepage_kernel import KilledError
+from support.machines import pod
+from support.pool_nodes import FREE, PAGES, SETTINGS, SIZE, PoolNode, pool_kernel, pool_node, with_pages
 from support.resource_claims import claim, device
-
-SIZE = 2 * MIB
-PAGES = "hugepages-2Mi"
-MACHINE = machine(2, cpus_per_node=4, memory_bytes=4 * GIB, hugepages_bytes={SIZE: 0})
-BOUNDS = PoolBounds(0, 2 * GIB)
-SETTINGS = Settings(
-    eviction_hard={"memory.available": None},
-    measured_reservation=False,
-    topology=TopologyPolicy.SINGLE_NUMA_NODE,
-    hugepage_pools={0: {SIZE: BOUNDS}, 1: {SIZE: BOUNDS}},
-)
-FREE = {0: 4 * GIB, 1: 4 * GIB}
-
-
-class Node:
-    """A controller on a kernel, and the owner of its pools."""
-
-    def __init__(
-        self, kernel: HugepageKernel, hardware: Hardware, made: Controlled, settings: Settings
-    ) -> None:
-        self.kernel, self.hardware, self.controller, self.now_s = kernel, hardware, made.controller, 0.0
-        hardware.attach(made.controller.state, made.verify_soon)
-        files = HugepageFiles(kernel.root, kernel.write)
-        self.pools = Parts.of_process().hugepage_pools(
-            made.controller.state, hardware, files, here, here, 1.0, lambda: self.now_s
-        )
-        self.made = made
-        made.grow_pools = self.pools.grow
-
-    async def place(self, name: str, pages: int, memory: int = 64 * MIB) -> Decision:
-        owner = pod(name, QosClass.GUARANTEED)
-        await self.controller.create_container(owner, with_pages(name, pages, memory))
-        return self.controller.state.ledger.entries[name].decision
-
-    async def end(self, name: str) -> None:
-        owner = pod(name, QosClass.GUARANTEED)
-        await self.controller.state_changed(Event.REMOVE_CONTAINER, owner, with_pages(name, 0, 0))
-
-    async def pass_time(self, seconds: float) -> None:
-        await self.pools.look()
-        self.now_s += seconds
-        await self.pools.look()
-
-    def check(self) -> None:
-        """Decisions see the kernel's pools, and all that is promised fits beside them."""
-        basis = self.controller.state.basis
-        for node in basis.machine.nodes:
-            assert node.hugepages_bytes[SIZE] == self.kernel.pages(node.id, SIZE) * SIZE
-        fits(basis)
-
-
-def fits(basis: Basis) -> None:
-    assert tuple(overclaims(basis)) == ()
-
-
-def with_pages(name: str, pages: int, memory: int) -> Container:
-    owner = pod(name, QosClass.GUARANTEED)
-    limits = {SIZE: pages * SIZE} if pages else {}
-    resources = Resources(
-        memory_limit_bytes=memory or None,
-        cpu_shares=512,
-        cpu_quota_us=50_000,
-        cpu_period_us=100_000,
-        hugepage_limits_bytes=limits,
-    )
-    return Container(name, owner.id, name, resources=resources)
-
-
-@asynccontextmanager
-async def node(directory: Path, kernel: HugepageKernel, settings: Settings = SETTINGS) -> AsyncIterator[Node]:
-    host = Host(partial(read_machine, kernel.root), lambda *_: Measurement({}, {}, {}))
-    hardware = Hardware(settings, host, here)
-    async with controlled(directory, hardware.policy, on=hardware.machine) as made:
-        yield Node(kernel, hardware, made, settings)
-
-
-def kernel(directory: Path, free: dict[int, int] = FREE, **more: object) -> HugepageKernel:
-    return HugepageKernel(directory / "kernel", MACHINE, free, **more)  # type: ignore[arg-type]  # as named
 
 
 def codes(decision: Decision) -> set[str]:
@@ -125,7 +37,7 @@ def codes(decision: Decision) -> set[str]:
 
 
 async def test_a_pool_grows_for_a_container_by_what_it_lacks(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         first = await one.place("first", 100)
         assert POOL_GROWN in codes(first)
         assert one.kernel.pages(0, SIZE) + one.kernel.pages(1, SIZE) == 100
@@ -136,7 +48,7 @@ async def test_a_pool_grows_for_a_container_by_what_it_lacks(tmp_path: Path) -> 
 
 
 async def test_memory_that_is_promised_becomes_no_huge_page(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         for name in "abcd":
             await one.place(name, 0, 1800 * MIB)
         with pytest.raises(PlacementError, match=PAGES):
@@ -149,7 +61,7 @@ async def test_memory_that_is_promised_becomes_no_huge_page(tmp_path: Path) -> N
 async def test_a_pool_grows_to_its_greatest_size_and_the_refusal_says_what_could_be_had(
     tmp_path: Path,
 ) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         with pytest.raises(PlacementError) as refused:
             await one.place("large", 1025)
         assert "2Gi on each of nodes 0-1" in str(refused.value)
@@ -159,7 +71,7 @@ async def test_a_pool_grows_to_its_greatest_size_and_the_refusal_says_what_could
 
 
 async def test_a_kernel_that_gives_fewer_pages_leads_to_a_refusal_that_names_them(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path, {0: 300 * MIB, 1: 300 * MIB})) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path, {0: 300 * MIB, 1: 300 * MIB})) as one:
         with pytest.raises(PlacementError) as refused:
             await one.place("large", 200)
         assert f"{PAGES} on node 0" in str(refused.value)
@@ -174,8 +86,8 @@ async def test_a_kernel_that_gives_fewer_pages_leads_to_a_refusal_that_names_the
 
 @pytest.mark.parametrize("compaction", [True, False])
 async def test_memory_is_made_free_in_large_blocks_first(tmp_path: Path, compaction: bool) -> None:
-    there = kernel(tmp_path, {0: 0, 1: 0}, scattered_bytes=FREE, compaction=compaction)
-    async with node(tmp_path, there) as one:
+    there = pool_kernel(tmp_path, {0: 0, 1: 0}, scattered_bytes=FREE, compaction=compaction)
+    async with pool_node(tmp_path, there) as one:
         if compaction:
             await one.place("first", 100)
             assert there.writes[0].endswith("compact 1")
@@ -185,7 +97,7 @@ async def test_memory_is_made_free_in_large_blocks_first(tmp_path: Path, compact
         one.check()
 
 
-async def resize(one: Node, name: str, pages: int, memory: int = 64 * MIB) -> Decision:
+async def resize(one: PoolNode, name: str, pages: int, memory: int = 64 * MIB) -> Decision:
     owner = pod(name, QosClass.GUARANTEED)
     change = replace(with_pages(name, pages, memory).resources, hugepage_limits_bytes={SIZE: pages * SIZE})
     await one.controller.update_container(owner, one.controller.state.known.containers[name], change)
@@ -193,7 +105,7 @@ async def resize(one: Node, name: str, pages: int, memory: int = 64 * MIB) -> De
 
 
 async def test_a_pool_grows_for_a_resize_where_the_container_is(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         await one.place("other", 0, 3 * GIB)
         before = await one.place("first", 10)
         assert before.placement.mems is not None
@@ -213,7 +125,7 @@ async def test_a_pool_grows_for_a_resize_where_the_container_is(tmp_path: Path) 
 
 
 async def test_a_refused_resize_says_what_could_be_had_and_changes_nothing(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         before = await one.place("first", 10)
         with pytest.raises(PlacementError) as refused:
             await resize(one, "first", 1025)
@@ -224,7 +136,7 @@ async def test_a_refused_resize_says_what_could_be_had_and_changes_nothing(tmp_p
 
 async def test_a_resize_takes_no_memory_that_the_container_holds_until_then(tmp_path: Path) -> None:
     """It gives back memory and asks for pages: until that is recorded it may keep the memory."""
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         await one.place("other", 0, 4 * GIB)
         before = await one.place("first", 10, 3 * GIB)
         written = len(one.kernel.writes)
@@ -241,15 +153,15 @@ async def test_a_resize_takes_no_memory_that_the_container_holds_until_then(tmp_
 async def test_a_daemon_that_is_killed_in_a_resize_keeps_what_was_promised(
     tmp_path: Path, killed_at: int
 ) -> None:
-    there = kernel(tmp_path)
-    async with node(tmp_path, there) as one:
+    there = pool_kernel(tmp_path)
+    async with pool_node(tmp_path, there) as one:
         await one.place("other", 0, 4 * GIB)
         before = await one.place("first", 10, 2 * GIB)
         there.killed_at = 2 * len(there.writes) + killed_at
         with pytest.raises(KilledError):
             await resize(one, "first", 500, GIB)
     there.killed_at = None
-    async with node(tmp_path, there) as one:
+    async with pool_node(tmp_path, there) as one:
         one.check()
         assert one.controller.state.ledger.entries["first"].decision.own_bytes == before.own_bytes
         await one.controller.synchronize(
@@ -262,7 +174,7 @@ async def test_a_daemon_that_is_killed_in_a_resize_keeps_what_was_promised(
 
 
 async def test_a_pool_that_shrank_since_the_scheduler_saw_it_grows_for_a_claim(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         state, specs = one.controller.state, ClaimSpecs(tmp_path / "cdi")
         claims = ResourceClaims(state, one.controller.placements, specs, here)
         held = await claims.prepare(claim(device(1, 64, hugepages_2Mi=200), device(0, hugepages_2Mi=50)))
@@ -282,7 +194,7 @@ async def test_a_pool_that_shrank_since_the_scheduler_saw_it_grows_for_a_claim(t
 
 
 async def test_a_claim_that_lacks_something_else_changes_no_pool(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         claims = ResourceClaims(
             one.controller.state, one.controller.placements, ClaimSpecs(tmp_path / "cdi"), here
         )
@@ -294,7 +206,7 @@ async def test_a_claim_that_lacks_something_else_changes_no_pool(tmp_path: Path)
 
 
 async def test_what_nobody_needs_for_a_minute_is_memory_again(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         await one.place("first", 100)
         await one.place("second", 50)
         await one.end("first")
@@ -313,7 +225,7 @@ async def test_what_nobody_needs_for_a_minute_is_memory_again(tmp_path: Path) ->
 
 async def test_a_pool_is_never_below_its_minimum(tmp_path: Path) -> None:
     bounds = {0: {SIZE: PoolBounds(64 * MIB, GIB)}, 1: {SIZE: PoolBounds(0, 0)}}
-    async with node(tmp_path, kernel(tmp_path), replace(SETTINGS, hugepage_pools=bounds)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path), replace(SETTINGS, hugepage_pools=bounds)) as one:
         await one.pools.look()
         assert one.kernel.pages(0, SIZE) == 32
         await one.place("first", 100)
@@ -324,7 +236,7 @@ async def test_a_pool_is_never_below_its_minimum(tmp_path: Path) -> None:
 
 
 async def test_pools_that_nobody_configured_stay(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path), replace(SETTINGS, hugepage_pools={})) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path), replace(SETTINGS, hugepage_pools={})) as one:
         with pytest.raises(PlacementError):
             await one.place("first", 1)
         await one.pass_time(IDLE_S)
@@ -332,9 +244,9 @@ async def test_pools_that_nobody_configured_stay(tmp_path: Path) -> None:
 
 
 async def test_shadow_mode_changes_no_pool(tmp_path: Path) -> None:
-    there = kernel(tmp_path)
+    there = pool_kernel(tmp_path)
     with shadow_mode.shadow_mode():
-        async with node(tmp_path, there) as one:
+        async with pool_node(tmp_path, there) as one:
             with pytest.raises(PlacementError):
                 await one.place("first", 10)
             await one.pass_time(IDLE_S)
@@ -342,9 +254,9 @@ async def test_shadow_mode_changes_no_pool(tmp_path: Path) -> None:
 
 
 async def test_a_kernel_that_refuses_is_a_problem_that_status_names(tmp_path: Path) -> None:
-    there = kernel(tmp_path)
+    there = pool_kernel(tmp_path)
     there.refuses = "Read-only file system"
-    async with node(tmp_path, there) as one:
+    async with pool_node(tmp_path, there) as one:
         with pytest.raises(PlacementError):
             await one.place("first", 10)
         assert "nr_hugepages" in one.pools.problems[0]
@@ -354,7 +266,7 @@ async def test_a_kernel_that_refuses_is_a_problem_that_status_names(tmp_path: Pa
 
 
 async def test_a_promise_that_the_disk_does_not_take_leaves_an_idle_pool(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         owner = pod("first", QosClass.GUARANTEED)
         with full_disk(one.controller.state.recorder), pytest.raises(Exception, match="full"):
             await by_hook(one.controller, owner, with_pages("first", 100, 64 * MIB))
@@ -375,7 +287,7 @@ async def test_a_cancelled_creation_waits_for_the_kernel_and_begins_no_new_porti
             await go_on.wait()
         return work()
 
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         files = HugepageFiles(one.kernel.root, one.kernel.write)
         pools = HugepagePools(one.controller.state, one.hardware, files, slowly, here, 1.0)  # type: ignore[arg-type]  # of any result
         one.made.grow_pools = pools.grow
@@ -399,8 +311,8 @@ async def test_a_daemon_that_is_killed_in_any_step_finds_the_pools_as_they_are(
     tmp_path: Path, killed_at: int
 ) -> None:
     """Growth by 900 pages takes eight writes, each of which the daemon sees done or not."""
-    there = kernel(tmp_path)
-    async with node(tmp_path, there) as one:
+    there = pool_kernel(tmp_path)
+    async with pool_node(tmp_path, there) as one:
         await one.place("memory", 0, 3 * GIB)
         there.killed_at = killed_at
         try:
@@ -410,7 +322,7 @@ async def test_a_daemon_that_is_killed_in_any_step_finds_the_pools_as_they_are(
         else:
             pytest.fail("the growth took fewer steps")
     there.killed_at = None
-    async with node(tmp_path, there) as one:
+    async with pool_node(tmp_path, there) as one:
         one.check()
         assert set(one.controller.state.ledger.entries) == {"memory"}
         await one.place("first", 900)
@@ -420,7 +332,7 @@ async def test_a_daemon_that_is_killed_in_any_step_finds_the_pools_as_they_are(
         with pytest.raises(KilledError):
             await one.pass_time(IDLE_S)
     there.killed_at = None
-    async with node(tmp_path, there) as one:
+    async with pool_node(tmp_path, there) as one:
         one.check()
         await one.pass_time(IDLE_S)
         assert there.pages(0, SIZE) == there.pages(1, SIZE) == 0
@@ -430,8 +342,8 @@ async def test_a_daemon_that_is_killed_in_any_step_finds_the_pools_as_they_are(
 
 
 async def test_a_reading_of_the_machine_that_a_growth_overtook_is_made_again(tmp_path: Path) -> None:
-    there, held = kernel(tmp_path), asyncio.Event()
-    async with node(tmp_path, there) as one:
+    there, held = pool_kernel(tmp_path), asyncio.Event()
+    async with pool_node(tmp_path, there) as one:
         seen: list[int] = []
 
         async def overtaken(work: Callable[[], object]) -> object:
@@ -451,7 +363,7 @@ async def test_a_reading_of_the_machine_that_a_growth_overtook_is_made_again(tmp
 
 
 async def test_all_memory_can_be_had_beside_the_pages(tmp_path: Path) -> None:
-    async with node(tmp_path, kernel(tmp_path)) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path)) as one:
         await one.place("first", 512)
         await one.place("second", 0, 3 * GIB)
         with pytest.raises(PlacementError):
@@ -462,7 +374,7 @@ async def test_all_memory_can_be_had_beside_the_pages(tmp_path: Path) -> None:
 
 async def test_the_limit_is_said_where_a_container_is_placed_all_the_same(tmp_path: Path) -> None:
     settings = replace(SETTINGS, topology=TopologyPolicy.BEST_EFFORT)
-    async with node(tmp_path, kernel(tmp_path), settings) as one:
+    async with pool_node(tmp_path, pool_kernel(tmp_path), settings) as one:
         decision = await one.place("both", 1500)
         assert decision.placement.mems == NodeSet([0, 1])
         assert POOL_GROWN in codes(decision)
