@@ -167,7 +167,7 @@ def test_a_container_goes_elsewhere_with_its_cpus_and_pages_so_that_another_fits
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["off", "relieve"])
-@pytest.mark.parametrize("step", ["request", "writing", "record", "cpusets", "reply", "start", "pages"])
+@pytest.mark.parametrize("step", ["request", "writing", "record", "cpusets", "reply", "start", "pages", "slowed"])
 @on(FOUR_NODES, "2.3")
 def test_a_daemon_that_is_killed_while_it_moves_somebody_leaves_every_promise_true(
     node: Node, step: str, mode: str

@@ -28,7 +28,7 @@ from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.printable import printable
 from bayplan.quantity import US_PER_S
 from bayplan.simulate.manifest import GeneratedNames, describes_pods, plan_manifest, sizes_manifest
-from bayplan.simulate.rehearsal import Rehearsal
+from bayplan.simulate.rehearsal import MovesObstacle, Rehearsal, may_move
 from bayplan.views.decision_view import View, decision_view
 from bayplan.views.node_room import cpu_uses, l3_caches, node_rooms
 from bayplan.views.snapshot import Snapshot
@@ -158,8 +158,13 @@ def explaining(records: Records) -> Question:
     return explain
 
 
-def rehearsing(engine: Callable[[], Engine], ability: Callable[[], MemoryPolicyAbility]) -> Question:
-    """The question ``what-if``; *engine* makes one that remembers nothing, as the daemon's own may."""
+def rehearsing(
+    engine: Callable[[], Engine],
+    ability: Callable[[], MemoryPolicyAbility],
+    moves_obstacle: MovesObstacle = may_move,
+) -> Question:
+    """The question ``what-if``; *engine* makes one that remembers nothing, as the daemon's own may, and
+    *moves_obstacle* is the daemon's."""
 
     async def what_if(snapshot: Snapshot, request: Mapping[str, object]) -> View:
         manifests = request.get("pods")
@@ -167,7 +172,7 @@ def rehearsing(engine: Callable[[], Engine], ability: Callable[[], MemoryPolicyA
             manifests = [_of_sizes(sizes)]
         if not isinstance(manifests, list) or not manifests:
             raise ConfigError("what-if", (Problem("pods", repr(manifests), "a list of pod manifests"),))
-        return await asyncio.to_thread(what_if_view, snapshot, engine(), ability(), manifests)
+        return await asyncio.to_thread(what_if_view, snapshot, engine(), ability(), manifests, moves_obstacle)
 
     return what_if
 
@@ -287,7 +292,11 @@ def what_if_described(topology: Path, configs: Sequence[Path], manifests: Sequen
 
 
 def what_if_view(
-    snapshot: Snapshot, engine: Engine, ability: MemoryPolicyAbility, manifests: Sequence[object]
+    snapshot: Snapshot,
+    engine: Engine,
+    ability: MemoryPolicyAbility,
+    manifests: Sequence[object],
+    moves_obstacle: MovesObstacle = may_move,
 ) -> View:
     """What would become of the pods in *manifests*, created one after the other. What has no pods, such as
     the Service in the same file, is left out.
@@ -296,7 +305,13 @@ def what_if_view(
         ConfigError: a manifest is wrong, or none has pods.
     """
     rehearsal = Rehearsal(
-        snapshot.machine, snapshot.policy, engine, snapshot.ledger, ability, seen=snapshot.seen
+        snapshot.machine,
+        snapshot.policy,
+        engine,
+        snapshot.ledger,
+        ability,
+        seen=snapshot.seen,
+        moves_obstacle=moves_obstacle,
     )
     names = GeneratedNames()
     planned = [

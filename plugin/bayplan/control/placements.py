@@ -34,10 +34,10 @@ from bayplan.model.life import LifeStep, Phase, Report
 from bayplan.model.machine import Machine
 from bayplan.model.origin import NRI, Origin
 from bayplan.model.pod_as_a_whole import held_cpus
-from bayplan.model.policy import Defragment, KeepWhole
+from bayplan.model.policy import KeepWhole
 from bayplan.model.qos import OOM_GROUP
 from bayplan.model.resources import Resources
-from bayplan.model.sentences import memory_text, refusal
+from bayplan.model.sentences import being_changed, memory_text, moved_enough, refusal
 from bayplan.model.wishes import Wishes
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.placement.adjustment import (
@@ -57,7 +57,14 @@ from bayplan.placement.changed_promises import (
     with_corrected_requests,
     with_resized_pools,
 )
-from bayplan.placement.decide import as_derived, decide_change, decide_creation, read_annotations
+from bayplan.placement.decide import (
+    as_derived,
+    decide_change,
+    decide_creation,
+    only_planning,
+    read_annotations,
+    with_moves_waiting,
+)
 from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.placement_file import as_far_as_possible, without_file
@@ -151,9 +158,10 @@ class Placements:
             else as_derived,
         )
         decision = await self._decided(transaction, basis, base, decide)
-        if decision.moves and not self._may_relocate(decision.moves):
+        if obstacle := self.moves_obstacle(decision.moves):
             now = transaction.basis
             decision = await self._decided(transaction, now, base, decide, relocating=False)
+            decision = with_moves_waiting(decision, obstacle)
         # Pools of huge pages may have grown for it.
         basis = self._state.basis
         creation = Creation(basis, pod, container, origin, ability)
@@ -404,9 +412,7 @@ class Placements:
 
         def beside(now: Current) -> Basis:
             basis = now if base is now.ledger else now.with_ledger(base)
-            if relocating:
-                return basis
-            return replace(basis, policy=replace(basis.policy, defragment=Defragment.PLAN))
+            return basis if relocating else only_planning(basis)
 
         basis = beside(now)
         decision = await self._engine_thread.run(now.engine, basis.machine, partial(decide, basis))
@@ -455,18 +461,20 @@ class Placements:
             return NOTHING_FOUND
         return await devices.find(pod, container) if looks_at_devices(wishes) else NOTHING_FOUND
 
-    def _may_relocate(self, moves: Iterable[Move]) -> bool:
-        """Whether those of *moves* that relocate a container may be made now: all of them run, none of them
-        is being changed, and no more go in an hour than may."""
-        ids = [one.container_id for one in moves if one.relocates]
-        if not ids:
-            return True
-        settled = all(
-            self._state.lives.phase(key) is Phase.RUNNING and not self._state.notifications.is_updating(key)
-            for key in ids
-        )
-        most = self._relocations_per_hour()
-        return settled and (most is None or self._state.relocations_within_hour() + len(ids) <= most)
+    def moves_obstacle(self, moves: Iterable[Move], before: int = 0) -> str:
+        """Why those of *moves* that relocate a container may not be made now, "" where they may: all of them
+        run, none of them is being changed, and no more go in an hour than may, of whom so many would have
+        gone *before*. Any thread."""
+        relocating = [one for one in moves if one.relocates]
+        for one in relocating:
+            key = one.container_id
+            running = self._state.lives.phase(key) is Phase.RUNNING
+            if not running or self._state.notifications.is_updating(key):
+                return being_changed(one.name)
+        most, count = self._relocations_per_hour(), self._state.relocations_within_hour() + before
+        if relocating and most is not None and count + len(relocating) > most:
+            return moved_enough(count, most)
+        return ""
 
     def refuse(self, decision: Decision, *, runs: bool = False) -> NoReturn:
         """Record a refusal, and raise it as a PlacementError; *runs*: the container is created all the

@@ -331,12 +331,13 @@ class NodeState:
     def relocations_within_hour(self) -> int:
         """How many containers were relocated for others in the last hour."""
         now_s = time.monotonic()
-        self._relocated_s = [at_s for at_s in self._relocated_s if now_s - at_s < HOUR_S]
-        return len(self._relocated_s)
+        return sum(now_s - at_s < HOUR_S for at_s in self._relocated_s)
 
     def relocated(self, count: int) -> None:
         """Note that *count* containers were relocated for another one."""
-        self._relocated_s += [time.monotonic()] * count
+        now_s = time.monotonic()
+        still = [at_s for at_s in self._relocated_s if now_s - at_s < HOUR_S]
+        self._relocated_s = [*still, *[now_s] * count]
 
     def take_engine(self, engine: Engine) -> None:
         """Decide by *engine* from the next transaction on; what was promised stays promised."""

@@ -573,7 +573,9 @@ class Daemon:
         return {
             **recorded_questions(recorder),
             "what-if": rehearsing(
-                lambda: engine_of(self.settings), self.controller.placements.policy_ability
+                lambda: engine_of(self.settings),
+                self.controller.placements.policy_ability,
+                self.controller.placements.moves_obstacle,
             ),
             "top": watching(self.hierarchy, lambda: lookups_of(self.state), self.pressure_thread.do),
             "release": releasing(

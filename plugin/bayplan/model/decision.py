@@ -503,7 +503,7 @@ class Move(Struct, frozen=True):
     """Another container whose claim gets other nodes so that a request fits, or gets them back.
 
     ``moved_bytes`` is what its witness has on other nodes than before. ``relocates``: it goes there for good,
-    with these ``cpus`` of its own, and leaves the nodes before with its pages.
+    with these ``cpus`` of its own, and leaves the nodes before with its pages, so that ``newcomer`` fits.
     """
 
     container_id: str
@@ -513,6 +513,7 @@ class Move(Struct, frozen=True):
     moved_bytes: int = 0
     relocates: bool = False
     cpus: CpuSet = CpuSet()
+    newcomer: str = ""
 
 
 class Relocation(Struct, frozen=True):
@@ -637,6 +638,8 @@ MEMORY_TAKEN: Final = "memory-taken"
 """Code of the reason that memory which a container was promised is held by something outside of
 containers."""
 
+MOVES_WAIT: Final = "moves-wait"
+"""Code of the reason that nobody moves for a container now, though it would fit then and moves are on."""
 RELOCATED: Final = "relocated"
 """Code of the reason that a container went to other nodes so that another one fits."""
 

@@ -429,10 +429,11 @@ def _relocated(entry: Entry, move: Move) -> Entry:
     """*entry* with its promise on the nodes where *move* has it go."""
     placement, claim = entry.decision.placement, entry.decision.placement.promise
     assert isinstance(claim, Claim)
-    text = f"makes room for another container: its CPUs are {move.cpus} now"
+    text = f"makes room for {move.newcomer}: its CPUs are {move.cpus} now"
     if claim.nodes != move.after and placement.mems is not None:
         affinity = placement.affinity
-        text = f"moves from {nodes_text(claim.nodes)} to {nodes_text(move.after)}, so that another one fits"
+        way = f"from {nodes_text(claim.nodes)} to {nodes_text(move.after)}"
+        text = f"moves {way}, so that {move.newcomer} fits"
         placement = replace(
             placement,
             mems=placement.mems | move.after,

@@ -318,12 +318,30 @@ def relocation_plan(plan: RelocationPlan, rate_bytes: int, outcome: Outcome) -> 
     *rate_bytes* are moved in a second."""
     fits = "fits" if outcome is Outcome.REFUSED else "would be as asked"
     beside = "" if plan.proven else "; the search ended: less may do"
-    return f"{fits} if {_relocations(plan, rate_bytes)}{beside}"
+    return f"{fits} on {nodes_text(plan.nodes)} if {_relocations(plan, rate_bytes)}{beside}"
 
 
 def relocated(plan: RelocationPlan, rate_bytes: int) -> str:
     """The sentence that *plan* is carried out."""
     return f"fits because {_relocations(plan, rate_bytes)}"
+
+
+def too_large_to_move(plan: RelocationPlan, most_bytes: int) -> str:
+    """That nobody is moved with more than *most_bytes*."""
+    large = max(plan.relocations, key=lambda one: one.moved_bytes)
+    has = f"{large.name} has {format_bytes(large.moved_bytes)}"
+    return f"not moved: {has}, and returnMaxMove is {format_bytes(most_bytes)}"
+
+
+def moved_enough(count: int, most: int) -> str:
+    """That *count* containers moved for others within the hour, of *most* that may."""
+    moved = f"{counted(count, 'container')} moved for others within the last hour"
+    return f"not moved now: {moved}, and relocationsPerHour is {most}"
+
+
+def being_changed(name: str) -> str:
+    """That a container does not move, as something else is under way with it."""
+    return f"not moved now: {name} is being started, changed or ended"
 
 
 def _relocations(plan: RelocationPlan, rate_bytes: int) -> str:

@@ -13,12 +13,21 @@ from bayplan.engines.device_hints import NOTHING_FOUND, Findings, device_reasons
 from bayplan.engines.interface import WISH_NOT_GRANTED, Engine, also_pinned
 from bayplan.errors import ConfigError, Problem
 from bayplan.model.basis import Basis
-from bayplan.model.decision import Decision, DeviceHint, Interval, Outcome, QosSource, Reason, Request
+from bayplan.model.decision import (
+    MOVES_WAIT,
+    Decision,
+    DeviceHint,
+    Interval,
+    Outcome,
+    QosSource,
+    Reason,
+    Request,
+)
 from bayplan.model.kubelet_requests import BY_KUBELET
 from bayplan.model.ledger import Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.pod_as_a_whole import with_pod_known
-from bayplan.model.policy import PlacementFiles, PlacementPolicy
+from bayplan.model.policy import Defragment, PlacementFiles, PlacementPolicy
 from bayplan.model.request import BY_ANNOTATION, changed_request, derive_request
 from bayplan.model.resources import Resources, limiting_nothing, most_bytes, overridden
 from bayplan.model.sentences import annotations_forbidden, memory_text
@@ -194,6 +203,16 @@ def decide_creation(
     of_devices = device_reasons(decision) if request.hints else ()
     added = (*of_devices, *notes, *complaints)
     return replace(decision, reasons=(*decision.reasons, *added)) if added else decision
+
+
+def only_planning(basis: Basis) -> Basis:
+    """*basis*, by which nobody goes to other nodes for others, but it is said who would have to."""
+    return replace(basis, policy=replace(basis.policy, defragment=Defragment.PLAN))
+
+
+def with_moves_waiting(decision: Decision, why: str) -> Decision:
+    """*decision* by a basis that is `only_planning`, with the reason for that."""
+    return replace(decision, reasons=(*decision.reasons, Reason(MOVES_WAIT, why)))
 
 
 def decide_change(

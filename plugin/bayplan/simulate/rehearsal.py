@@ -6,6 +6,7 @@ by container, and so is its rehearsal; a simulation of the engine `kubelet` admi
 (`bayplan.simulate.kubelet_rehearsal`). Requests, annotations and reasons come the same way in both.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec import Struct, field
@@ -26,11 +27,21 @@ from bayplan.placement.decide import (
     as_derived,
     decide_change,
     decide_creation,
+    only_planning,
     read_annotations,
+    with_moves_waiting,
 )
 from bayplan.placement.hugepage_pools import decide_with_pools, grown, with_growth, with_pools
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.simulate.manifest import PlannedPod
+
+MovesObstacle = Callable[[Sequence[Move], int], str]
+"""Why moves may not be made now, "" where they may, if so many containers have gone to other nodes before."""
+
+
+def may_move(_: Sequence[Move], __: int) -> str:
+    """Nothing is in the way."""
+    return ""
 
 
 class Rehearsal(Struct):
@@ -38,7 +49,8 @@ class Rehearsal(Struct):
 
     ``returned`` are the containers that went back to fewer nodes, and ``promised`` the names of those that
     were promised more; the caller empties both lists after each step. ``requests`` are those that ``seen``
-    follows from, as in a daemon; None where it stays as it is."""
+    follows from, as in a daemon; None where it stays as it is. ``relocated`` counts those that went to
+    other nodes for others."""
 
     machine: Machine
     policy: PlacementPolicy
@@ -50,6 +62,8 @@ class Rehearsal(Struct):
     promised: list[str] = field(default_factory=list)
     seen: tuple[SeenSize, ...] = ()
     requests: SeenRequests | None = None
+    moves_obstacle: MovesObstacle = may_move
+    relocated: int = 0
 
     @property
     def basis(self) -> Basis:
@@ -95,6 +109,8 @@ class Rehearsal(Struct):
         )
         basis = self.basis.with_ledger(base)
         decision = decide(basis, self.engine)
+        if obstacle := self.moves_obstacle(decision.moves, self.relocated):
+            decision = with_moves_waiting(decide(only_planning(basis), self.engine), obstacle)
         decision, added = decide_with_pools(basis, self.engine, decide=decide, decision=decision)
         if added:
             self.machine = with_pools(self.machine, grown(self.machine, added))
@@ -103,6 +119,7 @@ class Rehearsal(Struct):
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = applied(base, Entry(decision))
             self.containers[container.id] = container
+            self.relocated += sum(move.relocates for move in decision.moves)
         return decision
 
     def resize(self, container_id: str, change: Resources) -> Decision | None:

@@ -43,7 +43,9 @@ async def serving(
             lambda level: level or "info",
             questions={
                 **recorded_questions(controller.state.recorder),
-                "what-if": rehearsing(ExactEngine, controller.placements.policy_ability),
+                "what-if": rehearsing(
+                    ExactEngine, controller.placements.policy_ability, controller.placements.moves_obstacle
+                ),
             },
         )
         await server.start()

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from bayplan.admin.questions import rehearsing
+from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.control.controller import Controller
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
+from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import PlacementError, StateError
 from bayplan.model.decision import Placement, QosClass
 from bayplan.model.machine import MEMORY
@@ -163,13 +166,15 @@ async def test_without_the_record_it_is_where_its_cpusets_are(tmp_path: Path) ->
         assert (str(moved.mems), str(moved.claim.nodes), moved.exclusive_cpus) == ("1", "1", cpus)
 
 
-@pytest.mark.parametrize("why", ["limit", "starting", "resized", "planning", "stays"])
+@pytest.mark.parametrize("why", ["limit", "starting", "resized", "large", "planning", "stays"])
 async def test_it_is_only_said_where_it_may_not_be_done(tmp_path: Path, why: str) -> None:
     policy = replace(MOVING, defragment=Defragment.PLAN) if why == "planning" else MOVING
     async with in_pieces(tmp_path, policy) as one:
         controller = one.controller
         if why == "limit":
             one.relocations_per_hour = 0
+        elif why == "large":
+            one.accept(policy=replace(MOVING, return_most_bytes=399 * MIB))
         elif why == "starting":
             await all_gone(controller)
             await in_order(controller, started=False)
@@ -178,11 +183,20 @@ async def test_it_is_only_said_where_it_may_not_be_done(tmp_path: Path, why: str
         elif why == "stays":
             await all_gone(controller)
             await in_order(controller, stay=True)
-        before = controller.state.ledger
+        before, placements = controller.state.ledger, controller.placements
+        what_if = rehearsing(ExactEngine, placements.policy_ability, placements.moves_obstacle)
+        sizes = {"memory": "700Mi", "cpus": "2", "name": "new"}
+        said = await what_if(snapshot_of(controller.state, 0, ()), {"sizes": sizes})
         with pytest.raises(PlacementError):
             await controller.create_container(PODS["new"], sized("new"))
         assert controller.state.ledger is before
         assert controller.state.counters["relocated"] == 0
+        ((_, refused),) = await controller.state.recorder.history(1, "new")
+        waits = {reason.code for reason in refused.reasons} & {"moves-wait"}
+        assert bool(waits) == (why in {"limit", "starting", "resized", "large"})
+        assert (refused.plan is None) == (why == "stays")
+        (foretold,) = said["pods"][0]["containers"]
+        assert foretold["refusal"].endswith(refused.explanation())
 
 
 async def test_the_others_leave_its_new_cpus_before_it_is_told_of_them(tmp_path: Path) -> None:

@@ -167,16 +167,21 @@ WEB = Relocation("b", "d/p/web", NodeSet([0, 1]), NodeSet([0, 1]), CpuSet([1]), 
 def test_what_would_have_to_move_in_words() -> None:
     alone = RelocationPlan(NodeSet([1]), (replace(DB, cpus_before=CpuSet(), cpus_after=CpuSet()),))
     assert sentences.relocation_plan(alone, 3 * GIB, Outcome.REFUSED) == (
-        "fits if d/p/db moves from node 1 to node 2: 12Gi, some 4 s"
+        "fits on node 1 if d/p/db moves from node 1 to node 2: 12Gi, some 4 s"
     )
     both = RelocationPlan(NodeSet([1]), (DB, WEB), proven=False)
     assert sentences.relocation_plan(both, GIB, Outcome.DEGRADED) == (
-        "would be as asked if d/p/db moves from node 1 to node 2 (CPUs 4-5 to 8-9) and "
+        "would be as asked on node 1 if d/p/db moves from node 1 to node 2 (CPUs 4-5 to 8-9) and "
         "d/p/web moves on nodes 0-1 from CPU 1 to 6: 12Gi, some 12 s; the search ended: less may do"
     )
     assert sentences.relocation_plan(RelocationPlan(NodeSet([1]), (WEB,)), GIB, Outcome.REFUSED).endswith(
         ": no memory"
     )
+    assert sentences.too_large_to_move(both, GIB) == "not moved: d/p/db has 12Gi, and returnMaxMove is 1Gi"
+    assert sentences.moved_enough(1, 1) == (
+        "not moved now: 1 container moved for others within the last hour, and relocationsPerHour is 1"
+    )
+    assert sentences.being_changed("d/p/db") == ("not moved now: d/p/db is being started, changed or ended")
 
 
 def test_the_json_has_every_number_of_the_plan() -> None:

@@ -58,6 +58,7 @@ from bayplan.engines.interface import AS_WISHED, WISH_NOT_GRANTED
 from bayplan.model.basis import Basis
 from bayplan.model.claims import Amounts, hugepages_of
 from bayplan.model.decision import (
+    MOVES_WAIT,
     STATIC,
     Affinity,
     Claim,
@@ -73,7 +74,7 @@ from bayplan.model.ledger import Entry
 from bayplan.model.machine import MEMORY
 from bayplan.model.memory_kinds import device_nodes, open_mems
 from bayplan.model.policy import Defragment, KeepWhole, PlacementStrategy, TopologyPolicy, TopologyScope
-from bayplan.model.sentences import keeps_room, relocated, relocation_plan, verb_after
+from bayplan.model.sentences import keeps_room, relocated, relocation_plan, too_large_to_move, verb_after
 from bayplan.quantity import MILLI_PER_CPU, counted
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
@@ -521,13 +522,16 @@ class Confinement:
             plan = self._moves_within(budget, None).plan(missed)
         if plan is not None:
             text = relocation_plan(plan, self.policy.page_move_rate_bytes, decision.outcome)
-            reason = Reason("fits-after-moves", text)
+            reasons = [Reason("fits-after-moves", text)]
+            if search.too_large:
+                text = too_large_to_move(plan, self.policy.return_most_bytes)
+                reasons.append(Reason(MOVES_WAIT, text))
         elif budget.ended:
             after = counted(budget.spent, "step")
-            reason = Reason(PLAN_ENDED, f"the search for moves that make room ended after {after}")
+            reasons = [Reason(PLAN_ENDED, f"the search for moves that make room ended after {after}")]
         else:
             return decision
-        return replace(decision, reasons=(*decision.reasons, reason), plan=plan)
+        return replace(decision, reasons=(*decision.reasons, *reasons), plan=plan)
 
     def _moves_within(self, budget: StepBudget, most_bytes: int | None) -> RelocationSearch:
         """A search for moves of containers with at most so many bytes each."""
@@ -535,7 +539,7 @@ class Confinement:
 
     def _after_relocations(self, missed: Attempt, plan: RelocationPlan) -> Decision:
         """The decision about the *missed* attempt on the machine as it is once *plan* is carried out."""
-        moves = moves_of(plan, self.ledger)
+        moves = moves_of(plan, self.ledger, self.request.name)
         after = self.flows.basis.with_ledger(self.ledger.moved(moves))
         exclusive = ExclusiveCpus(self.topology, after, self.request, None)
         cpus, _, remarks = exclusive.take(plan.nodes if self.cpus else NodeSet())

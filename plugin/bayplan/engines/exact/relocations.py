@@ -98,8 +98,8 @@ class Movable(Struct, frozen=True):
         return _demand(nodes, self.amounts, self.pool, self.cpus)
 
 
-def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
-    """*plan* as moves out of *ledger*. What has memory on any node moves its CPUs alone."""
+def moves_of(plan: RelocationPlan, ledger: Ledger, newcomer: str) -> tuple[Move, ...]:
+    """*plan* as moves out of *ledger* for *newcomer*. What has memory on any node moves its CPUs alone."""
     moves = []
     for relocation in plan.relocations:
         placement = ledger.entries[relocation.container_id].decision.placement
@@ -115,6 +115,7 @@ def moves_of(plan: RelocationPlan, ledger: Ledger) -> tuple[Move, ...]:
                 relocation.moved_bytes,
                 relocates=True,
                 cpus=relocation.cpus_after,
+                newcomer=newcomer,
             )
         )
     return tuple(moves)
