@@ -166,27 +166,25 @@ def test_a_container_goes_elsewhere_with_its_cpus_and_pages_so_that_another_fits
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("mode", ["off", "relieve"])
-@pytest.mark.parametrize("step", ["request", "writing", "record", "cpusets", "reply", "start", "pages", "slowed"])
+@pytest.mark.parametrize("step", ["request", "writing", "record", "cpusets", "reply"])
 @on(FOUR_NODES, "2.3")
 def test_a_daemon_that_is_killed_while_it_moves_somebody_leaves_every_promise_true(
-    node: Node, step: str, mode: str
+    node: Node, step: str
 ) -> None:
-    """Without an answer containerd creates the newcomer all the same, and it takes memory from wherever it
-    runs."""
+    """containerd creates the newcomer without an answer then, and it takes memory from wherever it runs."""
     node.guest.write(KILL_AT_PATH, KILL_AT.read_text())
     words = (KILL_AT_SOCKET, NRI_SOCKET, STEP_FILE)
     node.guest.start("kill-at", "python3", KILL_AT_PATH, *words, log=KILL_AT_LOG)
     try:
         node.guest.await_text(KILL_AT_LOG, "listening")
-        node.bayplan.start(*MOVING, "--nri-socket", KILL_AT_SOCKET, "--memory-pressure", mode)
+        node.bayplan.start(*MOVING, "--nri-socket", KILL_AT_SOCKET)
         node.bayplan.await_synchronized()
         pieces = in_pieces(node)
         sandbox = node.crictl.run_sandbox(LATE)
         node.guest.write(STEP_FILE, step)
         late = node.crictl.create(sandbox, LATE, LATE.containers[0])
-        node.crictl.start(late)
         node.guest.await_text(KILL_AT_LOG, f"killed at {step}")
+        node.crictl.start(late)
         node.guest.await_text("/var/log/pods/late/main.log", "touched")
         since = node.bayplan.log_position()
         node.bayplan.start_again()
