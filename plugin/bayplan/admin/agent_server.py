@@ -95,13 +95,13 @@ Note: TypeAlias = PodWanted | Unusable | EvictPod | Answered
 
 
 class PodReceiver(Protocol):
-    """Takes what an agent says of pods."""
+    """Receives what an agent says of pods."""
 
     def update(self, pod: PodFacts) -> object:
-        """This is what kubelet says of *pod* now."""
+        """Kubelet says this of *pod* now."""
 
     def forget(self, uid: str) -> None:
-        """Kubelet does not have that pod any more."""
+        """Kubelet does not have the pod *uid* any more."""
 
 
 class _EndedError(BayplanError):
@@ -262,7 +262,8 @@ class AgentServer(SocketServer):
                     await agent.due.wait()
 
     async def _send_observation(self, writer: asyncio.StreamWriter, agent: "_Agent") -> float:
-        """Send the client the latest one, if it is due; when the next one is. All clients get the same."""
+        """Send the client the latest observation, if it is due; the moment when the next one is. All clients
+        get the same."""
         now_s = asyncio.get_running_loop().time()
         made_s, line = self._observed
         if now_s >= made_s + OBSERVE_INTERVAL_S:
@@ -282,8 +283,9 @@ class AgentServer(SocketServer):
 
 
 class _Agent:
-    """A client that follows. ``due``: there may be something to send; ``notes`` are kept for it alone.
-    ``answers`` are waited for, by the pod's uid; None if it left. *evicts*: see `Subscribe`."""
+    """A connected client that follows. ``due``: there may be something to send; ``notes`` are kept for this
+    client alone. ``answers`` are waited for, by the pod's uid; None when the client has left. *evicts*: see
+    `Subscribe`."""
 
     def __init__(self, evicts: bool) -> None:
         self.evicts = evicts
@@ -294,7 +296,7 @@ class _Agent:
         self.observed_s = float("-inf")
 
     def ask(self, asked: Asked, questions: Mapping[str, Answering]) -> None:
-        """Have the question answered, beside all else."""
+        """Have the question answered while all else goes on."""
         if len(self._asked) >= MOST_QUESTIONS:
             self.say(Answered(asked.number, problem=f"{MOST_QUESTIONS} questions are being answered already"))
             return
@@ -325,7 +327,7 @@ class _Agent:
         self.due.set()
 
     def answered(self, answer: EvictionAnswer) -> None:
-        """Hand it to who asked; nobody may have, or not any more."""
+        """Pass the answer on to what asked, if that still waits."""
         waiting = self.answers.get(answer.uid)
         if waiting is not None and not waiting.done():
             waiting.set_result(answer)

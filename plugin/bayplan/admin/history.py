@@ -38,19 +38,19 @@ _DECIDED: Final = (Outcome.PLACED, Outcome.DEGRADED, Outcome.REFUSED)
 
 
 class ReportRecords(Protocol):
-    """What is recorded, as a `Recorder` finds it; always the newest first."""
+    """The records that a report is made of, as a `Recorder` finds them; always the newest first."""
 
     def decided(self, since_us: int) -> Awaitable[Sequence[Recorded]]:
         """The decisions since then."""
 
     def page_moves(self, limit: int, subject: str | None) -> Awaitable[Sequence[PageMoveRecord]]:
-        """So many of the records of pages that were moved; of all containers without a subject."""
+        """At most *limit* records of pages that were moved; of all containers if *subject* is None."""
 
     def evictions(self, limit: int, subject: str | None) -> Awaitable[Sequence[EvictionRecord]]:
-        """So many of the records of evicted containers; of all without a subject."""
+        """At most *limit* records of evicted containers; of all if *subject* is None."""
 
     def history(self, limit: int, subject: str) -> Awaitable[Sequence[Recorded]]:
-        """So many of the decisions about a subject."""
+        """At most *limit* decisions; about all containers if *subject* is None."""
 
 
 def reporting(records: ReportRecords) -> Question:

@@ -134,7 +134,7 @@ def _texts(given: object) -> Mapping[str, str]:
 
 
 def _planned(basis: Current, files: Mapping[str, str], names: Names) -> TakeOver:
-    """What the *files* come to.
+    """What would become of the ledger of *basis* with the *files*.
 
     Raises:
         ConfigError: everything that is wrong with them, or with taking them over.

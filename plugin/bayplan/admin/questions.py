@@ -72,7 +72,7 @@ def checking(check_ledger: Callable[[], Awaitable[tuple[Fault, ...]]]) -> Questi
 
 
 class UnknownSubjectError(BayplanError):
-    """Nobody ever decided about a container of that name; ``choices`` are pods that may be meant."""
+    """No decision about a container of that name is known; ``choices`` are pods that may be meant."""
 
     def __init__(self, subject: str, choices: Sequence[str] = ()) -> None:
         super().__init__(subject, choices)
@@ -93,19 +93,19 @@ class UnknownSubjectError(BayplanError):
 
 
 class Records(Protocol):
-    """What is recorded, as a `Recorder` finds it; always the newest first."""
+    """The records that answers are made of, as a `Recorder` finds them; always the newest first."""
 
     def history(self, limit: int, subject: str) -> Awaitable[Sequence[Recorded]]:
-        """So many of the decisions about a subject."""
+        """At most *limit* decisions about *subject*."""
 
     def page_moves(self, limit: int, subject: str) -> Awaitable[Sequence[PageMoveRecord]]:
-        """So many of the records of pages of it that were moved."""
+        """At most *limit* records of moved pages of *subject*."""
 
     def evictions(self, limit: int, subject: str) -> Awaitable[Sequence[EvictionRecord]]:
-        """So many of the records of containers of it that were evicted."""
+        """At most *limit* records of evicted containers of *subject*."""
 
     def names(self, limit: int) -> Awaitable[Sequence[tuple[str, str]]]:
-        """Name and id of the containers that so many decisions are about."""
+        """Name and id of the containers that the last *limit* decisions are about."""
 
 
 async def subject_of(

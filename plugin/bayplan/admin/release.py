@@ -46,7 +46,7 @@ GIVEN_BACK: Final = "given back"
 
 
 class GivenBack(Struct, frozen=True):
-    """A container, and which of its cpusets are ours to give back."""
+    """A container, and which of its cpusets we have set and give back."""
 
     container_id: str
     name: str
@@ -55,8 +55,8 @@ class GivenBack(Struct, frozen=True):
 
 
 class KernelSettings(NamedTuple):
-    """What of the kernel's is not a container's alone: what is changed of it is recorded in the state
-    directory."""
+    """The settings of the kernel that are changed for several containers at once; what they were is recorded
+    in the state directory."""
 
     cpu_lists: CpuListLimit
     partitions: CpuPartitions
@@ -64,7 +64,7 @@ class KernelSettings(NamedTuple):
 
     @classmethod
     def recorded(cls, hierarchy: Hierarchy, directory: Path) -> "KernelSettings":
-        """What the state *directory* says."""
+        """The settings that are changed, by the record in the state *directory*."""
         return cls(
             CpuListLimit(directory, hierarchy.root),
             CpuPartitions.recorded(hierarchy.mounts[CPUSET], directory, hierarchy.root),
@@ -72,7 +72,7 @@ class KernelSettings(NamedTuple):
         )
 
     def changed(self) -> View:
-        """What is not as it was, for a view."""
+        """What differs from what it was, for a view."""
         fraction = self.cpu_lists.to_restore
         return {
             "sysctls": {} if fraction is None else {SYSCTL: fraction},
@@ -153,7 +153,7 @@ def release_recorded(directory: Path, hierarchy: Hierarchy | None = None, *, dry
 
 
 def _speed_up(hierarchy: Hierarchy) -> None:
-    """Slow nobody down any more for a daemon that ended while it did."""
+    """Release the containers that a daemon which has ended left slowed down."""
     if hierarchy.unified:
         release_all(hierarchy.mounts[MEMORY], KernelAttributes())
 

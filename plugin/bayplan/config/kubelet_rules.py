@@ -176,7 +176,7 @@ def _remark(said_by: Mapping[str, str], keys: Iterable[str], part: str, advice: 
 
 
 def _keeps(settings: Settings) -> bool:
-    """Whether it was said what to keep whole: L3 caches are kept anyhow."""
+    """Whether the settings ask to keep something whole beyond L3 caches, which are kept anyhow."""
     return settings.keep_whole is KeepWhole.NODE
 
 

@@ -186,7 +186,7 @@ def _kubelet_rules(sources: Sequence[Source]) -> KubeletRules:
 
 
 def _of_found(found: KubeletVersion | None) -> list[Source]:
-    """The version that was found, as what stands below all that is said."""
+    """The version that was found, as a source below all others."""
     if found is None:
         return []
     return [Source(found.known_by, {"kubeletVersion": (found.known_by, found.version)})]

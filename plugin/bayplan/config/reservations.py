@@ -77,7 +77,8 @@ def thresholds_on(settings: Settings, machine: Machine) -> tuple[Threshold, ...]
 
 
 def observed_thresholds(settings: Settings, machine: Machine, disks: FileSystems) -> tuple[Threshold, ...]:
-    """Those, and kubelet's for the disk of containers, which is that of the images where they have one."""
+    """`thresholds_on`, and kubelet's threshold for the disk of containers, which is that of the images where
+    these have a disk of their own."""
     found = thresholds_on(settings, machine)
     return with_container_fs(found, image_fs=disks.separate, container_fs=False)[0]
 
@@ -343,11 +344,11 @@ def reserved_bytes(settings: Settings, machine: Machine) -> Reserved:
 def wanted_memory_bytes(
     settings: Settings, machine: Machine, learned: Mapping[int, Learned]
 ) -> dict[int, int]:
-    """The memory that nodes should keep because of what was measured there, by node: what is held and the
+    """The memory that nodes should keep because of what was measured there, by node: what is held, and the
     node's share of the eviction threshold. kubeReserved and systemReserved are budgets for the same memory,
-    so they are not added. Empty where measurements don't count: switched off, or with the engine `kubelet`,
-    which has to add up as kubelet does. Nodes for which reservedMemory has an amount are left out.
-    """
+    so they are not added. Empty where measurements do not count: they are switched off, or the engine is
+    `kubelet`, which has to add up as kubelet does. Nodes for which reservedMemory has an amount are left
+    out."""
     if not settings.measured_reservation or settings.engine_kind.is_kubelets:
         return {}
     explicit = settings.reserved_memory or {}

@@ -123,7 +123,7 @@ class _Pending(Struct, eq=False):
     timer: Timer | None = None
 
     def fields(self, why: str) -> dict[str, object]:
-        """What the log says of it."""
+        """The fields of a log line about it."""
         return {"event": self.operation.event.name, "id": self.operation.container_id, "why": why}
 
 
@@ -233,7 +233,7 @@ class RequestQueue:
             self._set_idle()
 
     def _end(self, pending: _Pending, why: str) -> None:
-        """Make sure that it is answered, and tell the handler if its result was not the answer."""
+        """Make sure that the request is answered, and tell the handler if its result was not the answer."""
         if pending.timer is not None:
             pending.timer.cancel()
         if not pending.answered:

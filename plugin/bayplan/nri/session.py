@@ -166,7 +166,7 @@ class RuntimeConnection(Link):
         self._queue.put(operation, self, request.stream_id, request.timeout_ns)
 
     def synchronization_ended(self, *, succeeded: bool) -> None:
-        """Called by the queue when the handler has ended with the Synchronize."""
+        """The handler has ended with the Synchronize; called by the queue."""
         self.synchronized = succeeded
         if self.open:
             self._notify(succeeded)

@@ -69,10 +69,10 @@ class Endpoint(Protocol):
         """Whether it makes sense to connect more than once."""
 
     async def connect(self, protocol: asyncio.Protocol) -> None:
-        """Connect, and let *protocol* have what comes.
+        """Connect, and pass what comes to *protocol*.
 
         Raises:
-            UnavailableError: there is nobody, or we are not allowed to.
+            UnavailableError: nothing listens there, or we are not allowed to connect.
         """
 
 

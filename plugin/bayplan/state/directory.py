@@ -1,16 +1,16 @@
 """The state directory: who holds it, what must hold before anything in it is opened, what is set aside there,
 and why it cannot be written.
 
-*Held* it is by one instance, with an advisory lock that the kernel releases when its holder ends. The lock is
-on the directory itself: a lock *file* could be deleted while it is held, and a second instance would lock its
-successor. A file in the directory names the holder, for people only.
+*Held.* One instance holds it, with an advisory lock that the kernel releases when its holder ends. The lock
+is on the directory itself: a lock *file* could be deleted while it is held, and a second instance would lock
+its successor. A file in the directory names the holder, for people only.
 
-*Before.* Nobody else may write there, and no file is a link. That is no damage: somebody made it so and
-has to decide, because a good record may be behind the link.
+*Before.* Nobody else may write there, and no file is a link. That is no damage: somebody made it so and has
+to decide, because a good record may be behind the link.
 
-*Aside* a damaged database goes, under a name that says why. SQLite finds a write-ahead log by the
-database's name, so that the companions ``-wal`` and ``-shm`` always go with it. A few files of each kind
-are kept; the oldest go, or a broken disk would fill up with them.
+*Aside.* A damaged database is renamed to a name that says why. SQLite finds a write-ahead log by the
+database's name, so that the companions ``-wal`` and ``-shm`` always go with it. A few files of each kind are
+kept; the oldest go, or a broken disk would fill up with them.
 
 *Unusable*: what is in the way, and what to do. SQLite's errors do not say it: with a full disk they are
 SQLITE_CANTOPEN ("unable to open database file"), or SQLITE_IOERR_SHMSIZE ("disk I/O error"). So the file

@@ -65,9 +65,9 @@ class EntryRow(NamedTuple):
 
 
 class Step(Struct, frozen=True):
-    """First the ids of containers that are ``gone``, and with ``kept`` of all that are not in it; then the
-    entries that were ``decided``, which the history lists too, each decision once however often it is
-    written; the entries that changed otherwise and are ``unlisted`` there; and what was ``refused``."""
+    """What one commit changes. ``gone`` are the ids of containers to forget; with ``kept``, all that are not
+    in it are forgotten too. ``decided`` are entries that the history lists as well, each decision once
+    however often it is written. ``unlisted`` are entries that changed otherwise, ``refused`` are refusals."""
 
     gone: tuple[str, ...] = ()
     decided: tuple[EntryRow, ...] = ()
@@ -84,17 +84,17 @@ class Step(Struct, frozen=True):
         kept: frozenset[str] | None = None,
         decisions: Mapping[str, int] = MappingProxyType({}),
     ) -> Self:
-        """The decisions behind *entries*, which go into the history too, the ids of the containers that are
-        *gone*, the entries that changed otherwise (*unlisted* in the history), and the ids of all that
-        exist, unless it is None. *decisions* has the numbers of decisions that may be written again, by
-        container id."""
+        """The step that records *entries* with their decisions, which go into the history; forgets the
+        containers *gone*; records *unlisted* entries, which do not go into the history; and keeps only the
+        ids *kept*, unless that is None. *decisions* has the numbers of decisions that may be written again,
+        by container id."""
         decided = tuple(_row(one, decisions.get(one.decision.request.container_id, 0)) for one in entries)
         otherwise = tuple(map(_row, unlisted))
         return cls(tuple(gone), decided, otherwise, kept=kept)
 
     @classmethod
     def refusal(cls, decision: Decision) -> Self:
-        """A decision that nothing but the history has."""
+        """The step that only adds the refusal *decision* to the history."""
         return cls(refused=(_row(Entry(decision)),))
 
 

@@ -208,7 +208,7 @@ class Store:
             return [PageMoveRecord(**{**one, "at_risk": NodeSet.parse(one["at_risk"])}) for one in fields]
 
     def add_evictions(self, records: Sequence[EvictionRecord]) -> None:
-        """Commit who is evicted; the oldest beyond a number are dropped."""
+        """Commit which containers are evicted; the oldest beyond a number are dropped."""
         insert = "INSERT INTO evictions (at_us, container_id, name, document) VALUES (?, ?, ?, ?)"
         rows = [(one.at_us, one.container_id, one.name, msgspec.json.encode(one)) for one in records]
         with self._connected(writing=True) as connection, _transaction(connection):

@@ -174,7 +174,7 @@ class Facts(Struct, frozen=True):
 
     @classmethod
     def of(cls, snapshot: Snapshot, *, following: bool = True, most_containers: int = 0) -> "Facts":
-        """With the views of *snapshot*. Takes milliseconds where there are many containers."""
+        """The facts of *snapshot*, with its views. Takes milliseconds where there are many containers."""
         spreads = spreads_of(snapshot)
         status, nodes = status_view(snapshot, spreads), nodes_view(snapshot, spreads)["nodes"]
         return cls(snapshot, spreads, status, nodes, following, most_containers)
@@ -344,7 +344,7 @@ def _amounts(facts: Facts) -> Iterator[Sample]:
 
 
 def _pool_bounds(facts: Facts) -> Iterator[Sample]:
-    """Of the pools that may grow and shrink."""
+    """The bounds of the pools of huge pages that may grow and shrink."""
     for node in facts.nodes:
         for resource, amounts in node["resources"].items():
             for bound in ("minimum", "maximum") if "maximumBytes" in amounts else ():
@@ -365,7 +365,7 @@ def _cpus(facts: Facts) -> Iterator[Sample]:
 
 
 def _promised(facts: Facts) -> Iterable[Sample]:
-    """By class, and 0 where nothing is promised to one."""
+    """The promised bytes by class; 0 for a class to which nothing is promised."""
     found: Counter[tuple[str, ...]] = Counter()
     for node in facts.nodes:
         for resource in node["resources"]:
@@ -378,7 +378,7 @@ def _promised(facts: Facts) -> Iterable[Sample]:
 
 
 def _claimed(facts: Facts) -> Iterable[Sample]:
-    """By node and resource, and 0 where no claim holds anything."""
+    """What resource claims hold by node and resource; 0 where no claim holds anything."""
     found: Counter[tuple[str, ...]] = Counter()
     for node in facts.nodes:
         found.update({(str(node["id"]), resource): 0 for resource in node["resources"]})
@@ -509,7 +509,8 @@ _REMOTE: Final = "remote"
 
 
 def _memory(facts: Facts) -> Iterable[Sample]:
-    """Containers of the same name, of which one is about to end, are one."""
+    """The memory of containers by name; containers of the same name, of which one is about to end, are added
+    up."""
     live, entries = facts.snapshot.live, facts.snapshot.ledger.entries
     if live is None or not facts.most_containers:
         return ()

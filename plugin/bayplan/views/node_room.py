@@ -79,7 +79,8 @@ def l3_caches(basis: Basis) -> View:
 
 
 def _holders(basis: Basis) -> Iterator[tuple[str, CpuSet]]:
-    """Who keeps CPUs from others: containers by their names, pods and resource claims that have none."""
+    """The names of the containers, pods and resource claims that keep CPUs from others, with these CPUs; pods
+    and claims only if they have no container."""
     ledger = basis.ledger
     for entry in (*ledger.entries.values(), *filter(holds_alone, ledger.retained.values())):
         request = entry.decision.request
@@ -89,8 +90,8 @@ def _holders(basis: Basis) -> Iterator[tuple[str, CpuSet]]:
 
 
 class CpuOwners:
-    """Who has which CPUs to itself: containers, named pools, and pods and resource claims that have none, by
-    their names."""
+    """Which containers, named pools, pods and resource claims have which CPUs to themselves, by their names;
+    pods and claims only if they have no container."""
 
     def __init__(self, basis: Basis) -> None:
         self._allocatable, pools = basis.allocatable, basis.ledger.cpus_of_pools
@@ -102,8 +103,8 @@ class CpuOwners:
         self._of = {cpu: tuple(sorted(of_cpu)) for cpu, of_cpu in names.items()}
 
     def cache(self, cpus: CpuSet, cores: Iterable[CpuSet]) -> View:
-        """An L3 cache with these of a node's CPUs: how many of the node's *cores* have some there, how many
-        of them a container can have as a whole, and who has the others."""
+        """An L3 cache with *cpus* of a node: how many of the node's *cores* have some of them, how many of
+        these a container can have as a whole, and who has CPUs of the others."""
         there = [core for core in cores if not core.isdisjoint(cpus)]
         owners = {name for cpu in cpus for name in self._of.get(cpu, ())}
         return {
@@ -114,8 +115,8 @@ class CpuOwners:
         }
 
     def uses(self, machine: Machine, cpus: CpuSet, whose: str) -> Iterator[str]:
-        """What *cpus*, which *whose* has to itself, are of cores and L3 caches, and what stays whole beside
-        them on their nodes, in sentences; nothing where cores have one thread and nodes one cache each."""
+        """Sentences about *cpus*, which *whose* has to itself: what they are of cores and L3 caches, and what
+        stays whole beside them on their nodes. None where cores have one thread and nodes one cache each."""
         nodes = [node.cpus for node in machine.nodes if not node.cpus.isdisjoint(cpus)]
         near = union(nodes)
         cores = _parts_of(machine, near, lambda cpu: cpu.core_id)
@@ -133,7 +134,7 @@ class CpuOwners:
             yield f"{len(kept)} of {counted(len(caches), 'L3 cache')} of these nodes stay whole{which}"
 
     def _of_cores(self, cores: Iterable[CpuSet], cpus: CpuSet, whose: str) -> Iterator[str]:
-        """How many of *cores* it has as a whole, and which it breaks or has beside others."""
+        """How many of *cores* *whose* has as a whole, and which of them it breaks or shares with others."""
         there = [core for core in cores if not core.isdisjoint(cpus)]
         if whole := sum(core <= cpus for core in there):
             yield f"{counted(whole, 'core')} as a whole"
@@ -145,7 +146,7 @@ class CpuOwners:
                 yield f"{cpus_text(core & cpus)} of the core of {cpus_text(core)}, {beside}"
 
     def _nobodys(self, cpus: CpuSet) -> str:
-        """What those of *cpus* are that no container has to itself."""
+        """Those of *cpus* that no container has to itself, as text."""
         reserved = cpus & self._allocatable.reserved_cpus
         if reserved:
             return f"of which {cpus_text(reserved)} {verb_after(reserved, 'is')} reserved"
@@ -164,7 +165,7 @@ class CpuOwners:
         return core <= self._allocatable.exclusive_cpus and not any(cpu in self._of for cpu in core)
 
     def parts(self, core: CpuSet) -> list[View]:
-        """Who has which CPUs of *core* (nobody: they are shared), those that are reserved by themselves."""
+        """The CPUs of *core* by their owners (none where they are shared); reserved ones are rows of their own."""
         found: dict[tuple[bool, tuple[str, ...]], list[int]] = {}
         for cpu in core:
             key = cpu in self._allocatable.reserved_cpus, self._of.get(cpu, ())
@@ -176,7 +177,8 @@ class CpuOwners:
 
 
 def cpu_uses(basis: Basis, decision: Decision) -> list[str]:
-    """See `CpuOwners.uses`, of what *decision*, which the ledger of *basis* has, gave."""
+    """The sentences of `CpuOwners.uses` about the CPUs that *decision*, which is in the ledger of *basis*,
+    gave."""
     cpus, pool = decision.placement.apart_cpus, decision.request.pool
     if not cpus:
         return []
@@ -219,7 +221,7 @@ def claimable_by_node(basis: Basis, *, jointly: bool = False) -> dict[int, dict[
 
 
 def _together(basis: Basis, alone: Mapping[int, Mapping[str, int]]) -> dict[int, dict[str, int]]:
-    """As large a part of what each node *alone* has, the same of all, as they have together."""
+    """What all nodes can give at once: of each the same part of what it has *alone*, as large as possible."""
     flows, room_by_node = ResourceFlows(basis), {node: dict(row) for node, row in alone.items()}
     for resource in flows.capacity:
 

@@ -75,14 +75,13 @@ class Observation(Struct, frozen=True, kw_only=True):
 
     ``runtime`` is None while no runtime is connected. ``oom_score_adj`` maps container ids to the value that
     was set by us or carried by the spec, ``kernel_oom_score_adj`` to what the first process has, as far as
-    there is one. ``kernel_cpus`` are the CPUs of containers, by id, where the kernel was found to have others
-    than were decided, or where somebody else decides, ``partitions`` the ids of those whose CPUs are an
-    isolated partition. ``placement_directory`` is where placement files are. ``problems`` are conditions that
-    last, each a sentence. ``live`` is what was seen last of the nodes' memory, None where it is not watched.
-    ``shadow``: nothing of all this is applied. ``kubelet_known_by`` says where kubelet's version is known
-    from, "" where it is not.
-    ``unmatched_cpu_rules`` are the rules about CPUs that are for no container that runs, each a sentence.
-    ``seen`` are the requests of late that decisions depend on.
+    there is one. ``kernel_cpus`` are the CPUs of containers, by id, where the kernel was found to have other
+    ones than the decided ones, or where somebody else decides. ``partitions`` are the ids of the containers
+    whose CPUs are an isolated partition. ``placement_directory`` is where placement files are. ``problems``
+    are conditions that last, each a sentence. ``live`` is what was seen last of the nodes' memory, None where
+    it is not watched. ``shadow``: nothing of all this is applied. ``kubelet_known_by`` is the source of
+    kubelet's version, "" where it is not known. ``unmatched_cpu_rules`` are the rules about CPUs that are for
+    no container that runs, each a sentence. ``seen`` are the requests of late that decisions depend on.
     """
 
     taken_us: int
@@ -123,5 +122,5 @@ class Snapshot(Observation, frozen=True, kw_only=True):
 
     @property
     def observation(self) -> Observation:
-        """The snapshot without that on which decisions depend."""
+        """The snapshot without what decisions depend on."""
         return Observation(**{name: getattr(self, name) for name in Observation.__struct_fields__})

@@ -45,7 +45,7 @@ def spreads_of(snapshot: Snapshot) -> Spreads:
 
 
 def cpu_holders(snapshot: Snapshot) -> CpuHolders:
-    """Whose cpusets have which exclusive CPUs."""
+    """The containers whose cpusets have exclusive CPUs, by CPU."""
     shared = snapshot.ledger.shared_cpus(snapshot.machine, snapshot.policy.withheld_cpus)
     return CpuHolders(snapshot.ledger, shared, snapshot.kernel_cpus)
 
