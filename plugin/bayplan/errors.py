@@ -113,7 +113,7 @@ class StateError(SubjectError):
 
 
 class ProtocolError(SubjectError):
-    """Somebody broke the rules of a protocol. Only the two subclasses are raised."""
+    """The rules of a protocol were broken. Only the two subclasses are raised."""
 
 
 class LocalProtocolError(ProtocolError):

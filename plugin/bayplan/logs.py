@@ -241,7 +241,7 @@ class Condition:
         self._times = 0
 
     def holds(self, problem: str) -> int:
-        """There is *problem*; how many times in a row."""
+        """Note that there is *problem*; how many times in a row."""
         if problem != self._problem:
             self._problem, self._times = problem, 0
             logger.warning("%s", self._failing, extra={"problem": problem})
@@ -249,7 +249,7 @@ class Condition:
         return self._times
 
     def over(self) -> None:
-        """There is none."""
+        """Note that there is no problem any more."""
         if self._problem:
             self._problem = ""
             logger.info("%s", self._again)

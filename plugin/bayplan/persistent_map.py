@@ -158,7 +158,7 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
         return self._dict().values()
 
     def items(self) -> ItemsView[Key, Value]:
-        """All of both."""
+        """All keys with their values, in order."""
         return self._dict().items()
 
     def _dict(self) -> dict[Key, Value]:

@@ -26,7 +26,7 @@ class Ping:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """What is asked for."""
+        """What has to be true for the exit status 0."""
         parser.add_argument(
             "--runtime",
             action="store_true",
@@ -66,7 +66,7 @@ class Metrics:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """None of its own."""
+        """No arguments of its own."""
 
     @staticmethod
     def answer(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class LogLevel:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """The new level."""
+        """The new level, if it is to change."""
         parser.add_argument("level", nargs="?", choices=LOG_LEVELS, help="the new level; none shows it")
 
     @staticmethod
@@ -145,7 +145,7 @@ class Map:
 
     @staticmethod
     def blocks(view: dict[str, Any]) -> list[Block]:
-        """That it was written."""
+        """The sentence that the picture was written."""
         return [f"{view['file']}: {counted(view['nodes'], 'NUMA node')}"]
 
 

@@ -123,7 +123,7 @@ class Refusals:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Since when, and whose."""
+        """How far to look back, and in which namespace."""
         add_since(parser, REFUSED_SINCE_S, "1h")
         parser.add_argument("-n", "--namespace", metavar="NAME", help="only the pods of this namespace")
 
@@ -305,7 +305,7 @@ class ReportVerb:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Since when."""
+        """How far to look back."""
         add_since(parser, REPORTED_SINCE_S, "1d")
 
     @staticmethod

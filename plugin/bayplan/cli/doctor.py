@@ -27,7 +27,7 @@ _COLUMNS: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whose files."""
+    """The node whose files are examined, and how far."""
     parser.add_argument(
         "--root",
         type=Path,

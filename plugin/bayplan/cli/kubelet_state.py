@@ -123,7 +123,7 @@ class ExportState:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Where to."""
+        """The directory to write to."""
         parser.add_argument(
             "directory",
             type=Path,

@@ -28,7 +28,7 @@ class RecordTopology:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        """Whose topology."""
+        """The machine: this one, one below another root, or files about another one."""
         parser.add_argument(
             "--root",
             type=Path,

@@ -51,7 +51,7 @@ _INFERRED: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which containers."""
+    """The containers that are shown."""
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only the pods of this namespace")
     parser.add_argument("--outcome", choices=_OUTCOMES, help="only containers that were so placed")
 

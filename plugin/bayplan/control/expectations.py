@@ -113,7 +113,7 @@ class Expected(Protocol):
     """What the kernel should have now of those containers, of all if none are named."""
 
     def __call__(self, container_ids: Collection[str] | None = None, /) -> list[Expectation]:
-        """Those that the ledger has something to say about."""
+        """What the kernel should have of those containers about which the ledger has something to say."""
 
 
 def expectations(

@@ -222,7 +222,7 @@ class Notifications:
         return container_id in self.nodes_due or cpus not in (None, entry.notified_cpus)
 
     def forget(self, container_id: str) -> None:
-        """A container has ended."""
+        """Forget what was sent for a container that has ended."""
         self._updating.pop(container_id, None)
 
     def for_reply(self, updates: Sequence[Update], asked: str | None, most_running: int) -> Sequence[Update]:

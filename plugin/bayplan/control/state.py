@@ -352,7 +352,7 @@ class NodeState:
         return faults
 
     def check(self, transaction: Transaction, recorded: Ledger | None = None) -> tuple[Fault, ...]:
-        """`Transaction.check`, counted."""
+        """`Transaction.check`; what it finds is counted."""
         faults = transaction.check(recorded)
         for fault in faults:
             if fault.is_ours:

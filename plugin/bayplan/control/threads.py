@@ -55,7 +55,7 @@ class Latency:
         self.reply = DurationCounter()
 
     def durations(self) -> Mapping[str, Durations]:
-        """All three, by name."""
+        """The counts of all three, by name."""
         return {
             "decision": self.decision.durations(),
             "commit": self.commit.durations(),

@@ -98,23 +98,23 @@ class Notifier:
         return cls(address, _watchdog_interval_s(environ) if address else None)
 
     def ready(self) -> None:
-        """Start-up, or a reload, is complete."""
+        """Say that start-up, or a reload, is complete."""
         self._send("READY=1")
 
     def reloading(self) -> None:
-        """A reload begins; `ready` ends it."""
+        """Say that a reload begins; `ready` ends it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
-        """The end begins."""
+        """Say that the end begins."""
         self._send("STOPPING=1")
 
     def watchdog(self) -> None:
-        """The daemon is alive."""
+        """Say that the daemon is alive."""
         self._send("WATCHDOG=1")
 
     def status(self, text: str) -> None:
-        """A line for ``systemctl status``."""
+        """Set the line that ``systemctl status`` shows."""
         self._send(f"STATUS={' '.join(text.split())}")
 
     def _send(self, message: str) -> None:

@@ -43,7 +43,7 @@ class EngineKind(Struct, frozen=True):
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """That of the engine *name*."""
+        """The kind of the engine *name*."""
         return cls(name, name == KUBELET)
 
 

@@ -71,7 +71,7 @@ class Field(BaseFileInterface, Generic[T]):  # type: ignore[misc]  # the library
 
 
 class FlagField(Field[bool], FlagFile):  # type: ignore[misc]  # the library's classes have no types
-    """0 or 1."""
+    """A flag: 0 or 1."""
 
     expected = "0 or 1"
 
@@ -91,7 +91,7 @@ class BytesField(Field[int], IntegerFile):  # type: ignore[misc]  # the library'
 
 
 class TextField(Field[str]):
-    """Words."""
+    """A text of words."""
 
     expected = "text"
 

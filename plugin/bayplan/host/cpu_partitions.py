@@ -81,7 +81,7 @@ class StateEvents:
         os.read(self._descriptor, _EVENT_BYTES)
 
     def close(self) -> None:
-        """Watch none any more."""
+        """Watch no partition any more."""
         os.close(self._descriptor)
 
 

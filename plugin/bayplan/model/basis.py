@@ -46,7 +46,7 @@ class SeenSize(Struct, frozen=True):
     count: int = 1
 
     def text(self) -> str:
-        """As people read it."""
+        """The size for people."""
         amounts = [
             f"{format_bytes(amount)}{'' if resource == MEMORY else f' of {resource}'}"
             for resource, amount in self.amounts_bytes.items()
@@ -149,7 +149,7 @@ class Allocatable(Struct, frozen=True, dict=True):
 
     @cached_property
     def isolated_cpus(self) -> CpuSet:
-        """Those that can become exclusive to a container that wishes isolated ones."""
+        """The CPUs that can become exclusive to a container that wishes isolated ones."""
         return (self.policy.isolated_cpus & self.machine.online_cpus) - self.reserved_cpus
 
 

@@ -70,7 +70,7 @@ class Entry(Struct, frozen=True):
 
     @property
     def origin(self) -> Origin:
-        """How it came."""
+        """The way in which the container came."""
         return self.recorded_origin or NRI
 
     @property

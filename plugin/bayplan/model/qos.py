@@ -167,7 +167,7 @@ def exclusive_cpu_count(qos: QosClass, cpu_milli: int, *, pod_level: bool) -> in
 
 
 def shares_from_milli(milli: int) -> int:
-    """Kubelet's MilliCPUToShares."""
+    """CPU shares for *milli* thousandths of a CPU: kubelet's MilliCPUToShares."""
     return MIN_SHARES if milli == 0 else min(max(milli * 1024 // 1000, MIN_SHARES), MAX_SHARES)
 
 

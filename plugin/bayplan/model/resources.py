@@ -101,7 +101,7 @@ class FieldValues(Struct, frozen=True):
 
     @classmethod
     def of(cls, resources: "Resources") -> "FieldValues":
-        """Those in *resources*."""
+        """The values in *resources*."""
         return cls(**{name: getattr(resources, name) for name in cls.__struct_fields__})
 
 

@@ -380,8 +380,7 @@ def rule_for(rules: Iterable[CpuRule], pod: Pod, container_name: str) -> CpuRule
 
 
 def unmatched_rules(rules: Sequence[CpuRule], containers: Iterable[tuple[Pod, str]]) -> tuple[str, ...]:
-    """Those of *rules* that count for none of *containers*, each a pod and a name in it; a sentence for
-    each."""
+    """A sentence for each of *rules* that counts for none of *containers*, each a pod and a name in it."""
     left = dict(enumerate(rules))
     for pod, name in containers if rules else ():
         if not left:

@@ -319,7 +319,7 @@ class Operation(abc.ABC):
 
 
 class Synchronize(Operation):
-    """Everything that exists."""
+    """A Synchronize: everything that exists."""
 
     __slots__ = ("containers", "pods")
     event = Event.SYNCHRONIZE
@@ -346,7 +346,7 @@ class _OfContainer(Operation):
 
 
 class CreateContainer(_OfContainer):
-    """A container is about to be created."""
+    """A CreateContainer: a container is about to be created."""
 
     __slots__ = ()
     refusable = True
@@ -373,7 +373,7 @@ class CreateContainer(_OfContainer):
 
 
 class UpdateContainer(_OfContainer):
-    """A container's resources are about to change."""
+    """An UpdateContainer: a container's resources are about to change."""
 
     __slots__ = ("resources",)
     refusable = True
@@ -390,7 +390,7 @@ class UpdateContainer(_OfContainer):
 
 
 class StopContainer(_OfContainer):
-    """A container has ended."""
+    """A StopContainer: a container has ended."""
 
     __slots__ = ()
     event = Event.STOP_CONTAINER

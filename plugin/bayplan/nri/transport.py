@@ -188,7 +188,7 @@ class Link(asyncio.Protocol):
     # ---- Called by asyncio ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember the way out."""
+        """Keep the transport to write to."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 

@@ -362,7 +362,7 @@ def _podman(files: _Files) -> ContainerEngine:
 
 
 def _docker(files: _Files) -> ContainerEngine:
-    """What daemon.json says."""
+    """Docker as daemon.json configures it."""
     content = files.json("/etc/docker/daemon.json")
     known = {name: _table(content["runtimes"], name) for name in _table(content, "runtimes")}
     return ContainerEngine(

@@ -78,7 +78,7 @@ class EvictablePod(Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As people write it."""
+        """The pod's name for people."""
         return f"{self.pod.namespace}/{self.pod.name}"
 
     @property

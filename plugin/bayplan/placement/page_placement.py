@@ -83,7 +83,7 @@ class ContainerPages(Struct, frozen=True):
 
     @property
     def used_bytes(self) -> int:
-        """Held on its nodes."""
+        """The bytes that it holds on its nodes."""
         return sum(amount for node, amount in self.held_bytes.items() if node in self.nodes)
 
     @property

@@ -374,7 +374,7 @@ class Recording:
             self._written = asked
 
     def close(self) -> None:
-        """Write what was added, and close the file. Call it once, after the last `add`."""
+        """Close the recording."""
         closing = self._thread.submit(self._file.close)
         closing.wait(CLOSING_S)
         if closing.done:

@@ -164,7 +164,7 @@ class ClusterRun:
         yield 1.0
 
     def held_on(self, node: ClusterNode) -> list[_Place]:
-        """Who is bound to *node* and was refused there."""
+        """The pods that are bound to *node* and were refused there."""
         return [one for one in self._places.values() if one.node is node and one.held]
 
     @property

@@ -116,11 +116,11 @@ class Scheduler:
         self.changed(node)
 
     def left(self, node: ClusterNode, pod: TimedPod) -> None:  # noqa: ARG002 - others need it
-        """*pod* is no longer there."""
+        """Note that a pod is gone."""
         self.changed(node)
 
     def published(self, node: ClusterNode) -> None:
-        """The agent of *node* has written what is left there."""
+        """Note that a node has published a new object."""
 
     def rooms_left(self, node: ClusterNode) -> Mapping[int, NumaRoom]:
         """What one more pod could have of each NUMA node: what the node's ledger says, or the claims where

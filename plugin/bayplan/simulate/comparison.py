@@ -68,7 +68,7 @@ class Room(Struct, frozen=True):
 
     @property
     def free_bytes(self) -> int:
-        """What is not promised."""
+        """The bytes that are promised to no container."""
         return max(0, self.allocatable_bytes - self.promised_bytes)
 
     @property
@@ -99,7 +99,7 @@ class Quality(Struct, frozen=True):
 
     @property
     def mean_width(self) -> float:
-        """Nodes per placement."""
+        """Nodes per placement, on average."""
         placed = self.widths.total()
         return sum(width * count for width, count in self.widths.items()) / placed if placed else 0.0
 
@@ -133,7 +133,7 @@ class Simulation:
             yield step
 
     def room(self) -> Room:
-        """What is left now."""
+        """The room that is left now."""
         machine, policy = self.rehearsal.machine, self.rehearsal.policy
         nodes = {
             node: row.get(MEMORY, 0)

@@ -389,7 +389,7 @@ def _pod(row: _Row) -> TimedPod:
 
 
 def _seconds_of(where: str, text: str) -> Decimal:
-    """Since 1970."""
+    """Seconds since 1970."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -358,7 +358,7 @@ def assumed_memory() -> str:
 
 
 def assumed_distances(node: int, ids: Iterable[int]) -> dict[int, int]:
-    """Those of *node* from the nodes *ids* where nothing says them: as the kernel has them then."""
+    """The distances of *node* from the nodes *ids* where nothing says them: the kernel's own defaults."""
     return {other: LOCAL_DISTANCE if other == node else REMOTE_DISTANCE for other in sorted(ids)}
 
 

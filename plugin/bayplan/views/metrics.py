@@ -123,7 +123,7 @@ def reasons(counters: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
 
 
 class Kind(enum.Enum):
-    """Prometheus' types."""
+    """The types of metrics that Prometheus has."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -649,7 +649,7 @@ def metrics_view(snapshot: Snapshot) -> View:
 
 
 def metrics_text(facts: Facts) -> str:
-    """All metrics."""
+    """All metrics as text for a scrape."""
     return "".join(f"{line}\n" for metric in METRICS for line in _lines(metric, facts))
 
 

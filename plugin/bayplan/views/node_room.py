@@ -165,7 +165,7 @@ class CpuOwners:
         return core <= self._allocatable.exclusive_cpus and not any(cpu in self._of for cpu in core)
 
     def parts(self, core: CpuSet) -> list[View]:
-        """The CPUs of *core* by their owners (none where they are shared); reserved ones are rows of their own."""
+        """The CPUs of *core* by their owners, none where they are shared; reserved ones are apart."""
         found: dict[tuple[bool, tuple[str, ...]], list[int]] = {}
         for cpu in core:
             key = cpu in self._allocatable.reserved_cpus, self._of.get(cpu, ())

@@ -147,7 +147,7 @@ class Publisher(ABC, Generic[Basis]):
 
     @abstractmethod
     def _forget(self) -> None:
-        """It is not known any more what is published."""
+        """Have the next basis published whatever is published now."""
 
     async def _not_published(self, error: ApiError | ConfigError | UnavailableError) -> None:
         self._condition.holds(str(error))

@@ -47,7 +47,7 @@ class Members(NamedTuple):
 
     @classmethod
     def of(cls, ledger: Ledger, pool: str) -> "Members":
-        """Those of *pool* in *ledger*."""
+        """What the members of *pool* in *ledger* have together."""
         found = cls(0, NodeSet(), ())
         for entry in ledger.members(pool):
             found = found.with_one(entry.decision.request, entry.decision.placement)

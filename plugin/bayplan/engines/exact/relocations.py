@@ -90,7 +90,7 @@ class Movable(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """What goes with it."""
+        """The bytes that go with it, of all resources."""
         return sum(self.amounts.values())
 
     def asks_on(self, nodes: int) -> Demand:

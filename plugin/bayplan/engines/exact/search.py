@@ -565,8 +565,8 @@ def _widths(question: Question, area: Area) -> Iterable[int]:
 
 
 def _able_nodes(question: Question, area: Area) -> int:
-    """Those of the allowed nodes that have room for their part of what is to lie evenly on a set, each taken
-    alone."""
+    """The allowed nodes, as a mask, each of which alone has room for its part of what is to lie evenly on a
+    set."""
     each = {resource: amount // area.narrowest for resource, amount in question.even.items()}
     rooms = [(question.rooms[resource], amount) for resource, amount in each.items()]
     return sum(
