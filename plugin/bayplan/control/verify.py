@@ -14,7 +14,8 @@ import operator
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -323,26 +324,32 @@ def _id(drift: Drift) -> str:
     return drift.expectation.container.id
 
 
+@contextmanager
+def _passed_over(message: str, expectation: Expectation) -> Iterator[None]:
+    """Go on where the container is gone; and where anything else fails, which is logged as *message*."""
+    try:
+        yield
+    except AbsentError:
+        pass
+    except BayplanError as error:
+        logger.warning("%s", message, extra={"container": expectation.name, "problem": str(error)})
+
+
+_NOT_COMPARED: Final = "a container's cgroup cannot be compared with the decision"
+_NOT_SET: Final = "a container's cgroup cannot be set to the decision"
+
+
 def compare(hierarchy: Hierarchy, wanted: Iterable[Expectation]) -> list[Drift]:
     """Read the cgroups and say of each how it differs, perhaps in nothing. Blocks; containers that are gone
     are passed over."""
     compared = []
     for expectation in wanted:
-        try:
+        with _passed_over(_NOT_COMPARED, expectation):
             with cgroup_of(hierarchy, expectation) as cgroup:
                 found, partition = cgroup.read(), cgroup.partition() if expectation.isolated else ""
             oom_score_adj = _first_oom_score_adj(hierarchy, expectation)
-        except AbsentError:
-            continue
-        except BayplanError as error:
-            logger.warning(
-                "a container's cgroup cannot be compared with the decision",
-                extra={"container": expectation.name, "problem": str(error)},
-            )
-            continue
-        compared.append(
-            Drift(expectation, expectation.differences(found, oom_score_adj, partition), found.cpus_effective)
-        )
+            differences = expectation.differences(found, oom_score_adj, partition)
+            compared.append(Drift(expectation, differences, found.cpus_effective))
     return compared
 
 
@@ -357,30 +364,15 @@ def repair(hierarchy: Hierarchy, cpusets: Cpusets, drifted: Iterable[Drift]) -> 
         write(hierarchy, [(expectation, replace(drift.repair, cpuset_cpus=None, cpuset_mems=None))])
         value, process = expectation.amounts.oom_score_adj, expectation.first_process
         if OOM_SCORE_ADJ in drift.differences and value is not None and process is not None:
-            try:
+            with _passed_over(_NOT_SET, expectation):
                 proc.write_oom_score_adj(process, value, hierarchy.root)
-            except AbsentError:
-                continue
-            except BayplanError as error:
-                logger.warning(
-                    "a container's cgroup cannot be set to the decision",
-                    extra={"container": expectation.name, "problem": str(error)},
-                )
 
 
 def write(hierarchy: Hierarchy, changes: Iterable[tuple[Expectation, Update]]) -> None:
     """Write changes into the cgroups of their containers. Blocks; what the kernel refuses is logged."""
     for expectation, change in changes:
-        try:
-            with cgroup_of(hierarchy, expectation) as cgroup:
-                cgroup.apply(change)
-        except AbsentError:
-            continue
-        except BayplanError as error:
-            logger.warning(
-                "a container's cgroup cannot be set to the decision",
-                extra={"container": expectation.name, "problem": str(error)},
-            )
+        with _passed_over(_NOT_SET, expectation), cgroup_of(hierarchy, expectation) as cgroup:
+            cgroup.apply(change)
 
 
 def _first_oom_score_adj(hierarchy: Hierarchy, one: Expectation) -> int | None:

@@ -631,7 +631,7 @@ class PressureWatch:
     ) -> tuple[dict[str, ContainerPages], tuple[ContainerPages, ...]]:
         """The containers, and what resource claims hold that none of them can use yet; *regular*: see
         `_is_regular`. Blocks."""
-        found, read = {}, self.memory.recent if regular else self.memory.read
+        containers, read = {}, self.memory.recent if regular else self.memory.read
         known, self._known = self._known, dict[str, _Counted]()
         for lookup in lookups:
             entry = look.ledger.entries.get(lookup.container_id)
@@ -655,6 +655,6 @@ class PressureWatch:
                     held.of_processes_bytes,
                 )
             self._known[lookup.container_id] = _Counted(look.machine, entry, held, pages)
-            found[lookup.container_id] = pages
-        shared_out, idle = with_claims_shared_out(look.ledger, found)
+            containers[lookup.container_id] = pages
+        shared_out, idle = with_claims_shared_out(look.ledger, containers)
         return with_pods_shared_out(look.ledger, shared_out), idle
