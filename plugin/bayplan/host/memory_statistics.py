@@ -19,11 +19,14 @@ half times the high one: so what they are raised by at the moment counts as well
 Free pages on the list of a CPU are not free to the zone, MemFree leaves them out, and somebody is killed
 beside them. Below ``high_min``, the CPU's share of the low watermark, they stay for as long as it likes; from
 Linux 6.7 on a list may grow to its share of an eighth of the zone, and falls back to that at each update of
-the CPU's statistics (`zone_highsize`, `decay_pcp_high`). Kernels up to 6.12 do not print it. An owner that
-touches memory on one CPU after the other leaves a list on each of them, also where all were empty before: so
-what the lists of the node's CPUs may keep counts; of all CPUs where the node has none. In a virtual machine a
-node of 1 GiB without CPUs had 37 MiB on the lists of four when the owner of all that was promised there had
-others killed.
+the CPU's statistics (`zone_highsize`, `decay_pcp_high`). Kernels up to 6.12 do not print ``high_min``; but no
+list is kept longer than the ``high`` that they print, which before 5.14 is six batches, and is 0 for a list
+that was never used.
+
+An owner that touches memory on one CPU after the other leaves a list on each of them, also where all were
+empty before: so what the lists of the node's CPUs may keep counts; of all CPUs where the node has none. In a
+virtual machine a node of 1 GiB without CPUs had 37 MiB on the lists of four when the owner of all that was
+promised there had others killed.
 """
 
 import os
@@ -205,7 +208,7 @@ _LEAST_BATCHES: Final = 4
 _NOT_FOR_THE_KERNEL: Final = ("Movable", "Device")
 _ZONE_LINE: Final = re.compile(
     r"^Node (\d+), zone +(\S+)"
-    r"|^ +(boost|min|low|high|managed|protection:|cpu:|count:|batch:|high_min:) +(.+)$",
+    r"|^ +(boost|min|low|high|managed|protection:|cpu:|count:|high:|batch:|high_min:) +(.+)$",
     re.MULTILINE,
 )
 
@@ -304,7 +307,8 @@ def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int, bloc
     for one in lists:
         count, shortest = one.get("count:", 0), _LEAST_BATCHES * one.get("batch:", 0)
         share = (managed // fraction if fraction else low) // sharing_cpus
-        high_min = one.get("high_min:", max(share, shortest))
+        computed = max(share, shortest)
+        high_min = one.get("high_min:", min(computed, one.get("high:") or computed))
         now += count
         lasting += min(count, high_min)
         longest = max(longest, high_min)
