@@ -165,7 +165,7 @@ class Cluster:
 
     def clear(self) -> None:
         """No pods, nor what would make them, nor events of them; the nodes are as in the beginning."""
-        self.plane.stop_scheduler()
+        self.plane.stop_schedulers()
         self.plane.stop_controllers()
         for path in (REPLICA_SETS, PODS, EVENTS):
             self.plane.ask("DELETE", path)

@@ -1,5 +1,6 @@
 """Kubernetes' own scheduler and API server, and two nodes with agents: where pods are sent by a scheduler
-that knows no NUMA nodes, by NodeResourceTopology and by resource claims, and what the nodes then refuse."""
+that knows no NUMA nodes, by NodeResourceTopology, by resource claims and by both beside each other, and what
+the nodes then refuse."""
 
 import asyncio
 import enum
@@ -17,13 +18,13 @@ from msgspec.structs import replace
 from testbed import kubernetes
 
 from bayplan._proto.dra import api_pb2 as pb
-from bayplan.agent.dra.slices import COLLECTION
+from bayplan.agent.dra.slices import COLLECTION, device_name
 from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.errors import PlacementError
 from bayplan.host.devices import ClaimSpecs
-from bayplan.quantity import GIB
-from bayplan.views.node_room import free_bytes_by_node
+from bayplan.quantity import GIB, MIB, parse_bytes
+from bayplan.views.node_room import claimable_by_node, free_bytes_by_node
 from support.agents import serving
 from support.cluster_agents import (
     LOADS,
@@ -62,8 +63,10 @@ class Way(enum.Enum):
     BLIND = "requests, and a scheduler that knows no NUMA nodes"
     TOPOLOGY = "requests, and a scheduler that reads NodeResourceTopology"
     CLAIMS = "resource claims"
+    BESIDE = "resource claims and NodeResourceTopology by turns, each by its own scheduler"
 
 
+NUMA_SCHEDULER = "numa-scheduler"
 CLASS = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "DeviceClass",
@@ -103,13 +106,15 @@ class Cluster:
         self.nodes = nodes
         self.placed: dict[str, tuple[str, Object, Object | None]] = {}
         self.outcomes: Counter[str] = Counter()
+        self.of_requests = "default-scheduler"
+        """The scheduler of pods without claims."""
 
     async def run(self, name: str, gib: int, *, claims: bool) -> None:
         """Make a pod of that size, and do on the node that it is bound to what kubelet does."""
         claim = self._make_claim(name, gib) if claims else None
         # What a pod with a claim requests itself would count beside it, where the scheduler counts claims.
         amounts = {"cpu": "100m"} | ({} if claims else {"memory": f"{gib}Gi"})
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"schedulerName": self.of_requests}
         if claims:
             more = {"resourceClaims": [{"name": "near", "resourceClaimName": name}]}
         make_pod(self.plane, name, {"requests": amounts, "limits": amounts}, **more)
@@ -133,6 +138,7 @@ class Cluster:
         """Give a scheduler that counts by NodeResourceTopology the room as it is, and time to compare it."""
         for name, node in self.nodes.items():
             await until(lambda name=name, node=node: published(self.plane, name, node.one))
+        await until(lambda: _room_is_published(self.plane, self.nodes))
         await asyncio.sleep(2 * RESYNC_S)
 
     async def end(self, name: str) -> None:
@@ -242,14 +248,19 @@ async def cluster(plane: ControlPlane, features: Collection[str] = ()) -> AsyncI
 
 
 def _room_is_published(plane: ControlPlane, nodes: dict[str, Node]) -> bool:
-    """Whether each node's largest room is what a device has."""
-    found: dict[str, int] = {}
-    for one in plane.ask("GET", COLLECTION)["items"]:
-        for device in one["spec"]["devices"]:
-            text = device["capacity"].get("bayplan.dev/memory", {"value": "0Gi"})["value"]
-            node = one["spec"]["nodeName"]
-            found[node] = max(found.get(node, 0), int(text.removesuffix("Gi")) if text.endswith("Gi") else 0)
-    return all(found.get(name) == node.most_free_bytes() // GIB for name, node in nodes.items())
+    """Whether each device has what is free on its NUMA node or held there by claims."""
+    found = {
+        (one["spec"]["nodeName"], device["name"]): parse_bytes(
+            device["capacity"]["bayplan.dev/memory"]["value"]
+        )
+        for one in plane.ask("GET", COLLECTION)["items"]
+        for device in one["spec"]["devices"]
+    }
+    return found == {
+        (name, device_name(number)): room["memory"] // MIB * MIB
+        for name, node in nodes.items()
+        for number, room in claimable_by_node(node.one.controller.state.basis).items()
+    }
 
 
 async def outcomes(
@@ -257,27 +268,33 @@ async def outcomes(
 ) -> Counter[str]:
     """What becomes of STEPS pods, some of which end in between, on nodes that declare these features."""
     configuration = scheduler_configuration()
-    scheduler = kubernetes.scheduler() if way is Way.TOPOLOGY else of_kubernetes
-    if way is not Way.TOPOLOGY:
-        configuration = {key: one for key, one in configuration.items() if key != "profiles"}
+    blind = {key: one for key, one in configuration.items() if key != "profiles"}
     draw = random.Random(37)
     async with cluster(plane, features) as found:
-        plane.start_scheduler(scheduler, configuration)
+        if way is Way.TOPOLOGY:
+            plane.start_scheduler(kubernetes.scheduler(), configuration)
+        else:
+            plane.start_scheduler(of_kubernetes, blind)
+        if way is Way.BESIDE:
+            plane.start_scheduler(kubernetes.scheduler(), scheduler_configuration(NUMA_SCHEDULER))
+            found.of_requests = NUMA_SCHEDULER
         try:
             for number in range(STEPS):
                 if found.placed and draw.random() < 0.5:
                     await found.end(draw.choice(sorted(found.placed)))
-                if way is Way.TOPOLOGY:
+                if way in {Way.TOPOLOGY, Way.BESIDE}:
                     await found.settle()
-                await found.run(f"pod-{number}", draw.choice([3, 5, 8]), claims=way is Way.CLAIMS)
+                claims = way is Way.CLAIMS or (way is Way.BESIDE and number % 2 == 0)
+                await found.run(f"pod-{number}", draw.choice([3, 5, 8]), claims=claims)
         finally:
-            plane.stop_scheduler()
+            plane.stop_schedulers()
     return found.outcomes
 
 
 @pytest.mark.usefixtures("topologies")
 async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, scheduler: Path) -> None:
-    found = {way: await outcomes(control_plane, scheduler, way) for way in Way}
+    alone = (Way.BLIND, Way.TOPOLOGY, Way.CLAIMS)
+    found = {way: await outcomes(control_plane, scheduler, way) for way in alone}
     print({way.name: dict(counts) for way, counts in found.items()})
     assert found[Way.BLIND]["refused"] > 0
     assert found[Way.TOPOLOGY]["refused"] == 0
@@ -286,6 +303,17 @@ async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, sch
     assert claimed["pending, would fit"] == 0
     assert claimed["placed"] > found[Way.BLIND]["placed"]
     assert claimed["counted as requests"] == 0
+
+
+@pytest.mark.usefixtures("topologies")
+async def test_no_node_refuses_a_claim_or_a_request_where_both_come(
+    control_plane: ControlPlane, scheduler: Path
+) -> None:
+    """A claim counts once in what is published of requests, and the other way round."""
+    found = await outcomes(control_plane, scheduler, Way.BESIDE)
+    print(dict(found))
+    assert found["refused"] == 0
+    assert found["placed"] > STEPS / 3
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,7 @@ async def schedule(
             for name in set(later) & found.pending.keys():
                 await found.run_later(name)
         finally:
-            plane.stop_scheduler()
+            plane.stop_schedulers()
     return found
 
 
@@ -212,5 +212,5 @@ async def test_a_pod_keeps_its_room_between_its_binding_and_its_creation(
             await until(tried_often)
             await found.become(first)
         finally:
-            control_plane.stop_scheduler()
+            control_plane.stop_schedulers()
     assert found.refused == {}

@@ -80,7 +80,7 @@ class ControlPlane:
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api_server: subprocess.Popen[bytes] | None = None
         self._controllers: subprocess.Popen[bytes] | None = None
-        self._scheduler: subprocess.Popen[bytes] | None = None
+        self._schedulers: list[subprocess.Popen[bytes]] = []
         # Bound and not listening: nobody else gets it, and the API server may have it too.
         self._port = socket.socket()
         self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -111,7 +111,7 @@ class ControlPlane:
             self._make_account("default")
             yield self
         finally:
-            self.stop_scheduler()
+            self.stop_schedulers()
             self.stop_controllers()
             self.kill_api_server()
             if self._etcd is not None:
@@ -165,16 +165,16 @@ class ControlPlane:
         rights."""
         token = self.make_service_account(SCHEDULER, scheduler_rules(), *scheduler_roles())
         kubeconfig = self.kubeconfig(SCHEDULER, token=token)
-        path = self.directory / "scheduler.json"
+        path = self.directory / f"scheduler-{len(self._schedulers)}.json"
         here = {"clientConnection": {"kubeconfig": str(kubeconfig)}, "leaderElection": {"leaderElect": False}}
         path.write_text(json.dumps(configuration | here))
         flags = (f"--config={path}", "--secure-port=0", *self._gates)
-        self._scheduler = self._start(programs / "bin/scheduler", *flags)
+        self._schedulers.append(self._start(programs / "bin/scheduler", *flags))
 
-    def stop_scheduler(self) -> None:
-        """It is gone at once."""
-        if self._scheduler is not None:
-            _end(self._scheduler)
+    def stop_schedulers(self) -> None:
+        """They are gone at once."""
+        while self._schedulers:
+            _end(self._schedulers.pop())
 
     def ask(
         self, method: str, path: str, body: Object | None = None, content_type: str = "application/json"

@@ -23,12 +23,12 @@ def found_sockets(registry: Path) -> list[Path]:
     return sorted(one for one in registry.rglob("*") if one.is_socket() and not one.name.startswith("."))
 
 
-async def call(channel: Any, method: str, request: Any, answer: Any) -> Any:
-    """The answer to one call."""
+async def call(channel: Any, method: str, request: Any, answer: Any, *, again: bool = False) -> Any:
+    """The answer to one call; *again*: tried until there is a connection."""
     made = channel.unary_unary(
         method, request_serializer=type(request).SerializeToString, response_deserializer=answer.FromString
     )
-    return await made(request, timeout=CALL_S)
+    return await made(request, timeout=CALL_S, wait_for_ready=again)
 
 
 class DraKubelet:
@@ -82,6 +82,7 @@ async def registered(registry: Path, *, refuses: str = "") -> AsyncIterator[DraK
             "/pluginregistration.Registration/GetInfo",
             registration.InfoRequest(),
             registration.PluginInfo,
+            again=True,  # kubelet does so, too: a socket is there before it takes connections.
         )
         status = registration.RegistrationStatus(plugin_registered=not refuses, error=refuses)
         await call(

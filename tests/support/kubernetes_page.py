@@ -22,9 +22,12 @@ def agent_rules(*, claims: bool = False) -> list[dict[str, Any]]:
     return rules + yaml.safe_load(for_claims) if claims else rules
 
 
-def scheduler_configuration() -> dict[str, Any]:
-    """The configuration of a scheduler that knows the room of NUMA nodes."""
-    return _documented("KubeSchedulerConfiguration")
+def scheduler_configuration(name: str = "default-scheduler") -> dict[str, Any]:
+    """The configuration of a scheduler that knows the room of NUMA nodes, for pods that name it so."""
+    found = _documented("KubeSchedulerConfiguration")
+    (profile,) = found["profiles"]
+    assert profile["schedulerName"] == "default-scheduler"
+    return {**found, "profiles": [{**profile, "schedulerName": name}]}
 
 
 def scheduler_rules() -> list[dict[str, Any]]:

@@ -26,15 +26,16 @@ from bayplan.backoff import Backoff
 from bayplan.errors import BayplanError, UnavailableError
 from bayplan.logs import Condition
 from bayplan.model.claims import DRIVER, ClaimedDevice
+from bayplan.quantity import whole_number
 
 logger = logging.getLogger(__name__)
 
 STANDARD: Final = "resource.kubernetes.io"
-_NUMA_NODE: Final = ("numanode", "numanodeid", "numa")
+_NUMA_NODE: Final = ("numanode", "numanodeid", "numa", "numainfo")
 _ADDRESS: Final = ("pcibusid", "pciaddress", "pciaddr")
 _ROOT: Final = ("pcieroot", "pciroot")
 """The attributes that say where a device is: Kubernetes' own, and what drivers call the same in their domain
-(dra.net, dra.cpu, gpu.amd.com, gpu.intel.com), in any case and with or without underscores."""
+(dra.net, dra.cpu, gpu.amd.com, gpu.intel.com, spyre.ibm.com), in any case and with or without underscores."""
 _ENDED: Final = ("Succeeded", "Failed")
 """Phases of a pod whose claims are given back, and deleted if they were made for it; it may stay for days."""
 MOST_PODS: Final = 1024
@@ -176,6 +177,8 @@ def _number(value: Mapping[str, Any]) -> int | None:
     number = value.get("int")
     if number is None and (several := value.get("ints")):
         number = several[0]
+    if number is None:
+        number = whole_number(_text(value))
     return number if isinstance(number, int) and number >= 0 else None
 
 

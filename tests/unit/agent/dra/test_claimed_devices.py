@@ -233,9 +233,11 @@ def test_extended_resources_are_claims_too() -> None:
         ({"pciBusID": {"string": "0000:3b:00.0"}, "numaNode": {"int": 1}}, (1, "0000:3b:00.0", "")),
         ({"dra.net/pciAddress": {"string": "0101:00:00.0"}}, (None, "0101:00:00.0", "")),
         ({"dra.cpu/numaNodeID": {"int": 0}}, (0, "", "")),
-        ({"numaNode": {"string": "1"}, "model": {"string": "x"}}, None),
+        ({"numaNode": {"string": "1"}, "model": {"string": "x"}}, (1, "", "")),
+        ({"numaNode": {"string": "numa-1"}}, None),
         ({}, None),
-        # As in public manifests: Azure's of dranet, dra-driver-cpu#114, dranet#154, gpu.deckhouse.io.
+        # As in public manifests: Azure's of dranet, dra-driver-cpu#114, dranet#154, gpu.deckhouse.io, IBM's
+        # Spyre, dra-driver-sriov, rbln-k8s-dra-driver.
         (
             {"dra.net/numaNode": {"int": 1}, "dra.net/pciAddress": {"string": "0101:00:00.0"}},
             (1, "0101:00:00.0", ""),
@@ -246,6 +248,32 @@ def test_extended_resources_are_claims_too() -> None:
         ),
         ({"pciRoot": {"string": "pci0000:3a"}, "numa_node": {"int": 3}}, (3, "", "pci0000:3a")),
         ({"gpu.deckhouse.io/pciAddress": {"string": "0000:65:00.0"}}, (None, "0000:65:00.0", "")),
+        (
+            {
+                "pciAddress": {"string": "0000:1a:00.0"},
+                "pfPciAddress": {"string": "0000:19:00.0"},
+                "numaInfo": {"string": "1"},
+            },
+            (1, "0000:1a:00.0", ""),
+        ),
+        (
+            {
+                "dra.net/numaNode": {"int": 1},
+                "sriovnetwork.k8snetworkplumbingwg.io/pciAddress": {"string": "0000:08:00.1"},
+                "sriovnetwork.k8snetworkplumbingwg.io/pfPciAddress": {"string": "0000:08:00.0"},
+                "resource.kubernetes.io/pciBusID": {"string": "0000:08:00.1"},
+                "resource.kubernetes.io/pcieRoot": {"string": "pci0000:00"},
+            },
+            (1, "0000:08:00.1", "pci0000:00"),
+        ),
+        (
+            {
+                "resource.kubernetes.io/pciBusID": {"string": "0000:51:00.0"},
+                "resource.kubernetes.io/pcieRoot": {"string": "pci0000:50"},
+                "resource.kubernetes.io/numaNode": {"int": 0},
+            },
+            (0, "0000:51:00.0", "pci0000:50"),
+        ),
         ({"pciRoot": {"strings": [1]}, "pciAddr": {"version": "1.0.0"}}, None),
     ],
 )
