@@ -43,7 +43,7 @@ class HugepageKernel:
                 self._show(node.id, size, amount // size)
             if compaction:
                 (self.root / SYSTEM / f"node/node{node.id}/compact").write_text("")
-        self._show_blocks()
+        self.show_blocks()
 
     def pages(self, node: int, size: int) -> int:
         """How many pages a pool has."""
@@ -73,7 +73,7 @@ class HugepageKernel:
             )
             self.free_bytes[node] -= (then - now) * size
             self._show(node, size, then)
-        self._show_blocks()
+        self.show_blocks()
         self._end_at(2 * len(self.writes) - 1)
 
     def _end_at(self, number: int) -> None:
@@ -88,7 +88,7 @@ class HugepageKernel:
         for name, number in (("nr_hugepages", pages), ("free_hugepages", free), ("surplus_hugepages", 0)):
             (pool / name).write_text(f"{number}\n")
 
-    def _show_blocks(self) -> None:
+    def show_blocks(self) -> None:
         """Free blocks of 2 MiB, as /proc/buddyinfo has them: order 9 of the orders 0 to 10."""
         lines = [
             f"Node {node}, zone   Normal {'0 ' * 9}{amount >> 21} 0\n"

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -21,6 +21,7 @@ from bayplan.daemon.hardware import Hardware
 from bayplan.errors import BayplanError
 from bayplan.host.hugepage_files import HugepageFiles, Resized
 from bayplan.model.machine import Machine, hugepages
+from bayplan.model.sentences import stays_scattered
 from bayplan.placement.hugepage_pools import Pools, below_minimum, grown, idle_pools, pools_of
 from bayplan.quantity import format_bytes
 
@@ -76,11 +77,13 @@ class HugepagePools:
         """Have pools grow by *added*, as far as the kernel has pages and the time allows; by how much they
         grew. *transaction* decides on the machine as it is then."""
         begun_s = self._clock_s()
-        await self._compact(added)
+        scattered = await self._compact(added)
         before = transaction.basis.machine
         until_s = begun_s + GROWTH_SHARE * self._deadline_s
         await self._resize(transaction, grown(before, added), until_s)
         came = _difference(before, transaction.basis.machine, added)
+        short = [node for node in scattered if came.get(node) != added[node]]
+        self.problems += tuple(map(stays_scattered, short))
         self._state.counters["hugepage_pools_grown"] += bool(came)
         self._state.counters["hugepage_pools_short"] += came != added
         return came
@@ -139,14 +142,15 @@ class HugepagePools:
     def _free_bytes(self, nodes: tuple[int, ...]) -> dict[int, dict[int, int]]:
         return {node: self._files.free_bytes(node) for node in nodes}
 
-    async def _compact(self, added: Pools) -> None:
-        """Have the kernel make large blocks where there are too few. It is not waited for long: it changes no
-        promise, and goes on by itself."""
+    async def _compact(self, added: Pools) -> Sequence[int]:
+        """Have the kernel make large blocks where there are too few; the nodes on which it cannot. It is not
+        waited for long: it changes no promise, and goes on by itself."""
         nodes = await self._in_thread(partial(self._fragmented, added))
         if not nodes:
-            return
+            return ()
         work = asyncio.ensure_future(self._in_compaction_thread(partial(self._compact_nodes, nodes)))
         await asyncio.wait([work], timeout=COMPACTION_SHARE * self._deadline_s)
+        return work.result() if work.done() else ()
 
     def _fragmented(self, added: Pools) -> list[int]:
         return [
@@ -155,13 +159,17 @@ class HugepagePools:
             if any(self._files.is_fragmented(node, size, amount) for size, amount in row.items())
         ]
 
-    def _compact_nodes(self, nodes: list[int]) -> None:
+    def _compact_nodes(self, nodes: list[int]) -> list[int]:
+        """Have them do so; those of *nodes* on which the kernel cannot."""
+        cannot = list[int]()
         for node in nodes:
             try:
                 if not self._files.compact(node):
                     logger.info("the kernel cannot make large blocks of free memory", extra={"node": node})
+                    cannot.append(node)
             except BayplanError as error:
                 logger.warning("memory is not made free in large blocks", extra={"problem": str(error)})
+        return cannot
 
     async def _resize(self, transaction: Transaction, wanted: Pools, until_s: float) -> None:
         """Give pools the sizes *wanted* until the moment *until_s*, and have decisions see the sizes that

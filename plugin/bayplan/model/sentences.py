@@ -326,6 +326,14 @@ def relocated(plan: RelocationPlan, rate_bytes: int) -> str:
     return f"fits because {_relocations(plan, rate_bytes)}"
 
 
+def stays_scattered(node: int) -> str:
+    """That pools of a node grow no further than there are large free blocks."""
+    return (
+        f"pools of huge pages on node {node} grow by large free blocks alone: the kernel cannot move pages "
+        "together (CONFIG_COMPACTION)"
+    )
+
+
 def too_large_to_move(plan: RelocationPlan, most_bytes: int) -> str:
     """That nobody is moved with more than *most_bytes*."""
     large = max(plan.relocations, key=lambda one: one.moved_bytes)

@@ -20,7 +20,7 @@ from bayplan.host.hugepage_files import HugepageFiles
 from bayplan.model.decision import Decision, QosClass
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PoolBounds, TopologyPolicy
-from bayplan.model.sentences import pages_to_be_had, pools_grown
+from bayplan.model.sentences import pages_to_be_had, pools_grown, stays_scattered
 from bayplan.placement.hugepage_pools import POOL_GROWN, POOL_LIMIT
 from bayplan.placement.resource_claims import CLAIMED
 from bayplan.quantity import GIB, MIB
@@ -94,6 +94,11 @@ async def test_memory_is_made_free_in_large_blocks_first(tmp_path: Path, compact
         else:
             with pytest.raises(PlacementError):
                 await one.place("first", 100)
+            assert one.pools.problems == (stays_scattered(0),)
+            there.free_bytes[0] = GIB
+            there.show_blocks()
+            await one.place("second", 100)
+            assert one.pools.problems == ()
         one.check()
 
 
