@@ -7,6 +7,7 @@ used of it and promised to mappings (``resv_hugepages``, which the kernel counts
 Blocking calls.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,7 +29,6 @@ from bayplan.quantity import KIB, MIB
 _DIRECTORY: Final = re.compile(r"hugepages-(\d+)kB")
 _PORTION_BYTES: Final = 256 * MIB
 """What one write asks for at most, if a page is not larger: some 50 ms where memory is free."""
-_PAGE_BYTES: Final = 4096
 
 Write = Callable[[str, str], None]
 
@@ -42,11 +42,18 @@ class Resized(Struct, frozen=True):
 
 
 class HugepageFiles:
-    """The pools of the kernel below *root*; *write* writes its files."""
+    """The pools of the kernel below *root*, whose ordinary pages have *page_bytes*; *write* writes its
+    files."""
 
-    def __init__(self, root: Path = Path("/"), write: Write = write_text) -> None:
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        write: Write = write_text,
+        page_bytes: int = os.sysconf("SC_PAGE_SIZE"),
+    ) -> None:
         self._root = root
         self._write = write
+        self._page_bytes = page_bytes
 
     def free_bytes(self, node: int) -> dict[int, int]:
         """What is free of each pool of *node* and reserved by no mapping, by page size.
@@ -65,7 +72,7 @@ class HugepageFiles:
     def is_fragmented(self, node: int, size_bytes: int, amount_bytes: int) -> bool:
         """Whether *node* has fewer free blocks of the size of a page than *amount_bytes* need. Blocks that no
         list of the kernel is for (1Gi) are never known to be free."""
-        order = (size_bytes // _PAGE_BYTES).bit_length() - 1
+        order = (size_bytes // self._page_bytes).bit_length() - 1
         blocks = 0
         for line in (read_optional(f"{self._root}/proc/buddyinfo") or "").splitlines():
             place, _, counts = line.partition("zone")

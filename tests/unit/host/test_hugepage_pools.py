@@ -7,7 +7,7 @@ import pytest
 from bayplan.host import shadow_mode
 from bayplan.host.hugepage_files import HugepageFiles
 from bayplan.host.kernelfs import write_text
-from bayplan.quantity import GIB, MIB
+from bayplan.quantity import GIB, KIB, MIB
 from support.hugepage_kernel import HugepageKernel
 from support.machines import machine
 from support.sysfs import SysfsTree
@@ -90,6 +90,19 @@ def test_only_the_machine_as_a_whole_can_be_compacted(tmp_path: Path) -> None:
 def test_blocks_of_1gi_are_on_no_list(tmp_path: Path) -> None:
     one = kernel(tmp_path)
     assert HugepageFiles(one.root, one.write).is_fragmented(0, GIB, GIB)
+
+
+@pytest.mark.parametrize("size", [SIZE, 512 * MIB])
+def test_blocks_are_counted_in_the_pages_of_the_kernel(tmp_path: Path, size: int) -> None:
+    """As on arm64 with pages of 64 KiB: orders 0 to 13, of which the last is a huge page of 512 MiB."""
+    (tmp_path / "proc").mkdir()
+    blocks = {5: 4, 6: 2, 13: 2}
+    counts = " ".join(str(blocks.get(order, 0)) for order in range(14))
+    (tmp_path / "proc/buddyinfo").write_text(f"Node 0, zone   Normal {counts}\n")
+    files = HugepageFiles(tmp_path, page_bytes=64 * KIB)
+    free = sum(number * (64 * KIB << order) for order, number in blocks.items() if 64 * KIB << order >= size)
+    assert not files.is_fragmented(0, size, free)
+    assert files.is_fragmented(0, size, free + 1)
 
 
 def test_a_kernel_that_refuses_is_named_with_the_file(tmp_path: Path) -> None:
