@@ -154,6 +154,8 @@ def test_memory_qos(node: Node) -> None:
     view = node.view(throttled)
     low, high = int(view.files["memory.low"]), int(view.files["memory.high"])
     assert 0 < low < high < 200 * MIB
+    node.crictl.update(throttled.container_id, memory=400 * MIB)
+    assert 200 * MIB < int(node.view(throttled).files["memory.high"]) < 400 * MIB
 
 
 @pytest.mark.matrix

@@ -44,6 +44,7 @@ from bayplan.placement.adjustment import (
     MOST_UPDATES,
     Ability,
     adjustment_for,
+    changed_memory_qos,
     cpus_updates,
     exec_notes,
     isolation_notes,
@@ -68,7 +69,7 @@ from bayplan.placement.decide import (
 from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.placement_file import as_far_as_possible, without_file
-from bayplan.sets import CpuSet
+from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import annotations_of, entries_in
 
 
@@ -230,8 +231,8 @@ class Placements:
         if decision is None:
             # The runtime sets all that it has for the container, also what is out of date.
             updates = self._accept(transaction, ledger, None, most, answered=container.id)
-            self._state.notifications.update_answered(container.id, updates)
-            return updates
+            own = self._state.notifications.update_answered(container.id, updates)
+            return _with_own(updates, own, None, self._unified(basis, entry, old, container, resources))
         if basis.policy.hugepage_pools:
 
             def again(basis: Basis, engine: Engine) -> Decision:
@@ -257,10 +258,17 @@ class Placements:
         self._state.capacity_freed()
         own = self._state.notifications.update_answered(container.id, updates)
         mems = decision.placement.mems
-        if mems is None or mems == old.placement.mems:
-            return updates
-        others = [one for one in updates if one.container_id != container.id]
-        return (*others, replace(own, cpuset_mems=mems))
+        unified = self._unified(basis, entry, decision, container, resources)
+        return _with_own(updates, own, None if mems == old.placement.mems else mems, unified)
+
+    def _unified(
+        self, basis: Basis, entry: Entry, decision: Decision, container: Container, change: Resources
+    ) -> Mapping[str, str]:
+        """What else is to be set with the *change* of a container of *entry* that the runtime applies."""
+        if not (self._cgroup_v2 and entry.origin.runtime_applies):
+            return {}
+        before = entry.decision.request
+        return changed_memory_qos(basis, before, decision.request, container.resources, change)
 
     def release(
         self, transaction: Transaction, container_id: str, why: Report, *, replied: bool = False
@@ -697,3 +705,13 @@ class ExactRequests:
             )
             if request != before:
                 yield container.id, request
+
+
+def _with_own(
+    updates: Sequence[Update], own: Update, mems: NodeSet | None, unified: Mapping[str, str]
+) -> Sequence[Update]:
+    """*updates* with that of the container itself, which also gets *mems* and *unified*."""
+    if mems is None and not unified:
+        return updates
+    others = [one for one in updates if one.container_id != own.container_id]
+    return (*others, replace(own, cpuset_mems=mems or own.cpuset_mems, unified=unified))

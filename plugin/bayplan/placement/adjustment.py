@@ -50,7 +50,7 @@ _CODES: Final = {"exec-cpus": EXEC_NOT_APART, "cpu-partition": NOT_ISOLATED, "ir
 _OF_CLAIMED_CPUS: Final = ("exec-cpus", "placement-environment")
 """The keys that also say something of the CPUs of resource claims."""
 
-_RESETS: Final = {MEMORY_MIN: "0", MEMORY_LOW: "0", MEMORY_HIGH: "max"}
+_RESETS: Final[dict[str, str]] = {MEMORY_MIN: "0", MEMORY_LOW: "0", MEMORY_HIGH: "max"}
 """What kubelet writes so that no value of an earlier one lasts."""
 
 
@@ -312,25 +312,55 @@ def memory_qos_values(
 def _unified(basis: Basis, request: Request, present: Resources) -> dict[str, str]:
     """Keys that the spec does not set, nor a field of it that is written to the same file. What kubelet
     writes into every container where nothing is due is nobody's choice."""
-    machine, policy, values = basis.machine, basis.policy, dict[str, str]()
-    if policy.memory_qos is not None:
-        reserved_bytes = sum(sum(row.values()) for row in policy.reserved_bytes.values())
-        allocatable = max(0, machine.memory_bytes - reserved_bytes)
-        limit_bytes = request.memory_limit_bytes
-        protection = memory_qos_values(
-            policy.memory_qos, request, limit_bytes, allocatable, policy.kubelet_rules
-        )
-        values |= {key: str(amount) for key, amount in protection.items()}
-    if not policy.single_process_oom_kill:
+    values = _memory_qos(basis, request)
+    if not basis.policy.single_process_oom_kill:
         values[OOM_GROUP] = "1"
     if present.memory_reservation_bytes is not None:
         values.pop(MEMORY_LOW, None)
     if not present.unified:
         return values
-    of_kubelet = policy.kubelet_rules.resets_memory_qos and request.qos_source is QosSource.CGROUP_PARENT
-    resets = _RESETS if of_kubelet else {}
+    resets = _resets_of_kubelet(basis, request)
     return {
         key: value
         for key, value in values.items()
         if key not in present.unified or present.line(key) == resets.get(key)
     }
+
+
+def changed_memory_qos(
+    basis: Basis, before: Request, after: Request, present: Resources, change: Resources
+) -> dict[str, str]:
+    """MemoryQoS' keys that get another value with a *change* of the *present* resources. A key that has not
+    the value which was due *before* is somebody else's, and so is a value in the change, but for what kubelet
+    writes where nothing is due."""
+    if basis.policy.memory_qos is None or after.opted_out:
+        return {}
+    due, now_due = _memory_qos(basis, before), _memory_qos(basis, after)
+    if present.memory_reservation_bytes is not None or change.memory_reservation_bytes is not None:
+        now_due.pop(MEMORY_LOW, None)
+    resets, changed = _resets_of_kubelet(basis, after), dict[str, str]()
+    for key, reset in _RESETS.items():
+        had, shown, written = due.get(key, ""), present.line(key), change.line(key)
+        ours = shown in (had, resets.get(key)) and written in ("", resets.get(key))
+        wanted = now_due.get(key, reset if had else "")
+        if ours and wanted not in ("", written or shown):
+            changed[key] = wanted
+    return changed
+
+
+def _memory_qos(basis: Basis, request: Request) -> dict[str, str]:
+    """What MemoryQoS sets, by key; nothing where it is not configured."""
+    machine, policy = basis.machine, basis.policy
+    if policy.memory_qos is None:
+        return {}
+    reserved_bytes = sum(sum(row.values()) for row in policy.reserved_bytes.values())
+    allocatable, limit_bytes = max(0, machine.memory_bytes - reserved_bytes), request.memory_limit_bytes
+    amounts = memory_qos_values(policy.memory_qos, request, limit_bytes, allocatable, policy.kubelet_rules)
+    return {key: str(amount) for key, amount in amounts.items()}
+
+
+def _resets_of_kubelet(basis: Basis, request: Request) -> dict[str, str]:
+    """The values that are nobody's choice in the spec of a container with that request."""
+    rules = basis.policy.kubelet_rules
+    of_kubelet = rules.resets_memory_qos and request.qos_source is QosSource.CGROUP_PARENT
+    return _RESETS if of_kubelet else {}

@@ -14,7 +14,7 @@ from bayplan.errors import PlacementError, StateError
 from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.model.basis import Basis
 from bayplan.model.decision import MemoryPolicyMode, MemoryPolicySetting, Outcome, QosClass
-from bayplan.model.policy import PlacementPolicy, TopologyPolicy, TopologyScope
+from bayplan.model.policy import MemoryQos, PlacementPolicy, TopologyPolicy, TopologyScope
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment, Container, ContainerState, Pod, Update
 from bayplan.nri import Event
@@ -26,6 +26,7 @@ from support.controllers import MACHINE, begun, by_hook, controlled, full_disk
 from support.machines import container, pod
 
 GUARANTEED = pod("g", QosClass.GUARANTEED)
+BURSTABLE = pod("b", QosClass.BURSTABLE)
 BEST_EFFORT = pod("be", QosClass.BEST_EFFORT)
 
 
@@ -110,6 +111,24 @@ async def test_a_refused_resize_leaves_everything_as_it_was(tmp_path: Path) -> N
         assert one.controller.state.ledger.claimed_bytes == {NodeSet([0]): {"memory": GIB}}
         grown = replace(small, resources=replace(small.resources, memory_limit_bytes=GIB))
         assert await one.controller.update_container(GUARANTEED, grown, Resources()) == []
+
+
+async def test_what_throttles_a_container_follows_its_limit(tmp_path: Path) -> None:
+    policy = PlacementPolicy(memory_qos=MemoryQos(0.9), kubelet_minor=37)
+    async with controlled(tmp_path, policy) as one:
+        small = container("x", BURSTABLE, memory_bytes=200 * MIB, milli_cpus=500, oom_score_adj=950)
+        adjustment, _ = await begun(one.controller, BURSTABLE, small)
+        high = adjustment.unified["memory.high"]
+        assert int(high) < 200 * MIB
+        running = replace(small, resources=replace(small.resources, unified=adjustment.unified))
+        # kubelet changes something else, and takes memory.high away with it.
+        resets = Resources(unified={"memory.high": "max"})
+        (own,) = await one.controller.update_container(BURSTABLE, running, resets)
+        assert own == Update("x", unified={"memory.high": high})
+        grown = Resources(memory_limit_bytes=400 * MIB)
+        (own,) = await one.controller.update_container(BURSTABLE, running, grown)
+        assert own.unified.keys() == {"memory.high"}
+        assert 200 * MIB < int(own.unified["memory.high"]) < 400 * MIB
 
 
 async def test_a_resize_that_needs_other_nodes_moves_the_container(tmp_path: Path) -> None:

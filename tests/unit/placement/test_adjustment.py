@@ -26,6 +26,7 @@ from bayplan.placement.adjustment import (
     NOT_ISOLATED,
     Ability,
     adjustment_for,
+    changed_memory_qos,
     cpus_updates,
     exec_cpus_of,
     exec_notes,
@@ -159,6 +160,47 @@ def test_zeros_of_kubelet_are_nobodys_choice(
     asked = replace(request(QosClass.BURSTABLE, 100 * MIB, 100 * MIB, 200 * MIB), qos_source=source)
     spec = Resources(memory_limit_bytes=200 * MIB, unified=unified)
     assert set(rewritten(asked, spec, policy=policy).unified) - {"memory.oom.group"} == expected
+
+
+SET = {"memory.low": str(100 * MIB), "memory.high": str(190 * MIB)}
+"""What is set for a container that asks for 100 MiB of at most 200."""
+
+
+@pytest.mark.parametrize(
+    ("shown", "said", "after", "expected"),
+    [
+        # Request and limit grow; then only the limit; then it asks for all of it (k8s #142569).
+        (SET, {}, (200, 400), {"memory.low": str(200 * MIB), "memory.high": str(380 * MIB)}),
+        (SET, {}, (100, 400), {"memory.high": str(370 * MIB)}),
+        (SET, {}, (200, 200), {"memory.low": str(200 * MIB), "memory.high": "max"}),
+        (SET, {}, (100, 200), {}),
+        # kubelet writes with every change what it has to say: nothing.
+        (SET, KUBELETS_RESETS, (100, 200), {"memory.low": SET["memory.low"]}),
+        (SET, {"memory.high": "max"}, (100, 200), {"memory.high": SET["memory.high"]}),
+        (SET | KUBELETS_RESETS, {}, (100, 200), {"memory.low": SET["memory.low"]}),
+        (
+            SET | KUBELETS_RESETS,
+            KUBELETS_RESETS,
+            (200, 200),
+            {"memory.low": str(200 * MIB), "memory.high": "max"},
+        ),
+        # What somebody chose, then or now, stays.
+        (SET | {"memory.high": str(150 * MIB)}, {}, (200, 400), {"memory.low": str(200 * MIB)}),
+        (SET, {"memory.low": str(MIB)}, (200, 400), {"memory.high": str(380 * MIB)}),
+        # So does a container that was created without us.
+        ({}, {}, (200, 400), {}),
+    ],
+)
+def test_memory_qos_follows_a_resize(
+    shown: dict[str, str], said: dict[str, str], after: tuple[int, int], expected: dict[str, str]
+) -> None:
+    basis = Basis(MACHINE, PlacementPolicy(memory_qos=TIERED, kubelet_minor=37), Ledger())
+    before, now = (
+        request(QosClass.BURSTABLE, asked * MIB, asked * MIB, limit * MIB)
+        for asked, limit in ((100, 200), after)
+    )
+    present, change = Resources(unified=shown), Resources(unified=said)
+    assert changed_memory_qos(basis, before, now, present, change) == expected
 
 
 def test_only_those_are_told_who_were_told_something_else() -> None:
