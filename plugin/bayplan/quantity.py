@@ -6,7 +6,7 @@ fraction of a byte is rounded up, as kubelet's ``Value()`` does.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
@@ -198,6 +198,16 @@ def counted(number: int, what: str, plural: str = "") -> str:
     ('1 exclusive CPU', '0 pods', '2 other sets')
     """
     return f"{number} {what if number == 1 else plural or f'{what}s'}"
+
+
+def first_of_many(things: Sequence[object], separator: str = "; ", most: int = 4) -> str:
+    """The first *most* of *things*, and how many more there are.
+
+    >>> first_of_many([1, 2, 3, 4], ", ", most=2), first_of_many(["0-3", "4-7"])
+    ('1, 2 and 2 more', '0-3; 4-7')
+    """
+    shown, more = separator.join(map(str, things[:most])), len(things) - most
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def format_count(number: int) -> str:

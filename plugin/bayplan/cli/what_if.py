@@ -12,7 +12,7 @@ from bayplan.cli.client import ask
 from bayplan.cli.decisions import decision_blocks
 from bayplan.cli.layout import Block, Column, Table, amounts_to_type
 from bayplan.errors import ConfigError, ParseError, Problem, excerpt
-from bayplan.quantity import counted, parse_bytes, parse_milli_cpus, whole_number
+from bayplan.quantity import counted, first_of_many, parse_bytes, parse_milli_cpus, whole_number
 from bayplan.sets import CpuSet, cpus_text
 from bayplan.views.attention import why
 
@@ -224,7 +224,8 @@ def _l3_caches(caches: dict[str, Any] | None) -> list[Block]:
         return []
     if caches["free"]:
         count = counted(len(caches["free"]), "whole L3 cache")
-        return [f"Then {count} would be nobody's, by their CPUs: {'; '.join(caches['free'])}."]
+        which = first_of_many(caches["free"])
+        return [f"Then {count} would be nobody's, by their CPUs: {which}."]
     nearest = caches["nearest"]
     names, cpus = ", ".join(nearest["containers"]), cpus_text(CpuSet.parse(nearest["cpus"]))
     return [f"Then no whole L3 cache would be free; {cpus} would be one without {names}."]

@@ -34,7 +34,7 @@ from bayplan.model.qos import BY_SCORE
 from bayplan.model.request import BY_ANNOTATION, NO_SIGNAL
 from bayplan.model.resources import RESERVATION
 from bayplan.model.wishes import MEMORY_POLICY_FLAGS
-from bayplan.quantity import counted, format_bytes
+from bayplan.quantity import counted, first_of_many, format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
 _MOST_NUMBERS = 8
@@ -144,7 +144,8 @@ def placement_file_problem(problem: str) -> str:
 
 def irqs_stay(cpus: CpuSet, irqs: Sequence[int], problem: str) -> str:
     """That interrupts are still handled on CPUs which they were to leave, and what the kernel says."""
-    which = f"{_some(irqs)} {'stay' if len(irqs) > 1 else 'stays'} on {cpus_text(cpus)}"
+    numbers = first_of_many(irqs, ", ", _MOST_NUMBERS)
+    which = f"{numbers} {'stay' if len(irqs) > 1 else 'stays'} on {cpus_text(cpus)}"
     return f"interrupt{'s' if len(irqs) > 1 else ''} {which}: {problem}"
 
 
@@ -380,13 +381,6 @@ def not_repaired(difference: str, times: int, problem: str) -> str:
     often = "" if times == 1 else f" ({times} times)"
     why = problem or "the kernel took it, and uses what the cgroups above leave of it"
     return f"cannot be repaired{often}: {difference}: {why}"
-
-
-def _some(numbers: Sequence[int]) -> str:
-    """The first of *numbers*, and how many more there are."""
-    shown = ", ".join(map(str, numbers[:_MOST_NUMBERS]))
-    more = len(numbers) - _MOST_NUMBERS
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def verb_after(ids: Sized, verb: str) -> str:

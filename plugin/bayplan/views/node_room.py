@@ -19,12 +19,9 @@ from bayplan.model.ledger import holds_alone
 from bayplan.model.machine import MEMORY, Cpu, Machine, union
 from bayplan.model.pod_as_a_whole import held_cpus
 from bayplan.model.sentences import verb_after
-from bayplan.quantity import MIB, counted
+from bayplan.quantity import MIB, counted, first_of_many
 from bayplan.sets import CpuSet, cpus_text
 from bayplan.views.decision_view import View
-
-_CACHES_SHOWN: Final = 4
-"""So many of the L3 caches that stay whole are named."""
 
 _PARTS: Final = 64
 """Of what is free on a node alone, that is told of together with others."""
@@ -115,35 +112,39 @@ class CpuOwners:
         }
 
     def uses(self, machine: Machine, cpus: CpuSet, whose: str) -> Iterator[str]:
-        """Sentences about *cpus*, which *whose* has to itself: what they are of cores and L3 caches, and what
-        stays whole beside them on their nodes. None where cores have one thread and nodes one cache each."""
+        """Sentences about *cpus*, which *whose* has to itself: what they are of cores, clusters and L3
+        caches, and what stays whole beside them on their nodes. None where cores have one thread, nodes one
+        cache each and caches no clusters."""
         nodes = [node.cpus for node in machine.nodes if not node.cpus.isdisjoint(cpus)]
         near = union(nodes)
         cores = _parts_of(machine, near, lambda cpu: cpu.core_id)
         if any(len(core) > 1 for core in cores):
-            yield "; ".join(self._of_cores(cores, cpus, whose))
+            yield "; ".join(self._of_parts("core", cores, cpus, whose))
         caches = _parts_of(machine, near, lambda cpu: cpu.l3_cache_id)
+        clusters = _parts_of(machine, near, lambda cpu: cpu.cluster_id)
+        clusters = [one for one in clusters if one not in cores and one not in caches and one & cpus]
+        if clusters:
+            yield "; ".join(self._of_parts("cluster", clusters, cpus, whose))
         if len(caches) > len(nodes):
             for cache in caches:
                 if there := cache & cpus:
                     yield f"L3 cache of {cpus_text(cache)}: {self._share(cache, there, whose)}"
             kept = [cache for cache in caches if self.is_whole(cache)]
-            shown = [str(cache) for cache in kept[:_CACHES_SHOWN]]
-            more = f" and {len(kept) - len(shown)} more" if len(kept) > len(shown) else ""
-            which = f": {'; '.join(shown)}{more}" if kept else ""
+            which = f": {first_of_many(kept)}" if kept else ""
             yield f"{len(kept)} of {counted(len(caches), 'L3 cache')} of these nodes stay whole{which}"
 
-    def _of_cores(self, cores: Iterable[CpuSet], cpus: CpuSet, whose: str) -> Iterator[str]:
-        """How many of *cores* *whose* has as a whole, and which of them it breaks or shares with others."""
-        there = [core for core in cores if not core.isdisjoint(cpus)]
-        if whole := sum(core <= cpus for core in there):
-            yield f"{counted(whole, 'core')} as a whole"
-        for core in there:
-            if not core <= cpus:
-                rest = core - cpus
+    def _of_parts(self, what: str, parts: Iterable[CpuSet], cpus: CpuSet, whose: str) -> Iterator[str]:
+        """How many of *parts*, cores or clusters, *whose* has as a whole, and which of them it breaks or
+        shares with others."""
+        there = [part for part in parts if not part.isdisjoint(cpus)]
+        if whole := sum(part <= cpus for part in there):
+            yield f"{counted(whole, what)} as a whole"
+        for part in there:
+            if not part <= cpus:
+                rest = part - cpus
                 others = sorted({name for cpu in rest for name in self._of.get(cpu, ())} - {whose})
                 beside = f"beside {', '.join(others)}" if others else self._nobodys(rest)
-                yield f"{cpus_text(core & cpus)} of the core of {cpus_text(core)}, {beside}"
+                yield f"{cpus_text(part & cpus)} of the {what} of {cpus_text(part)}, {beside}"
 
     def _nobodys(self, cpus: CpuSet) -> str:
         """Those of *cpus* that no container has to itself, as text."""

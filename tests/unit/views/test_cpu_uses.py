@@ -48,6 +48,23 @@ def test_who_has_the_rest_of_a_core_is_named() -> None:
     assert said[2][0].endswith("of the core of CPUs 1,9, beside default/c1/main")
 
 
+def test_clusters_are_told_where_they_are_more_than_cores_and_less_than_caches() -> None:
+    clustered = Layout(cores=8, threads=1, cluster=4).machine()
+    begun = "CPUs 1-3 of the cluster of CPUs 0-3, of which CPU 0 is reserved"
+    for count, said in ((4, "1 cluster as a whole"), (7, f"1 cluster as a whole; {begun}"), (3, begun)):
+        basis = Basis(clustered, PlacementPolicy(), Ledger())
+        decision = ExactEngine().decide(basis, guaranteed_request("c", exclusive_cpus=count))
+        basis = basis.with_ledger(basis.ledger.with_entry(Entry(decision)))
+        assert cpu_uses(basis, decision) == [said]
+    of_cores = Layout(cores=8, cluster=1).machine()
+    of_caches = Layout(caches=2, cores=4, threads=1, cluster=4).machine()
+    for hardware in (of_cores, of_caches):
+        basis = Basis(hardware, PlacementPolicy(), Ledger())
+        decision = ExactEngine().decide(basis, guaranteed_request("c", exclusive_cpus=2))
+        basis = basis.with_ledger(basis.ledger.with_entry(Entry(decision)))
+        assert not [said for said in cpu_uses(basis, decision) if "cluster" in said]
+
+
 def test_a_pool_is_told_as_its_members_have_it() -> None:
     policy = PlacementPolicy(cpu_pools={"db": CpuPool(2, 2)})
     asked = replace(

@@ -441,11 +441,11 @@ def _fit(layout: CpuLayout, wanted: WantedCpus) -> Fit:
     idle = sorted([room for room, is_whole in zip(rooms.values(), whole, strict=True) if is_whole])
     used = sorted([room for room, is_whole in zip(rooms.values(), whole, strict=True) if not is_whole])
     for begun in range(max(0, caches - len(used)), min(caches, len(idle)) + 1):
-        largest = sum(idle[len(idle) - begun :])
+        largest = idle[len(idle) - begun :]
         others = used[len(used) - caches + begun :]
-        if largest + sum(others) < wanted.count:
+        if sum(largest) + sum(others) < wanted.count:
             continue
-        filled = min(begun, wanted.count // idle[-1]) if begun else 0
+        filled = sum([through <= wanted.count for through in accumulate(largest)])
         return Fit(broken, split, caches, begun - filled)
     return Fit(broken, split, caches)
 

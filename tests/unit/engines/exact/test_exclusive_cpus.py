@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
-from bayplan.engines.exact.cpu_choice import CpuLayout, Occupation, WantedCpus, choose
+from bayplan.engines.exact.cpu_choice import CpuLayout, Occupation, Rules, WantedCpus, choose, fit
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.exact.exclusive_cpus import (
     CORE_KINDS_MIXED,
@@ -192,6 +192,15 @@ def test_who_asks_for_a_whole_cache_gets_one_where_one_is_free() -> None:
         request = guaranteed_request("new", exclusive_cpus=count)
         decision = ExactEngine().decide(Basis(machine, PlacementPolicy(), ledger), request)
         assert str(decision.placement.exclusive_cpus) == where, count
+
+
+def test_caches_that_are_filled_are_not_opened_whatever_their_sizes() -> None:
+    sizes = (4, 1, 4, 1)
+    caches_of = [first for first, size in zip((0, 4, 5, 9), sizes, strict=True) for _ in range(size)]
+    layout = CpuLayout(machine_of(Cpu(cpu, cpu, 0, 0, cache) for cpu, cache in enumerate(caches_of)))
+    every = (1 << sum(sizes)) - 1
+    opened = {count: fit(layout, every, count, Rules()).opened for count in (3, 4, 7, 8, 9, 10)}
+    assert opened == {3: 1, 4: 0, 7: 1, 8: 0, 9: 0, 10: 0}
 
 
 def test_of_caches_the_one_with_the_least_room_is_taken() -> None:
