@@ -154,7 +154,19 @@ _CAPABILITIES: Final[Mapping[int, tuple[str, str]]] = {
 }
 """By their numbers in capability(7); the unit of packaging/systemd grants them."""
 
-_KUBELET_CONFIGURATIONS: Final = ("var/lib/kubelet/config.yaml", "etc/kubernetes/kubelet/config.json")
+_KUBELET_CONFIGURATIONS: Final = (
+    "var/lib/kubelet/config.yaml",
+    "etc/kubernetes/kubelet/config.json",
+    "etc/kubernetes/kubelet/config",
+    "etc/kubernetes/kubelet.conf",
+    "etc/kubernetes/kubelet.yaml",
+    "etc/default/kubeletconfig.json",
+    "home/kubernetes/kubelet-config.yaml",
+    "run/k0s/kubelet/config.yaml",
+    "var/lib/kubelet/kubelet.conf",
+    "var/lib/microshift/resources/kubelet/config/config.yaml",
+)
+"""Where distributions have it, as long as no kubelet runs and says where. Some have a kubeconfig there."""
 _ISOLATED: Final = "cpuset.cpus.isolated"
 _ENDED_BY: Final = frozenset({"WATCHDOG_USEC", "KUBERNETES_SERVICE_HOST"})
 """Variables of a process that systemd watches, or kubelet."""

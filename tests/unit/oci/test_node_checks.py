@@ -1,6 +1,7 @@
 """What the doctor sees of a node beside its container engines: cgroups, capabilities, kubelet's managers."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,24 @@ def test_a_kubelet_that_pins_containers_itself(tmp_path: Path, path: str, text: 
     assert (finding.level, finding.subject) == (Level.WARNING, f"/{path}")
     assert key in finding.text
     assert f"{key}: " in finding.advice
+
+
+def test_a_file_of_every_distribution_is_looked_for(tmp_path: Path) -> None:
+    from bayplan.config import kubelet_documents
+
+    named = Path(kubelet_documents.__file__).read_text()
+    paths = {
+        one.strip("/")
+        for one in re.findall(r"(?<![a-z])/(?:etc|var|run|home)/[a-z0-9/-]+(?:\.[a-z]+)?", named)
+    }
+    # Flags alone stand there, or files only if they are configured.
+    paths -= {"etc/default/kubelet", "var/snap/microk8s/current/args/kubelet"}
+    paths -= {"var/lib/rancher/k3s", "var/lib/rancher/rke2"}
+    assert {"home/kubernetes/kubelet-config.yaml", "etc/default/kubeletconfig.json"} <= paths
+    for path in paths:
+        write(tmp_path, path, "cpuManagerPolicy: static\n")
+        assert [one.subject for one in found(tmp_path)] == [f"/{path}"]
+        (tmp_path / path).unlink()
 
 
 RUNS = (
