@@ -39,6 +39,12 @@ class Reconciled(Struct, frozen=True):
     cpus: CpuSet | None = None
 
 
+def effective(state: CpuState, pod_uid: str, container: str) -> CpuSet:
+    """The CPUs that a container may use: its own, or the shared ones."""
+    own = state.of(pod_uid, container)
+    return state.shared if own is None else own
+
+
 def reconcile_cpus(
     state: CpuState, applied: CpuState, containers: Iterable[tuple[str, str, Running]]
 ) -> Iterator[Reconciled]:
@@ -49,10 +55,10 @@ def reconcile_cpus(
     for pod_uid, container, running in containers:
         if running is Running.TERMINATED:
             continue
-        cpus = state.effective(pod_uid, container)
+        cpus = effective(state, pod_uid, container)
         if running is not Running.RUNNING or not cpus:
             yield Reconciled(pod_uid, container, UpdateNeed.FAILED)
-        elif cpus == applied.effective(pod_uid, container):
+        elif cpus == effective(applied, pod_uid, container):
             yield Reconciled(pod_uid, container, UpdateNeed.CURRENT, cpus)
         else:
             yield Reconciled(pod_uid, container, UpdateNeed.DUE, cpus)

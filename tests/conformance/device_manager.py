@@ -307,11 +307,6 @@ class ManagersWithDevices(KubeletManagers, frozen=True):
         yield _Devices(self.devices)
         yield from super().providers()
 
-    def without_container(self, state: ManagersState, pod_uid: str, container: str) -> ManagersState:
-        """The state after a container is gone for good."""
-        left = _with_devices(super().without_container(state, pod_uid, container))
-        return replace(left, devices=left.devices.without(pod_uid, container))
-
 
 class _Devices:
     """The Device Manager as a provider."""

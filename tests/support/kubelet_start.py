@@ -11,6 +11,7 @@ from bayplan.engines.kubelet.memory_manager import MemoryManager
 from bayplan.engines.kubelet.memory_state import MemoryState
 from bayplan.errors import ParseError
 from bayplan.kubelet.pod import FeatureGates, PodSpec
+from conformance.endings import memory_without
 
 
 def restore_checkpoint(
@@ -83,5 +84,5 @@ def without_stale(manager: MemoryManager, active: Iterable[PodSpec]) -> MemoryMa
     for pod_uid, containers in manager.state.assignments.items():
         for name in containers:
             if (pod_uid, name) not in alive:
-                after = after.without(pod_uid, name)
+                after = memory_without(after, pod_uid, name)
     return after

@@ -20,13 +20,6 @@ from cgroupspy.interfaces import (
 )
 
 from bayplan.host.kernelfs import AbsentError, Directory, RefusedError, garbage, parse_file, parse_number
-from bayplan.host.memory_statistics import (
-    EXPECTED,
-    LEGACY_EXPECTED,
-    HeldPages,
-    parse_legacy_numa_stat,
-    parse_numa_stat,
-)
 from bayplan.sets import CpuSet, IdSet, NodeSet
 
 T = TypeVar("T")
@@ -153,20 +146,6 @@ class LegacyLimitField(Field[int | None], IntegerFile):  # type: ignore[misc]  #
         return None if limit_bytes >= _LEGACY_UNLIMITED else limit_bytes
 
 
-class HeldPagesField(Field[HeldPages]):
-    """memory.numa_stat of cgroup v2."""
-
-    expected = EXPECTED
-    sanitize_get = staticmethod(parse_numa_stat)
-
-
-class LegacyHeldPagesField(Field[HeldPages]):
-    """memory.numa_stat of cgroup v1."""
-
-    expected = LEGACY_EXPECTED
-    sanitize_get = staticmethod(parse_legacy_numa_stat)
-
-
 class CgroupFiles(Controller):  # type: ignore[misc]  # the library's classes have no types
     """cgroupspy's controller, whose files are read through an open directory instead of by path."""
 
@@ -206,7 +185,6 @@ class UnifiedFiles(CgroupFiles):
     memory_min = LimitField("memory.min")
     memory_current = BytesField("memory.current", readonly=True)
     memory_oom_group = FlagField("memory.oom.group")
-    held_pages = HeldPagesField("memory.numa_stat")
     partition = TextField("cpuset.cpus.partition", readonly=True)
 
 
@@ -225,7 +203,6 @@ class LegacyMemoryFiles(CgroupFiles):
     memory_max = LegacyLimitField("memory.limit_in_bytes")
     memory_and_swap_max = LegacyLimitField("memory.memsw.limit_in_bytes")
     memory_current = BytesField("memory.usage_in_bytes", readonly=True)
-    held_pages = LegacyHeldPagesField("memory.numa_stat")
 
 
 def write_with_descendants(top: Directory, name: bytes, wanted: IdSet) -> None:

@@ -34,7 +34,6 @@ from bayplan.host.kernelfs import (
     parse_number,
     read_optional,
 )
-from bayplan.host.memory_statistics import HeldPages
 from bayplan.model.workload import Update
 from bayplan.quantity import format_bytes, hugetlb_size
 from bayplan.sets import CpuSet, IdSet, NodeSet
@@ -206,13 +205,6 @@ class ContainerCgroup:
             except AbsentError:
                 continue
         return found
-
-    def held_pages(self) -> HeldPages:
-        """What it holds on each node, cgroups below included. cgroup v2 shows this from Linux 5.10 on."""
-        try:
-            return self._memories[-1].held_pages
-        except AbsentError as error:
-            raise self._explained(error) from error
 
     def processes(self) -> tuple[int, ...]:
         """The ids of all processes in it and below, ascending.

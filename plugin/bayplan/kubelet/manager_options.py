@@ -85,18 +85,6 @@ class MemoryManagerPolicy(enum.Enum):
     STATIC = "Static"
     BEST_EFFORT = "BestEffort"
 
-    @classmethod
-    def named(cls, name: str) -> "MemoryManagerPolicy":
-        """The policy of that name.
-
-        Raises:
-            ManagerConfigError: there is none.
-        """
-        try:
-            return cls(name)
-        except ValueError:
-            raise ManagerConfigError(f'unknown policy: "{name}"') from None
-
 
 class CpuOptions(Struct, frozen=True):
     """The options of the static policy, by their kubelet names with underscores."""

@@ -29,6 +29,7 @@ from bayplan.kubelet.pod import FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import MEMORY, Machine
 from bayplan.quantity import parse_bytes
 from bayplan.sets import NodeSet
+from conformance.endings import memory_without
 from conformance.sections import Case, Folder, Section, expect
 from conformance.sections.pods import container, gates, machine, pod
 from support.kubelet_start import restored
@@ -201,7 +202,7 @@ def _allocate_pod(case: Case, folder: Folder) -> None:
 
 def _remove(case: Case, folder: Folder) -> None:
     del folder
-    manager = _manager(case).without("pod1", "container1")
+    manager = memory_without(_manager(case), "pod1", "container1")
     expect_state(manager.state, case, ("expected_assignments", "expected_machine_state"))
 
 

@@ -4,6 +4,7 @@ from bayplan.engines.kubelet.memory_manager import MemoryManager
 from bayplan.engines.kubelet.memory_state import MemoryManagerError
 from bayplan.engines.kubelet.state_files import start
 from bayplan.kubelet.manager_options import (
+    ManagerConfigError,
     MemoryManagerPolicy,
     Reservation,
     ReservationProblem,
@@ -14,6 +15,7 @@ from bayplan.kubelet.manager_options import (
 )
 from bayplan.kubelet.pod import PodSpec
 from bayplan.model.machine import MEMORY
+from conformance.endings import memory_after_start, memory_without
 from conformance.sections import Case, Folder, MismatchError, Section, expect
 from conformance.sections.memory import (
     Written,
@@ -85,13 +87,21 @@ def _configuration(case: Case, folder: Folder) -> None:
     expect("errors", sorted(set(found)), sorted(set(whole)))
 
 
+def _policy_named(name: str) -> MemoryManagerPolicy:
+    """The policy of that name, or kubelet's error; the daemon's own configuration knows names only."""
+    try:
+        return MemoryManagerPolicy(name)
+    except ValueError:
+        raise ManagerConfigError(f'unknown policy: "{name}"') from None
+
+
 def _new_manager(case: Case, folder: Folder) -> None:
     """Policy, then reservations, then the policy's own demands, as kubelet checks them."""
     del folder
     found = machine(case["machineInfo"])
     kept = by_node(_reservations(case["systemReservedMemory"]), found)
-    errors = [raised(lambda: MemoryManagerPolicy.named(case["policyName"]))]
-    if errors == [None] and MemoryManagerPolicy.named(case["policyName"]) is MemoryManagerPolicy.STATIC:
+    errors = [raised(lambda: _policy_named(case["policyName"]))]
+    if errors == [None] and _policy_named(case["policyName"]) is MemoryManagerPolicy.STATIC:
         errors = list(_sum_errors(case)) or [
             raised(lambda: start(MemoryManagerPolicy.STATIC, found, kept, gates()))
         ]
@@ -107,7 +117,7 @@ def _around(case: Case) -> MemoryManager | None:
     found = state(case["machineState"], case["assignments"])
     if case["policyName"] == "mock":
         return None
-    return MemoryManager(MemoryManagerPolicy.named(case["policyName"]), found)
+    return MemoryManager(_policy_named(case["policyName"]), found)
 
 
 _AFTER = ("expectedAssignments", "expectedMachineState")
@@ -141,7 +151,7 @@ def _add_container(case: Case, folder: Folder) -> None:
             except MemoryManagerError as refused:
                 error = str(refused)
                 break
-            manager = manager.started(found, each)
+            manager = memory_after_start(manager, found, each)
     expect("error", error, case.get("expectedAllocateError") or None)
     expect_state(manager.state, case, _AFTER)
 
@@ -156,7 +166,7 @@ def _admit_with_init(case: Case, folder: Folder) -> None:
     for each in found.all_containers:
         manager = manager.allocate(found, each)
     for each in found.all_containers:
-        manager = manager.started(found, each)
+        manager = memory_after_start(manager, found, each)
     expect_state(manager.state, case, _AFTER)
 
 
@@ -167,7 +177,7 @@ def _remove_container(case: Case, folder: Folder) -> None:
     number = case["removeContainerID"].removeprefix("fakeID")
     name = f"fakeContainer{number}"
     if manager is not None:
-        expect_state(manager.without("fakePod1", name).state, case, _AFTER)
+        expect_state(memory_without(manager, "fakePod1", name).state, case, _AFTER)
 
 
 def _manager_hints(case: Case, folder: Folder) -> None:

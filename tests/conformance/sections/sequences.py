@@ -33,6 +33,7 @@ from bayplan.kubelet.pod import PodSpec
 from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet
+from conformance.endings import after_start, without_container, without_pod
 from conformance.sections import Case, Folder, Section, expect
 from conformance.sections.pods import gates, pod, rules_of_case
 from conformance.sections.topology import hint
@@ -125,13 +126,13 @@ def _operate(run: _Run, written: Written, what: str) -> None:
             recorded = {name: hint(each) for name, each in written["affinity"].items()}
             expect(f"{what}: affinity", hints, recorded)
     elif operation in {"cleanup_rejected", "remove_pod"}:
-        run.state = engine.without_pod(run.state, run.pods[written["uid"]])
+        run.state = without_pod(run.state, run.pods[written["uid"]])
     elif operation == "remove_container":
-        run.state = engine.without_container(run.state, written["uid"], written["container"])
+        run.state = without_container(run.state, written["uid"], written["container"])
     elif operation == "start_containers_memory":
         started = run.pods[written["uid"]]
         for container in started.all_containers:
-            run.state = engine.started(run.state, started, container)
+            run.state = after_start(run.state, started, container)
     else:
         expect(f"{what}: known operation", operation, None)
 

@@ -11,7 +11,7 @@ from bayplan.errors import HostError, ParseError
 from bayplan.host.container import ContainerCgroup, Readings, paths_by_id, raise_hugepage_limits
 from bayplan.host.hierarchy import CGROUP_SUPER_MAGIC, CPUSET, MEMORY
 from bayplan.host.kernelfs import AbsentError, RefusedError
-from bayplan.host.memory_statistics import HeldPages
+from bayplan.host.live_memory import read_held
 from bayplan.model.workload import Update
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -108,18 +108,6 @@ class TestReadV2:
             container.read()
         assert caught.value.subject == str(path)
         assert not isinstance(caught.value, AbsentError)
-
-    def test_memory_by_node(self, v2, container):
-        assert container.held_pages() == HeldPages({0: 4096}, {}, {1: 8192})
-        path = v2.base / SCOPE[1:] / "memory.numa_stat"
-        path.write_text("banana\n")
-        with pytest.raises(HostError) as caught:
-            container.held_pages()
-        assert caught.value.subject == str(path)
-        path.unlink()
-        with pytest.raises(HostError) as caught:
-            container.held_pages()
-        assert (caught.value.subject, isinstance(caught.value, AbsentError)) == (str(path), False)
 
     def test_processes(self, v2, container):
         path = v2.base / SCOPE[1:] / "cgroup.procs"
@@ -352,15 +340,6 @@ class TestV1:
             legacy.read()
         assert caught.value.subject == str(file)
 
-    def test_memory_by_node_counts_pages_of_the_cgroups_below_too(self, v1, legacy):
-        page_bytes = os.sysconf("SC_PAGE_SIZE")
-        assert legacy.held_pages() == HeldPages({0: page_bytes, 1: 2 * page_bytes})
-        path = v1.base / f"memory{SCOPE}/memory.numa_stat"
-        path.write_text("total=1 N0=1")
-        with pytest.raises(HostError) as caught:
-            legacy.held_pages()
-        assert caught.value.subject == str(path)
-
     def test_a_limit_above_the_one_with_swap_raises_that_first(self, v1, legacy):
         memory = v1.base / f"memory{SCOPE}"
         (memory / "memory.memsw.limit_in_bytes").write_text(str(16 * MIB))
@@ -427,7 +406,7 @@ class TestReal:
             assert after.memory_max_bytes == 64 * MIB
             assert allowed_cpus(sleeper.pid) == CpuSet([first_cpu])
             assert allowed_mems(sleeper.pid) == NodeSet([first_node])
-            assert NodeSet(container.held_pages().of_processes_bytes) <= nodes
+            assert NodeSet(read_held(hierarchy, path).of_processes_bytes) <= nodes
             container.write_memory_max(None)
             assert container.read().memory_max_bytes is None
 

@@ -6,7 +6,6 @@ from bayplan.engines.kubelet.memory_state import MemoryConfigurationError
 from bayplan.engines.kubelet.state_files import start
 from bayplan.kubelet.eviction_manager import node_allocatable_reservation
 from bayplan.kubelet.manager_options import (
-    ManagerConfigError,
     MemoryManagerPolicy,
     Reservation,
     check_machine,
@@ -96,9 +95,3 @@ def test_static_needs_memory_reserved_for_the_system():
     with pytest.raises(MemoryConfigurationError) as raised:
         start(MemoryManagerPolicy.STATIC, machine(4), {0: {"hugepages-2Mi": GIB}}, FeatureGates())
     assert str(raised.value) == "[memorymanager] you should specify the system reserved memory"
-
-
-def test_unknown_policy():
-    with pytest.raises(ManagerConfigError) as raised:
-        MemoryManagerPolicy.named("static")
-    assert str(raised.value) == 'unknown policy: "static"'

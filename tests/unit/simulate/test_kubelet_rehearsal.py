@@ -26,6 +26,7 @@ from bayplan.sets import CpuSet
 from bayplan.simulate.comparison import Simulation
 from bayplan.simulate.manifest import PlannedPod, plan_manifest
 from bayplan.simulate.trace_file import Arrival, Departure, Event
+from conformance.endings import after_start, without_pod
 from conformance.sections.sequences import recorded_machine
 from support.machines import machine
 
@@ -80,11 +81,11 @@ class Beside:
             return False
         self.state = admission.state
         for container in pod.all_containers:
-            self.state = self.managers.started(self.state, pod, container)
+            self.state = after_start(self.state, pod, container)
         return True
 
     def depart(self, pod: PodSpec) -> None:
-        self.state = self.managers.without_pod(self.state, pod)
+        self.state = without_pod(self.state, pod)
 
 
 def configured(case: Written) -> tuple[Machine, PlacementPolicy, ManagerOptions]:

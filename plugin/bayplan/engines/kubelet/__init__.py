@@ -72,7 +72,6 @@ Where the code differs from kubelet's on purpose
 * Immutable state. kubelet's managers change maps under locks and remember some things beside them (memory
   that init containers left, the pod's hints), which a restart loses. Here the state has all of it.
 * Where kubelet v1.36 damages its own state, never returns or does not start again, this engine does not.
-  Each of these places says so in its module: ``memory_manager``, ``memory_state`` (releases),
-  ``state_files``, ``cpu_assignment``. The table is in ``docs/kubelet-engine.md``,
-  "Where the answers differ".
+  Each of these places says so in its module: ``memory_manager``, ``state_files``, ``cpu_assignment``. The
+  table is in ``docs/kubelet-engine.md``, "Where the answers differ".
 """

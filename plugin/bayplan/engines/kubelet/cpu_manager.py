@@ -9,7 +9,6 @@ kubelet counts the CPUs of each of the 2^n sets. Here the answer is one region: 
 CPUs, how many are needed, and the nodes that must be in because the pod already holds CPUs there.
 """
 
-from collections.abc import Iterable
 from functools import cached_property
 
 from msgspec import Struct
@@ -375,21 +374,6 @@ class StaticCpuPolicy(Struct, frozen=True, dict=True):
         if sharing and lasting >= budget:
             raise EmptySharedPoolError(init=False)
 
-    def remove(self, state: CpuState, pod_uid: str, container: str) -> CpuState:
-        """Take back the CPUs of a container, except those that another container of its pod holds as well;
-        those of a pod with its own budget go back with its last container."""
-        own = state.of(pod_uid, container)
-        if own is None:
-            return state
-        state = state.without_assignment(pod_uid, container)
-        siblings = state.assignments.get(pod_uid, {})
-        if pod_uid not in state.budgets:
-            return replace(state, shared=state.shared | (own - _union(siblings.values())))
-        if siblings:
-            return state
-        budgets = dict(state.budgets)
-        return replace(state, shared=state.shared | budgets.pop(pod_uid), budgets=budgets)
-
     def _hints(self, available: CpuSet, reusable: CpuSet, needed: int) -> ProviderHints:
         align = self.options.align_by_socket
         return {CPU: cpu_hints(self.topology, available, reusable, needed, align_by_socket=align)}
@@ -431,10 +415,3 @@ class StaticCpuPolicy(Struct, frozen=True, dict=True):
         physical = len(state.shared - self.reserved_cores)
         if needed > physical:
             raise SmtAlignmentError(needed, per_core, physical)
-
-
-def _union(sets: Iterable[CpuSet]) -> CpuSet:
-    union = CpuSet()
-    for cpus in sets:
-        union |= cpus
-    return union

@@ -36,11 +36,6 @@ class CpuState(Struct, frozen=True):
         """The CPUs of a container that has its own; None if it shares."""
         return self.assignments.get(pod_uid, {}).get(container)
 
-    def effective(self, pod_uid: str, container: str) -> CpuSet:
-        """The CPUs that a container may use: its own, or the shared ones."""
-        own = self.of(pod_uid, container)
-        return self.shared if own is None else own
-
     def items(self) -> Iterator[tuple[str, str, CpuSet]]:
         """Pod uid, container name and CPUs of every container that has its own, in order of the names."""
         for pod_uid, containers in sorted(self.assignments.items()):
@@ -51,15 +46,6 @@ class CpuState(Struct, frozen=True):
         """The same state, but *container* has *cpus*."""
         containers = {**self.assignments.get(pod_uid, {}), container: cpus}
         return replace(self, assignments={**self.assignments, pod_uid: containers})
-
-    def without_assignment(self, pod_uid: str, container: str) -> "CpuState":
-        """The same state, but *container* has nothing of its own. A pod without any is not listed."""
-        assignments = dict(self.assignments)
-        containers = dict(assignments.pop(pod_uid, {}))
-        containers.pop(container, None)
-        if containers:
-            assignments[pod_uid] = containers
-        return replace(self, assignments=assignments)
 
 
 class CpuManagerError(BayplanError):

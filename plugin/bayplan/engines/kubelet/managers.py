@@ -1,7 +1,7 @@
 """kubelet's managers together: their options, and what they do with a pod on one immutable state.
 
 Nothing is decided here; the managers decide. What a refused pod got before it was refused stays in the
-returned state, as in kubelet, until `KubeletManagers.without_pod` takes it back.
+returned state, as in kubelet, which takes it back later.
 
 Devices are chosen already when a runtime asks, so that of kubelet's Device Manager, which chooses them
 after the merge, there are only the hints, for devices that a container has already. Devices of one kind
@@ -121,25 +121,6 @@ class KubeletManagers(Struct, frozen=True):
     def admit(self, state: ManagersState, pod: PodSpec) -> Admission[ManagersState]:
         """Admit a pod with all of its containers, or refuse it."""
         return self.topology.admit(state, pod, tuple(self.providers()))
-
-    def started(self, state: ManagersState, pod: PodSpec, container: ContainerSpec) -> ManagersState:
-        """The state after a container was started: the init containers before it have released their memory.
-        Their CPUs and devices stay with the pod."""
-        return replace(state, memory=state.memory.started(pod, container))
-
-    def without_container(self, state: ManagersState, pod_uid: str, container: str) -> ManagersState:
-        """The state after a container is gone for good."""
-        return replace(
-            state,
-            cpus=state.cpus if self.cpus is None else self.cpus.remove(state.cpus, pod_uid, container),
-            memory=state.memory.without(pod_uid, container),
-        )
-
-    def without_pod(self, state: ManagersState, pod: PodSpec) -> ManagersState:
-        """The state after a pod is gone, or was refused."""
-        for container in pod.all_containers:
-            state = self.without_container(state, pod.uid, container.name)
-        return state
 
     def exclusive_cpus(self, state: ManagersState, pod_uid: str, container: str) -> CpuSet:
         """The CPUs that a container has to itself; none if it shares."""

@@ -1,12 +1,11 @@
-"""The Memory Manager: hints, allocation and release under the policies None, Static and BestEffort.
+"""The Memory Manager: hints and allocation under the policies None, Static and BestEffort.
 
 An immutable value; whatever changes the state returns a new manager. Same answers as kubelet's, with
 these differences, where kubelet damages its own state:
 
 * memory of finished init containers that the pod's next containers may use is read off the state, where
   kubelet keeps it beside its state and loses it on a restart;
-* a pod with pod-level resources that is admitted again keeps what it has, where kubelet books it twice;
-* releases keep the state right, see `bayplan.engines.kubelet.memory_state`.
+* a pod with pod-level resources that is admitted again keeps what it has, where kubelet books it twice.
 
 *Who takes part.* Only requests count, and only of memory and huge pages. Amounts are whole bytes, so that
 kubelet's error about quantities which are not ("failed to represent quantity as int64") cannot arise
@@ -381,23 +380,6 @@ class MemoryManager(Struct, frozen=True):
         for name, sizes in shared_out(pod, wanted, self.gates).items():
             state = state.with_blocks(pod.uid, name, _blocks(where, sizes))
         return replace(self, state=state)
-
-    def started(self, pod: PodSpec, container: ContainerSpec) -> "MemoryManager":
-        """The manager after a container was started: regular init containers before it have finished, and
-        release what no other container took over. The memory of a container that ended otherwise stays its
-        own until the pod is gone."""
-        manager = self
-        for init in pod.init_containers:
-            if init.name == container.name:
-                break
-            if not init.restartable:
-                manager = manager.without(pod.uid, init.name)
-        return manager
-
-    def without(self, pod_uid: str, container: str) -> "MemoryManager":
-        """The manager after a container is gone; the same manager if it holds nothing."""
-        state = self.state.without(pod_uid, container)
-        return self if state is self.state else replace(self, state=state)
 
     def mems(self, pod_uid: str, container: str) -> NodeSet | None:
         """The nodes to which a container is bound, for its cpuset.mems; None if to none in particular."""

@@ -1,14 +1,10 @@
 """The Memory Manager's state: what each node has of each resource, and what each container was promised; and
 what it refuses.
 
-Immutable values. Booking and releasing move amounts between a table's ``free`` and ``reserved``; nothing
-here decides where. kubelet binds a node to the set of nodes of the last allocation that touched it, its
-*group* (``cells`` in its state file).
-
-Unlike kubelet, a release leaves the state right when allocations of different sets share a node, which
-its rules let happen (a set narrowed to one node by another manager may lie inside a group): the node goes
-back to the narrowest set still allocated on it, and no release takes what an allocation bound to that one
-node holds. Invariant: a state that was changed through this module only can always be restored.
+Immutable values. Booking moves amounts from a table's ``free`` to ``reserved``; nothing here decides where.
+kubelet binds a node to the set of nodes of the last allocation that touched it, its *group* (``cells`` in its
+state file). Nothing is released: the state is made anew from the ledger. Invariant: a state that was changed
+through this module only can always be restored.
 
 Refusals are in kubelet's own words: operators search for these texts. Each error knows the reason that
 kubelet puts into the pod's status, and the figures that kubelet leaves out.
@@ -110,28 +106,6 @@ class MemoryState(Struct, frozen=True):
         containers = {**self.assignments.get(pod_uid, {}), container: blocks}
         return replace(self, assignments={**self.assignments, pod_uid: containers})
 
-    def without(self, pod_uid: str, container: str) -> "MemoryState":
-        """The state after a container is gone; the same state if it has no assignment.
-
-        The memory of a pod that was placed as a whole comes back with its last container.
-        """
-        containers = self.assignments.get(pod_uid, {})
-        gone = containers.get(container)
-        whole = self.pod_blocks.get(pod_uid)
-        if gone is None and (whole is None or containers):
-            return self
-        left = {name: blocks for name, blocks in containers.items() if name != container}
-        assignments = {uid: each for uid, each in self.assignments.items() if uid != pod_uid}
-        if left:
-            assignments = {uid: left if uid == pod_uid else each for uid, each in self.assignments.items()}
-        state = replace(self, assignments=assignments)
-        if whole is None:
-            return _released(state, gone or ())
-        if left:
-            return state
-        pod_blocks = {uid: blocks for uid, blocks in self.pod_blocks.items() if uid != pod_uid}
-        return _released(replace(state, pod_blocks=pod_blocks), whole)
-
 
 def narrowest_set(sets: set[NodeSet]) -> NodeSet:
     """The set with the fewest nodes; of those, the one with the lowest nodes."""
@@ -170,55 +144,6 @@ def book(nodes: Nodes, where: NodeSet, resource: str, amount_bytes: int) -> dict
 def _unused(total: int, system_reserved: int, usable: int) -> MemoryTable:
     allocatable = max(0, usable - system_reserved)
     return MemoryTable(total, system_reserved, allocatable, reserved=0, free=allocatable)
-
-
-def _released(state: MemoryState, blocks: Blocks) -> MemoryState:
-    """The state after *blocks*, which no container has any more, are released, lowest node first."""
-    nodes = dict(state.nodes)
-    for block in blocks:
-        left = block.size_bytes
-        shared = any(nodes[node].group != block.nodes for node in block.nodes)
-        for node in block.nodes:
-            memory = nodes[node]
-            table = memory.tables.get(block.resource)
-            bound = _bound_bytes(state, node, block) if shared else 0
-            given = 0 if table is None else min(left, max(0, table.reserved - bound))
-            left -= given
-            nodes[node] = replace(
-                memory.moved(block.resource, -given),
-                assignments=memory.assignments - 1,
-                group=_group_after(state, node, memory, block.nodes),
-            )
-    return replace(state, nodes=nodes)
-
-
-def _bound_bytes(state: MemoryState, node: int, block: Block) -> int:
-    """What is allocated of the block's resource on that node alone, if the block itself is not."""
-    alone = NodeSet((node,))
-    if block.nodes == alone:
-        return 0
-    return sum(
-        each.size_bytes
-        for _, _, blocks in state.booked()
-        for each in blocks
-        if each.resource == block.resource and each.nodes == alone
-    )
-
-
-def _group_after(state: MemoryState, node: int, memory: NumaNodeState, released: NodeSet) -> NodeSet:
-    """The group of a node that loses one assignment to *released*."""
-    if memory.assignments == 1:
-        return NodeSet((node,))
-    if memory.group != released:
-        return memory.group
-    sets = set()
-    for _, _, blocks in state.booked():
-        for each in blocks:
-            if each.nodes == released:
-                return released
-            if node in each.nodes:
-                sets.add(each.nodes)
-    return narrowest_set(sets) if sets else released
 
 
 class MemoryManagerError(BayplanError):

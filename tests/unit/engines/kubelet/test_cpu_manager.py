@@ -22,6 +22,7 @@ from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.sets import CpuSet, NodeSet
 from conformance.cpu_reconciliation import Reconciled, Running, UpdateNeed, reconcile_cpus
+from conformance.endings import cpus_without
 from support.kubelet_start import restore_checkpoint
 
 GIB = 1 << 30
@@ -101,7 +102,7 @@ def test_no_cpu_is_given_away_twice_or_lost(chosen, data):
         if live and data.draw(st.booleans()):
             gone = live.pop(data.draw(st.sampled_from(sorted(live))))
             for each in gone.all_containers:
-                state = static.remove(state, gone.uid, each.name)
+                state = cpus_without(state, gone.uid, each.name)
         else:
             asked = data.draw(pods(f"pod-{number}"))
             nodes = data.draw(st.sampled_from([None, NodeSet([0]), NodeSet([1]), NodeSet([0, 1])]))
@@ -145,7 +146,6 @@ def test_only_whole_cpus_of_guaranteed_pods_are_exclusive():
 
     assert list(after.assignments["pod"]) == ["whole"]
     assert allocated(static, state, burstable) is state
-    assert after.effective("pod", "part") == after.shared
 
 
 def test_hinted_nodes_come_first_and_the_rest_from_elsewhere():
@@ -187,12 +187,12 @@ def test_removal_keeps_what_a_later_container_took_over():
     before = started(static)
     state = allocated(static, before, pod(container("app", 2000), init=(container("init", 4000),)))
 
-    state = static.remove(state, "pod", "init")
+    state = cpus_without(state, "pod", "init")
 
     assert state.of("pod", "app").isdisjoint(state.shared)
     assert len(state.shared) == 14
-    assert static.remove(state, "pod", "init") is state
-    assert static.remove(state, "pod", "app").shared == before.shared
+    assert cpus_without(state, "pod", "init") is state
+    assert cpus_without(state, "pod", "app").shared == before.shared
 
 
 def test_another_pod_forgets_what_could_be_reused():
@@ -275,9 +275,9 @@ def test_a_budget_is_divided_and_comes_back_with_the_last_container():
     assert static.allocate_pod(state, asked, None) is state
     assert static.start(state) is state
     for name in ("first", "sidecar", "init", "own"):
-        state = static.remove(state, "pod", name)
+        state = cpus_without(state, "pod", name)
         assert state.shared == before.shared - budget
-    assert static.remove(state, "pod", "rest").shared == before.shared
+    assert cpus_without(state, "pod", "rest").shared == before.shared
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from bayplan.placement.reconcile import adopt
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state.record import decode_entry, encode
+from conformance.endings import without_container
 from support.machines import container, machine, pod
 
 RESTRICTED = PlacementPolicy(topology=TopologyPolicy.RESTRICTED, reserved_cpus=CpuSet([0]))
@@ -438,7 +439,7 @@ class Facade:
         )
 
     def remove(self, request: Request) -> None:
-        self.state = self.engine.without_container(self.state, request.pod_id, request.container_id)
+        self.state = without_container(self.state, request.pod_id, request.container_id)
 
 
 Step = tuple[str, int, int, int, int]

@@ -13,6 +13,7 @@ from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet
+from conformance.endings import memory_after_start, memory_without
 from support.kubelet_start import restored, without_stale
 
 MIB = 1 << 20
@@ -115,7 +116,11 @@ def changed(manager, pod, action, others):
     if action == "stale":
         return without_stale(manager, others)
     for each in pod.all_containers if action != "container" else pod.all_containers[-1:]:
-        manager = manager.started(pod, each) if action == "start" else manager.without(pod.uid, each.name)
+        manager = (
+            memory_after_start(manager, pod, each)
+            if action == "start"
+            else memory_without(manager, pod.uid, each.name)
+        )
     return manager
 
 
@@ -145,7 +150,7 @@ def test_a_node_goes_back_to_its_group_when_a_narrower_allocation_leaves_it():
     manager = started(*nodes).allocate(wide, wide.containers[0], Hint(both, preferred=True))
     manager = manager.allocate(narrow, narrow.containers[0], Hint(one, preferred=True))
     assert [memory.group for memory in manager.state.nodes.values()] == [both, one]
-    manager = manager.without("narrow", "c")
+    manager = memory_without(manager, "narrow", "c")
     assert [memory.group for memory in manager.state.nodes.values()] == [both, both]
     assert restart(manager, *nodes).state == manager.state
 
@@ -158,9 +163,9 @@ def test_a_release_leaves_what_a_narrower_allocation_holds():
     for uid, size, hint in (("a", 8, both), ("b", 5, both)):
         pod = PodSpec(uid, (guaranteed("c", size * MIB),))
         manager = manager.allocate(pod, pod.containers[0], hint)
-    manager = manager.without("a", "c")
+    manager = memory_without(manager, "a", "c")
     pod = PodSpec("c", (guaranteed("c", 4 * MIB),))
-    manager = manager.allocate(pod, pod.containers[0], zero).without("b", "c")
+    manager = memory_without(manager.allocate(pod, pod.containers[0], zero), "b", "c")
     assert [m.tables["memory"].reserved for m in manager.state.nodes.values()] == [4 * MIB, 0]
     check(manager.state)
 
@@ -179,9 +184,9 @@ def test_a_pod_as_a_whole_is_booked_once_and_released_with_its_last_container():
         "p": {"own": (Block(zero, "memory", 2 * MIB),), "rest": (Block(zero, "memory", 4 * MIB),)}
     }
     assert manager.state.nodes[0].tables["memory"].reserved == 6 * MIB
-    one_left = manager.without("p", "rest")
+    one_left = memory_without(manager, "p", "rest")
     assert one_left.state.nodes == manager.state.nodes
-    assert one_left.without("p", "own").state == empty.state
+    assert memory_without(one_left, "p", "own").state == empty.state
 
 
 def test_what_an_init_container_left_is_still_known_after_a_restart():

@@ -24,6 +24,7 @@ from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, 
 from bayplan.model.decision import QosClass
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet
+from conformance.endings import memory_after_start, memory_without
 from support.kubelet_start import without_stale
 
 PLAIN = FeatureGates()
@@ -180,9 +181,9 @@ def test_containers_release_what_finished_init_containers_left():
         "c": 2,
     }
     assert manager.state.nodes[0].tables["memory"].reserved == 5
-    sidecar_started = manager.started(found, found.init_containers[1])
+    sidecar_started = memory_after_start(manager, found, found.init_containers[1])
     assert [*sidecar_started.state.assignments["p"]] == ["s", "j", "c"]
-    manager = sidecar_started.started(found, found.containers[0])
+    manager = memory_after_start(sidecar_started, found, found.containers[0])
     assert [*manager.state.assignments["p"]] == ["s", "c"]
     assert manager.state.nodes[0].tables["memory"].reserved == 3
 
@@ -191,7 +192,7 @@ def test_stale_pods_are_released():
     manager = placed(placed(started(10, 10), "p", 4, 0), "q", 5, 1)
     assert without_stale(manager, [pod("p", 4), pod("q", 5)]) is manager
     assert [*without_stale(manager, [pod("q", 5)]).state.assignments] == ["q"]
-    assert manager.without("p", "nobody") is manager
+    assert memory_without(manager, "p", "nobody") is manager
 
 
 def test_allocatable_does_not_depend_on_use():

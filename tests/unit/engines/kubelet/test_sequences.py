@@ -20,6 +20,7 @@ from bayplan.model.machine import Cpu, Machine, Node
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import CpuSet, NodeSet
 from conformance.device_manager import Device, DeviceManager, ManagersWithDevices, StateWithDevices
+from conformance.endings import without_pod
 from conformance.sections import Folder, MismatchError
 from conformance.sections.sequences import SECTIONS
 from conformance.vectors import run
@@ -244,7 +245,7 @@ def test_a_refused_pod_is_taken_back_without_a_trace():
     admission = together.admit(state, refused)
     assert not admission.admitted
     assert admission.state != state
-    left = together.without_pod(admission.state, refused)
+    left = without_pod(admission.state, refused)
     assert replace(left, cpus=replace(left.cpus, reusable={}), devices=state.devices) == state
     assert not left.devices.assignments
 
@@ -292,7 +293,7 @@ def test_nothing_is_promised_twice_and_everything_comes_back(policy, scope, size
             init=[container(f"init{i}", *size) for i, size in enumerate(inits)],
         )
         admission = together.admit(state, spec)
-        state = admission.state if admission.admitted else together.without_pod(admission.state, spec)
+        state = admission.state if admission.admitted else without_pod(admission.state, spec)
         pods += [spec] if admission.admitted else []
         start(MemoryManagerPolicy.STATIC, machine(), RESERVED, FeatureGates(), state.memory.state)
         together.cpus.start(state.cpus)
@@ -300,7 +301,7 @@ def test_nothing_is_promised_twice_and_everything_comes_back(policy, scope, size
         assert sum(len(devices) for devices in held) == len(state.devices.in_use(GPU))
     order.shuffle(pods)
     for spec in pods:
-        state = together.without_pod(state, spec)
+        state = without_pod(state, spec)
     assert state.memory == fresh.memory
     assert state.cpus.shared == fresh.cpus.shared
     assert not state.devices.assignments
