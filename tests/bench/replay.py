@@ -7,7 +7,8 @@ program in libmem/. Prints per machine and allocator: pods and memory accepted, 
 distances, other containers moved, and hidden overcommit: moments (after an event) at which some set of nodes
 is promised more than it has, by brute force over all sets, and the worst excess.
 
-``exact, restricted + plan`` has every plan of moves carried out; ``moved`` is the memory that this moves.
+``exact, restricted + plan`` has every plan of moves carried out by an operator, ``+ move`` by the engine
+itself, with whom nobody moves twice; ``moved`` is the memory that this moves.
 ``keep node`` leaves room for requests like those of late, ``unlearned`` knows nothing of these.
 
 F is a trace of a cluster as Alibaba publishes them (clusterdata, GPU traces of 2023 and 2025): its pods
@@ -158,7 +159,7 @@ class Allocator(Protocol):
 
 
 class Ours:
-    """An engine of ours, decided and booked as the daemon does it; with *moving*, plans are carried out."""
+    """An engine of ours, decided and booked as the daemon does it; plans are carried out for `PLAN` too."""
 
     def __init__(
         self,
@@ -167,18 +168,18 @@ class Ours:
         engine: Engine,
         policy: TopologyPolicy,
         *,
-        moving: bool = False,
+        defragment: Defragment = Defragment.OFF,
         keep_whole: KeepWhole = KeepWhole.CACHE,
         learning: bool = True,
     ) -> None:
         nodes = ", keep node" if keep_whole is KeepWhole.NODE else ""
         nodes += "" if learning else ", unlearned"
-        self.name = f"{name}, {policy.value}{nodes}{' + plan' if moving else ''}"
-        planned = Defragment.PLAN if moving else Defragment.OFF
-        placing = PlacementPolicy(topology=policy, defragment=planned, keep_whole=keep_whole)
+        moving = "" if defragment is Defragment.OFF else f" + {defragment.value}"
+        self.name = f"{name}, {policy.value}{nodes}{moving}"
+        placing = PlacementPolicy(topology=policy, defragment=defragment, keep_whole=keep_whole)
         self.rehearsal = Rehearsal(hardware, placing, engine, requests=SeenRequests() if learning else None)
         self.moves = self.moved_bytes = self.degraded = 0
-        self._moving = moving
+        self._by_hand = defragment is Defragment.PLAN
 
     @property
     def sets(self) -> Mapping[str, tuple[NodeSet, int]]:
@@ -189,13 +190,14 @@ class Ours:
         (planned,) = plan_manifest(manifest, self.rehearsal.machine)
         (decision,) = self.rehearsal.admit(planned)
         plan = decision.plan
-        if plan is not None and self._moving:
+        if plan is not None and self._by_hand:
             self.go(pod)
             self.rehearsal.ledger = carried_out(self.rehearsal.ledger, plan)
             self.moves += len(plan.relocations)
             self.moved_bytes += plan.moved_bytes
             (decision,) = self.rehearsal.admit(planned)
         self.moves += len(decision.moves)
+        self.moved_bytes += sum(move.moved_bytes for move in decision.moves if move.relocates)
         self.degraded += decision.outcome is Outcome.DEGRADED
         return decision.outcome is not Outcome.REFUSED
 
@@ -322,17 +324,19 @@ class Score:
 def allocators(hardware: Machine, program: Path | None) -> Iterator[Allocator]:
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
         yield Ours("exact", hardware, ExactEngine(), policy)
-    for moving, learning in ((False, False), (False, True), (True, True)):
+    off, plan, move = Defragment.OFF, Defragment.PLAN, Defragment.MOVE
+    for defragment, learning in ((off, False), (off, True), (plan, True), (move, True)):
         yield Ours(
             "exact",
             hardware,
             ExactEngine(),
             TopologyPolicy.RESTRICTED,
-            moving=moving,
+            defragment=defragment,
             keep_whole=KeepWhole.NODE,
             learning=learning,
         )
-    yield Ours("exact", hardware, ExactEngine(), TopologyPolicy.RESTRICTED, moving=True)
+    for defragment in (plan, move):
+        yield Ours("exact", hardware, ExactEngine(), TopologyPolicy.RESTRICTED, defragment=defragment)
     for policy in (TopologyPolicy.BEST_EFFORT, TopologyPolicy.RESTRICTED):
         yield Ours("kubelet", hardware, KubeletEngine(), policy)
     if program is not None:

@@ -23,13 +23,20 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, HostError, UnavailableError
 from bayplan.host import shadow_mode
 from bayplan.host.devices import ClaimSpecs
-from bayplan.host.hierarchy import pod_path
+from bayplan.host.hierarchy import kubepods_path, pod_path
+from bayplan.host.kernelfs import AbsentError
 from bayplan.model.basis import Basis
 from bayplan.model.claims import HeldClaim, ResourceClaim, claim_key
 from bayplan.model.decision import Decision, Outcome
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.placement.hugepage_pools import lacks_pages
-from bayplan.placement.resource_claims import decide_claim, is_void, pod_hugepages, users_of
+from bayplan.placement.resource_claims import (
+    all_hugepages,
+    decide_claim,
+    is_void,
+    pod_hugepages,
+    users_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -155,26 +162,34 @@ class ResourceClaims:
             return held is not None
 
     async def before_start(self, container_id: str) -> None:
-        """Have its pod's cgroup allow the huge pages that a container which is about to start has through
-        claims: kubelet's limit is the sum of requests."""
+        """Have the cgroups above a container that is about to start allow what it was promised of huge pages.
+        kubelet's limit of a pod is the sum of its requests, which is nothing for those of claims, and that of
+        all pods together what the pools of the node had when kubelet started."""
         entry, container = (
             self._state.ledger.entries.get(container_id),
             self._state.known.containers.get(container_id),
         )
-        if entry is None or entry.decision.request.claimed is None or container is None:
+        pod = None if container is None else self._state.known.pods.get(container.pod_id)
+        if entry is None or pod is None or not pod.cgroup_parent:
             return
-        pod = self._state.known.pods.get(container.pod_id)
-        limits = {} if pod is None else pod_hugepages(self._state.ledger, pod.uid)
-        if pod is None or not limits or not pod.cgroup_parent:
-            return
+        claimed = entry.decision.request.claimed
+        ledger, path = self._state.ledger, pod_path(pod.cgroup_parent)
+        limits = {} if claimed is None else pod_hugepages(ledger, pod.uid)
+        above = kubepods_path(path)
+        if above and (limits or entry.decision.request.hugepages_bytes):
+            await self._raise(above, all_hugepages(ledger), entry.decision.request.name)
+        if limits:
+            await self._raise(path, limits, entry.decision.request.name)
+
+    async def _raise(self, path: str, limits: Mapping[int, int], name: str) -> None:
         try:
-            await self._do(partial(self._raise_limits, pod_path(pod.cgroup_parent), limits))
+            await self._do(partial(self._raise_limits, path, limits))
+        except AbsentError:
+            logger.debug("no limit of huge pages is there", extra={"cgroup": path})
         except BayplanError as error:
             self._state.counters["hugepage_limits_failed"] += 1
-            fields = {"container": entry.decision.request.name, "problem": str(error)}
-            logger.warning(
-                "the huge pages of a resource claim cannot be used: the pod's limit stays", extra=fields
-            )
+            fields = {"container": name, "problem": str(error)}
+            logger.warning("huge pages that were promised cannot be used: a limit stays", extra=fields)
 
     async def follow(self) -> None:
         """See that the CDI specs are what the ledger says, until cancelled."""

@@ -86,6 +86,16 @@ def pod_path(cgroup_parent: str) -> str:
     return clean(cgroup_parent)
 
 
+def kubepods_path(path: str) -> str:
+    """The path of kubelet's cgroup of all pods, in which the cgroup *path* of a pod lies; "" if it lies in
+    none."""
+    parts = path.split("/")
+    for at, part in enumerate(parts):
+        if part == "kubepods" or f"-{part}".endswith("-kubepods.slice"):
+            return "/".join(parts[: at + 1])
+    return ""
+
+
 def expand_slice(name: str) -> str:
     """The path that the name of a slice spells: ``a-b.slice`` lies in ``/a.slice/a-b.slice``.
 

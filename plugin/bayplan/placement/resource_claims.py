@@ -199,6 +199,13 @@ def pod_hugepages(ledger: Ledger, pod_uid: str) -> dict[int, int]:
     return {size: amount + beside.get(size, 0) for size, amount in claimed.items()}
 
 
+def all_hugepages(ledger: Ledger) -> dict[int, int]:
+    """The huge pages that all containers and claims are promised together, by their size."""
+    parts = [entry.decision.placement.promise.parts for entry in ledger.entries.values()]
+    claims = [one.claim.amounts_bytes for one in ledger.resource_claims.values()]
+    return by_page_size(sum_of([*claims, *(row for one in parts for _, row in one)]))
+
+
 def _left_of(ledger: Ledger, wanted: Iterable[str], amounts: Mapping[str, int]) -> dict[str, int]:
     """What of *amounts* is left for a container: what no other container of these claims counts on. Together
     they may use no more than is promised to the claims and to themselves."""

@@ -47,7 +47,7 @@ EVENTS: Final[Mapping[str, str]] = {
     "evictions_failed": "a container of a pod that was evicted has not ended",
     "drifted": "a cgroup had other values than decided, twice in a row",
     "found_containers": "a container was found that had been created without bayplan",
-    "hugepage_limits_failed": "a pod's limit of huge pages could not be raised to what its claims hold",
+    "hugepage_limits_failed": "a limit of huge pages could not be raised to what was promised",
     "hugepage_pools_grown": "pools of huge pages grew for a container",
     "hugepage_pools_short": "pools of huge pages grew by less than a container needed",
     "hugepage_pools_shrunk": "pools of huge pages gave back what nobody needed",

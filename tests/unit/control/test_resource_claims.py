@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.daemon.shadow import ShadowResourceClaims
@@ -136,8 +137,39 @@ async def test_the_pods_limit_of_huge_pages_lets_its_containers_use_them(tmp_pat
         assert adjustment.hugepage_limits_bytes == {2 * MIB: 64 * MIB}
         for _ in range(2):
             await node.controller.state_changed(Event.START_CONTAINER, POD, one)
-        assert raised == [(POD.cgroup_parent, {2 * MIB: 96 * MIB})] * 2
-        assert node.controller.state.counters["hugepage_limits_failed"] == 1
+        of_all, of_pod = ("/kubepods", {2 * MIB: 96 * MIB}), (POD.cgroup_parent, {2 * MIB: 96 * MIB})
+        assert raised == [of_all, of_pod] * 2
+        assert node.controller.state.counters["hugepage_limits_failed"] == 3
+
+
+async def test_kubelets_limit_of_all_pods_lets_them_use_pools_that_grew_since_its_start(
+    tmp_path: Path,
+) -> None:
+    """Claims and containers together, of which none is in its limits without the others."""
+    raised: list[tuple[str, dict[int, int]]] = []
+    on = machine(2, hugepages_bytes={2 * MIB: 128 * MIB})
+    async with controlled(tmp_path / "state", on=on) as node:
+        claims = ResourceClaims(
+            node.controller.state,
+            node.controller.placements,
+            ClaimSpecs(tmp_path / "cdi"),
+            here,
+            lambda path, limits: raised.append((path, dict(limits))),
+        )
+        node.before_start.append(claims.before_start)
+        await claims.prepare(claim(device(0, hugepages_2Mi=64)))
+        for name, pages_mib, parent in (
+            ("none", 0, "/kubepods/podnone"),
+            ("some", 32, "/kubepods.slice/kubepods-podsome.slice"),
+            ("elsewhere", 16, "/system.slice/elsewhere"),
+        ):
+            owner = replace(pod(name, QosClass.GUARANTEED), cgroup_parent=parent)
+            one = container(name, owner, memory_bytes=64 * MIB, milli_cpus=500)
+            limits = {2 * MIB: pages_mib * MIB} if pages_mib else {}
+            one = replace(one, resources=replace(one.resources, hugepage_limits_bytes=limits))
+            await begun(node.controller, owner, one)
+            await node.controller.state_changed(Event.START_CONTAINER, owner, one)
+        assert raised == [("/kubepods.slice", {2 * MIB: 96 * MIB})]
 
 
 async def test_a_runtime_that_lists_what_runs_ends_no_claim(tmp_path: Path) -> None:

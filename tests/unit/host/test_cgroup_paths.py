@@ -7,6 +7,7 @@ from bayplan.host.hierarchy import (
     container_paths,
     expand_slice,
     is_within,
+    kubepods_path,
     parse_membership,
     pod_path,
 )
@@ -92,6 +93,21 @@ def test_slices_spell_their_nesting():
     for name in ("", ".slice", "a", "a.scope", "a--b.slice", "-a.slice", "a-.slice", "a/b.slice"):
         with pytest.raises(ParseError):
             expand_slice(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "above"),
+    [
+        ("/kubepods/burstable/pod1", "/kubepods"),
+        ("/kubepods.slice/kubepods-pod1.slice", "/kubepods.slice"),
+        ("/a.slice/a-kubepods.slice/a-kubepods-burstable.slice", "/a.slice/a-kubepods.slice"),
+        ("/root/kubepods/pod1", "/root/kubepods"),
+        ("/system.slice/notkubepods.slice/pod1", ""),
+        ("/machine/pod-kubepods", ""),
+    ],
+)
+def test_the_cgroup_of_all_pods(path, above):
+    assert kubepods_path(path) == above
 
 
 def test_a_pod_path_is_a_path_or_the_name_of_a_slice():
