@@ -39,7 +39,7 @@ from support.layouts import LAYOUTS
 from support.requests import guaranteed_request
 from support.sysfs import SYSTEM, SysfsTree
 
-MACHINES = ("Genoa 9654", "Milan 7763, NPS4", "Xeon, SNC off")
+MACHINES = ("Rome 7742", "Genoa 9654", "Milan 7763, NPS4", "Xeon, SNC off")
 SIZES = (1, 2, 2, 3, 4, 4, 6, 8, 8, 12, 16)
 TAKEN = 0.8
 RESERVED = CpuSet([0])

@@ -423,7 +423,9 @@ def _lscpu(text: str, lines: list[str], assumed: list[str]) -> list[_Lscpu]:
                 "lscpu", f"no {_ONLINE}", f"{_THREADS} and {_ONLINE}, as LC_ALL=C lscpu prints them"
             )
         return []
-    assumed.append("threads, caches and sockets in order, as lscpu without -p has only sums of them")
+    assumed.append(
+        "threads and sockets in order, and caches if their number is known, as lscpu without -p has only sums"
+    )
     return sorted(_of_sums(fields, assumed))
 
 
