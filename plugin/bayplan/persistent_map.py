@@ -162,7 +162,7 @@ class PersistentMap(Mapping[Key, Value], Generic[Key, Value]):
         return self._dict().items()
 
     def _dict(self) -> dict[Key, Value]:
-        """Everything as one dict, which nobody may change. Made once for a version; by two threads at once
+        """Everything as one dict, which must not be changed. Made once for a version; by two threads at once
         it is made twice, and alike."""
         if self._whole is None:
             self._whole = self.parts.whole()

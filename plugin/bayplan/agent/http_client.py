@@ -86,7 +86,7 @@ async def ask(
 
 
 def _retry_after_s(head: h11.Response) -> float:
-    """Of a moment in time, which is the other form of the header, nobody makes use."""
+    """The seconds in a Retry-After header; 0 for its other form, a moment in time."""
     said = next((value for name, value in head.headers if name == b"retry-after"), b"")
     return float(min(int(said), MAX_RETRY_AFTER_S)) if said.isdigit() else 0.0
 

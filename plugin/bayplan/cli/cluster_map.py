@@ -102,7 +102,7 @@ def _character(numa: Mapping[str, Any]) -> str:
 
 
 def _outside_bytes(numa: Mapping[str, Any]) -> int:
-    """What is used by nobody's promise: it cannot be promised, whatever the ledger says."""
+    """What is used by nothing that was promised: it cannot be promised, whatever the ledger says."""
     live = numa["live"]
     return 0 if live is None else live["heldOutsideBytes"] + live["movableBytes"]
 

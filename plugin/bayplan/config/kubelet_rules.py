@@ -134,7 +134,8 @@ def without_effect(settings: Settings, sources: Sequence[Source]) -> Iterator[st
 
 
 def _switched_off(settings: Settings, sources: Sequence[Source]) -> Iterator[str]:
-    """What kubelet's files have off, by their words or by kubelet's default, and nobody else switches on."""
+    """What kubelet's files have off, by their words or by kubelet's default, and no other source switches
+    on."""
     theirs = [source.name for source in sources if source.of_kubelet]
     others = {key for source in sources if not source.of_kubelet for key in source.values}
     if not theirs:

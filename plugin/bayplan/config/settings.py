@@ -53,9 +53,9 @@ class Undecided(Enum):
 
 
 class MemoryPressure(Enum):
-    """What is done where nodes cannot give what was promised on them. OFF: nobody looks. OBSERVE: it is
-    logged and counted. RELIEVE: page cache is reclaimed and pages are moved to other nodes. EVICT: where that
-    is not enough for an eviction threshold, pods are ended."""
+    """What is done where nodes cannot give what was promised on them. OFF: nothing is looked at. OBSERVE: it
+    is logged and counted. RELIEVE: page cache is reclaimed and pages are moved to other nodes. EVICT: where
+    that is not enough for an eviction threshold, pods are ended."""
 
     OFF = "off"
     OBSERVE = "observe"

@@ -279,7 +279,7 @@ class Execs:
 
 class Starts:
     """The containers that are to be compared with the ledger before they start, in a directory beside the OCI
-    *socket*; without one nobody could ask. Any thread."""
+    *socket*; without a socket the wrapper could not ask. Any thread."""
 
     def __init__(self, socket: Path | None) -> None:
         self._directory = None if socket is None else socket.with_name(f"{socket.name}.starts")

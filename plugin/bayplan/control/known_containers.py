@@ -91,7 +91,7 @@ def _default_annotation(container: Container, cpus: CpuSet | None) -> dict[str, 
 
 
 def without_cpus(container: Container) -> Container:
-    """*container* as if nobody had chosen its CPUs."""
+    """*container* without the CPUs that were chosen for it."""
     return replace(container, resources=replace(container.resources, cpuset_cpus=None))
 
 

@@ -148,7 +148,7 @@ def _look(
     kinds: Mapping[str, CpuSet],
     colors: Mapping[str, str],
 ) -> tuple[str, str]:
-    """The class of a CPU's colour, and whose it is."""
+    """The class of a CPU's colour, and the owner of the CPU."""
     if cpu in pools:
         return "pool", f"the pool {pools[cpu]}"
     if cpu in owners:

@@ -156,7 +156,7 @@ def pinned_reason(request: Request) -> Reason:
 
 
 def also_pinned(ledger: Ledger, cpus: CpuSet) -> Iterator[Reason]:
-    """For whom somebody chose some of the exclusive *cpus* of a new container too."""
+    """A reason for each container that somebody pinned to some of the exclusive *cpus* of a new one."""
     if not cpus:
         return
     for container_id in sorted(ledger.pinned_ids):

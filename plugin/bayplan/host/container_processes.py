@@ -167,7 +167,7 @@ def wait_for_end(
     clock_s: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> bool:
-    """Whether nobody is in *cgroups* any more within *limit_s*.
+    """Whether there are no processes in *cgroups* any more within *limit_s*.
 
     Raises:
         HostError: they cannot be listed.
@@ -187,11 +187,11 @@ def end_processes(
     clock_s: Callable[[], float] = time.monotonic,
     pause: Callable[[float], object] = time.sleep,
 ) -> str:
-    """End everybody in *cgroups*, paths below the mount; what is still there at last as a sentence, empty for
-    nobody.
+    """End all processes in *cgroups*, paths below the mount: asked to by SIGTERM, and killed after *grace_s*.
+    What is still there at last as a sentence, empty if nothing is.
 
     Raises:
-        ShadowModeError: nobody is ended.
+        ShadowModeError: no process is ended.
         HostError: they cannot be listed, or not be killed.
     """
     for path in cgroups:
@@ -223,7 +223,7 @@ def _kill(hierarchy: Hierarchy, path: str) -> None:
 
 
 def _signal(hierarchy: Hierarchy, path: str, number: signal.Signals) -> int:
-    """Send a signal to everybody in the cgroup; how many there were."""
+    """Send a signal to all processes in the cgroup; how many there were."""
     pids = _pids(hierarchy, path)
     for pid in pids:
         try:

@@ -90,7 +90,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Mark":
-        """The mark with that *text*; nobody else's value is taken for ours if it is garbled."""
+        """The mark with that *text*; if it is garbled, no value of another program is taken for ours."""
         before, *ours = text.split() or [NO_LIMIT]
         garbled = before != NO_LIMIT and not (before.isascii() and before.isdigit())
         return cls(NO_LIMIT) if garbled else cls(before, tuple(ours[-2:]))

@@ -389,7 +389,7 @@ def _in_part(
 
 
 def carried_oom_score_adj(container: Container) -> int | None:
-    """The oom_score_adj that somebody chose for the container, None if nobody did.
+    """The oom_score_adj that was chosen for the container, None if none was.
 
     Runtimes write 0 where a CRI client gives none, and kubelet's formula never yields 0, so 0 means none.
     """

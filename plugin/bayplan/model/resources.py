@@ -85,7 +85,7 @@ class WrittenResources(Struct, frozen=True):
 
 
 class FieldValues(Struct, frozen=True):
-    """What either the fields of a spec or keys of ``unified`` say; None: nobody said anything of it.
+    """What either the fields of a spec or keys of ``unified`` say; None: nothing was said.
 
     ``memory_limit_bytes`` and ``cpu_quota_us`` of -1 are an explicit "unlimited"; ``hugepage_limits_bytes``
     maps page sizes.

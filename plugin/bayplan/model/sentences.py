@@ -61,7 +61,7 @@ FOUND_AFTER_ITS_END = "container has a process after its end was reported"
 
 
 def kubelet_unknown(version: str, depends: Sequence[str]) -> str:
-    """The remark that nobody says which kubelet the node has, so that *version* was assumed."""
+    """The remark that it is not known which kubelet the node has, so that *version* was assumed."""
     assumed = f"which kubelet this node has is not known, {version} is assumed (kubeletVersion)"
     return f"{assumed}; on it depend: {'; '.join(depends)}"
 
@@ -336,7 +336,7 @@ def stays_scattered(node: int) -> str:
 
 
 def too_large_to_move(plan: RelocationPlan, most_bytes: int) -> str:
-    """That nobody is moved with more than *most_bytes*."""
+    """The sentence that *plan* is not carried out, as one of its containers has more than *most_bytes*."""
     large = max(plan.relocations, key=lambda one: one.moved_bytes)
     has = f"{large.name} has {format_bytes(large.moved_bytes)}"
     return f"not moved: {has}, and returnMaxMove is {format_bytes(most_bytes)}"

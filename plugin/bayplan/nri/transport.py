@@ -228,7 +228,7 @@ class Link(asyncio.Protocol):
     # ---- Called by the owner -------------------------------------------------------------------------
 
     def send(self, message: TtrpcRequest | TtrpcResponse) -> bool:
-        """Write a message; False if there is nobody to write to any more.
+        """Write a message; False if the connection has ended.
 
         Raises:
             LocalProtocolError: the message cannot be sent; the connection is still good.

@@ -240,7 +240,7 @@ def _of_isolation(root: Path, wishes: Collection[str]) -> Iterator[Finding]:
 
 
 def _of_lost_cpus(root: Path) -> Iterator[Finding]:
-    """CPUs that nobody gets until the next boot."""
+    """CPUs that the kernel gives to no cgroup until the next boot."""
     partitions = CpuPartitions(str(root / _CGROUP), ChangedFiles(None))
     if lost := partitions.lost_cpus(read_isolated(root)):
         advice = "drain the node and boot it"

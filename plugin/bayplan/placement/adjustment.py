@@ -184,7 +184,7 @@ def exec_notes(decision: Decision, origin: Origin) -> tuple[Reason, ...]:
 
 
 def isolated_cpus(decision: Decision) -> CpuSet:
-    """The CPUs that are to be a partition: all that a container may use, and nobody else."""
+    """The CPUs that are to be a partition: all that a container may use, and no other one."""
     request, placement = decision.request, decision.placement
     with_others = placement.beside_cpus or (is_member(request) and shares_cpus(request))
     alone = not with_others and not request.cpus_chosen_by_others

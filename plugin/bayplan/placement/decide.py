@@ -206,7 +206,8 @@ def decide_creation(
 
 
 def only_planning(basis: Basis) -> Basis:
-    """*basis*, by which nobody goes to other nodes for others, but it is said who would have to."""
+    """*basis* with a policy under which no container is moved for others, but the decision says which would
+    have to be."""
     return replace(basis, policy=replace(basis.policy, defragment=Defragment.PLAN))
 
 

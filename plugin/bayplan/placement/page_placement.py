@@ -400,9 +400,9 @@ def _debts(
 
 
 def _push(loads: Loads, amounts: Mapping[int, int]) -> dict[int, int]:
-    """Have *loads* carry *amounts* by set, narrow sets first, and of equally narrow ones first what nobody
-    has to make room for: nothing leaves a node for another one that then lacks as much. What does not fit
-    of each."""
+    """Have *loads* carry *amounts* by set. Narrow sets come first; of equally narrow ones first what fits
+    without moving other loads, so that nothing leaves a node for another one that then lacks as much. What
+    does not fit of each."""
     left, by_width = dict(amounts), sorted(amounts, key=lambda one: (one.bit_count(), one))
     for _, group in groupby(by_width, key=int.bit_count):
         sets = tuple(group)

@@ -282,8 +282,8 @@ def put_copy(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def take_copy(path: Path) -> None:
-    """Put the copy that `put_copy` has made in the place of the database, which nobody has open. A log that
-    lies there is not the copy's.
+    """Put the copy that `put_copy` has made in the place of the database, which no process has open. A log
+    that lies there is not the copy's.
 
     Raises:
         OSError: the directory does not allow it.

@@ -288,7 +288,7 @@ class HttpPort:
         logger.info("listening for HTTP", extra={"host": host, "port": port, "tls": secure})
 
     async def close(self) -> None:
-        """Stop listening, and disconnect everybody."""
+        """Stop listening, and disconnect all clients."""
         if self._refreshing is not None:
             self._refreshing.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -301,7 +301,8 @@ class HttpPort:
         return None if self._mirror.snapshot is not None else "baypland has not said everything yet"
 
     def _check(self, request: PageRequest) -> HttpResponse | None:
-        """Health is for everybody who reaches the port: kubelet's probes have no token."""
+        """The refusal of a request, None if it may be answered. Health is answered to all clients: kubelet's
+        probes have no token."""
         misnamed = None if self._names is None else self._names.why_refused(request)
         if misnamed is not None:
             return misnamed

@@ -46,9 +46,9 @@ def trivial_decision(
     request: Request,
     current: Placement | None = None,
 ) -> Decision | None:
-    """The answer to a request that leaves nothing to decide; None for a Guaranteed one that nobody pinned.
+    """The decision where nothing is left to decide; None for a Guaranteed request without pins.
 
-    *current* is the placement of a running container: what nobody pinned of it stays promised.
+    *current* is the placement of a running container: what of it was not pinned stays promised.
     """
     if request.opted_out and request.pinned_cpus is None and request.pinned_mems is None:
         return Decision(request, Outcome.PLACED, Placement(), (OPTED_OUT,))
@@ -62,7 +62,8 @@ def trivial_decision(
 
 
 def _respect_pins(basis: Basis, request: Request, current: Placement) -> Decision:
-    """Keep what somebody else set, and book what it uses, so that nobody else is promised it."""
+    """The decision that keeps what somebody else set, and books what the container uses, so that it is
+    promised to no other."""
     reason = pinned_reason(request)
     placement = current if request.pinned_mems is None else replace(current, mems=None)
     if request.pinned_cpus is not None:
@@ -250,7 +251,7 @@ class KubeletEngine:
         return {}
 
     def converted(self, basis: Basis) -> Ledger:
-        """See `Engine.converted`: nobody has a claim, not even on nothing."""
+        """See `Engine.converted`: no container has a claim, not even on nothing."""
         entries = basis.ledger.entries.values()
         claiming = any(isinstance(entry.decision.placement.promise, Claim) for entry in entries)
         return settled_by_node(basis) if claiming or basis.ledger.claimed_bytes else basis.ledger
