@@ -62,7 +62,7 @@ def _exchange(socket_path: Path, request: bytes, timeout_s: float) -> bytes:
         connection.sendall(request)
         answer = bytearray()
         while not answer.endswith(b"\n") and len(answer) <= MAX_ANSWER_BYTES:
-            # One who says a byte now and then is not waited for either; 0 would mean not to wait at all.
+            # Nor is a daemon waited for that sends a byte now and then; 0 would mean not to wait at all.
             connection.settimeout(max(deadline_s - time.monotonic(), _BUSY_PAUSE_S))
             chunk = connection.recv(_CHUNK_BYTES)
             if not chunk:

@@ -157,7 +157,7 @@ def kubelet_sources(documents: Sequence[Document], kubelet: KubeletRules) -> lis
         *_without_memory_qos(values, gates, kubelet),
         *_without_gate(values, gates, kubelet),
     )
-    # The last who sets one of two that do not go together is who is wrong.
+    # Of two keys that do not go together the document that sets one last is wrong.
     blamed |= {
         problem: max(
             (setters[key] for key in _PARTNERS[problem.path] if values.get(key) and key in setters), default=0
@@ -316,7 +316,7 @@ def _wrong_gates(
     for fault in _faults(merged, kubelet):
         naming = {fault.gate, *fault.missing}
         by = [number for number, gates in enumerate(said) if not naming.isdisjoint(gates)]
-        # What nobody names AllAlpha or AllBeta stands for.
+        # AllAlpha and AllBeta stand for the gates that are not named.
         by = by or [number for number, gates in enumerate(said) if gates]
         wrong.setdefault(_in_words(fault, kubelet), by[-1])
     return wrong

@@ -198,7 +198,7 @@ class EndedContainers:
         containers = listed.get(origin.listed_by("" if runtime is None else runtime.name))
         alive = None if containers is None else containers.get(suspect.container_id)
         if alive:
-            # Nobody else knows where its processes are, or when it will be started.
+            # Only the runtime knows where its processes are, or when it will be started.
             suspect.life.awaited_since_s = now_s
             return None
         # One that is being created is not listed yet.

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_writable()
     arguments = build_parser().parse_args(argv)
     try:
-        # Who only asks has time.
+        # A check of the configuration is in no hurry.
         patience_s = LIMIT_S if arguments.check_config else PATIENCE_S
         configuration = Configuration(
             arguments.config, given_flags(arguments), wrong_on_this_machine, patience_s=patience_s

@@ -136,7 +136,7 @@ class Brakes:
                 return
             now_s = self._clock_s()
             self._let_go_s = {key: until_s for key, until_s in self._let_go_s.items() if until_s > now_s}
-            # Whom an earlier process held back would be seen to grow only after it is let go.
+            # A container that an earlier process held back would be seen to grow only after it is let go.
             left = {key for key, path in cgroups.items() if self._directory(path) in self._left_s}
             starting = left.union(starting)
             took = grown(self._before, live)

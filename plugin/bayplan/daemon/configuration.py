@@ -101,7 +101,7 @@ class KubeletQuestion:
         self._settled.set()
         self._known: KubeletVersion | None = None
         self._missed = False
-        # What came when nobody waited for it, until somebody is there who is told.
+        # An answer for which no caller waited any more, until `tell` is called.
         self._late: KubeletVersion | None = None
         self._tell: Told | None = None
 

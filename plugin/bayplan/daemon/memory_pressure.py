@@ -111,7 +111,7 @@ def ticking(is_due: Callable[[], bool], pause_s: float) -> Iterator[asyncio.Even
     def ask() -> None:
         use_every_cpu()
         while not ended.is_set():
-            # Half as dear as an Event with a timeout. Nobody waits for this thread to end.
+            # Half as dear as an Event with a timeout. Nothing waits for this thread to end.
             time.sleep(pause_s)
             try:
                 if not is_due():
@@ -563,8 +563,8 @@ class PressureWatch:
         if self.mode is MemoryPressure.OFF:
             found = Plan(expected_bytes=found.expected_bytes)
         seen = LivePages(time.time_ns() // 1000, nodes, containers, found, services, kept)
-        # Nobody goes back while pages are moved off a node that is short of what was promised: that comes
-        # first, and what goes back meanwhile may be what has to leave next.
+        # No container goes back while pages are moved off a node that is short of what was promised: that
+        # comes first, and what goes back meanwhile may be what has to leave next.
         waits = found.moves and self.mode.relieves
         gathering = Gathering(seen, look.ledger, bands[1], machine.distance, self._left_of)
         return gathering.next_of(self._promised.stray(seen), returns, short_first=bool(waits))

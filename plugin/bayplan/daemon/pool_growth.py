@@ -95,7 +95,7 @@ class HugepagePools:
             self._idle = {}
             return
         if connections != self._connections:
-            # What a runtime lists for the first time may need what nobody seemed to.
+            # Containers that a runtime lists for the first time may need pages that seemed to be idle.
             self._idle, self._connections = {}, connections
         free = await self._in_thread(partial(self._free_bytes, tuple(basis.policy.hugepage_pools)))
         due, lacking = self._note_idle(idle_pools(basis, free)), below_minimum(basis)

@@ -139,7 +139,7 @@ class SocketPath:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             listener.bind(str(fresh))
-            # Between bind and chmod nobody can connect: nothing listens yet.
+            # Between bind and chmod no client can connect: nothing listens yet.
             fresh.chmod(0o600)
             if self.group is not None:
                 os.chown(fresh, -1, self.group)

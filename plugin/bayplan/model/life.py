@@ -221,7 +221,7 @@ TABLE: Final[Mapping[Report, Mapping[Phase, LifeStep]]] = {
         undecided=_enter(Phase.RUNNING),
         ended=_if_alive(Phase.RUNNING),
     ),
-    # containerd asks also about containers that have ended. Whom it updates it knows.
+    # containerd asks also about containers that have ended. It knows a container that it updates.
     Report.UPDATE_ASKED: _row(
         Action.CHANGE,
         {Phase.DECIDED: Phase.CREATED},

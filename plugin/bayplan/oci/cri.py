@@ -65,7 +65,7 @@ def _ask(socket: Path, ids: Sequence[str], timeout_s: float) -> dict[str, Any]:
     what = "describe" if ids else "list"
     if not socket.exists():
         raise UnavailableError(str(socket), f"cannot {what} containers: there is no such socket")
-    # Isolated as an installed daemon is, which has its library from nobody's environment.
+    # Isolated as an installed daemon is, which takes its library from no environment.
     child = [sys.executable, "-IS", "-c", _CHILD.format(path=sys.path), str(socket), str(timeout_s), *ids]
     try:
         done = subprocess.run(child, capture_output=True, timeout=timeout_s + _START_S, check=False)  # noqa: S603 - this program itself

@@ -258,7 +258,7 @@ def _of_placement_files(root: Path, directory: str) -> Iterator[Finding]:
     try:
         found = (root / subject.lstrip("/")).lstat()
     except OSError:
-        return  # Nobody asked for one yet.
+        return  # No container has asked for one yet.
     advice = "remove it, and restart baypland"
     if not stat.S_ISDIR(found.st_mode):
         text = f"is {kind_of(found)} and no directory: containers get no placement file"

@@ -122,7 +122,7 @@ class RuntimeUpdater:
     ) -> bool:
         problem = "no attempt"
         try:
-            # Nobody else can have updated it yet: the runtime does that only once its creation is complete.
+            # No update by others can have come before: the runtime takes them only after its creation.
             at_first = await asyncio.to_thread(content.amounts)
             for pause_s in self._pauses_s:
                 await asyncio.sleep(pause_s)

@@ -84,7 +84,7 @@ def allowed_growth(
                 used & short, min(soon_bytes, amount), used - short, soon_bytes, _SLICE_BYTES
             )
         else:
-            # Beyond its claim nobody was promised that it goes on.
+            # Beyond its claim no container was promised that it goes on.
             takers[key] = _Taker(used & short, LEAST_GROWTH_BYTES, used & at_risk - short, soon_bytes)
     takeable = _Takeable(live)
     wanted, wanted_of_others = Counter[int](), Counter[int]()
@@ -114,7 +114,7 @@ def _part(
         (live.nodes[node].room_bytes, wanted[node], taker.short_bytes)
         for node in taker.short & NodeSet(live.nodes)
     ]
-    # Where all that is there may be taken nobody needs it.
+    # Where all that is there may be taken no other container needs it.
     shares += [
         (has, wanted_of_others[node], taker.other_bytes)
         for node, has in takeable.items()

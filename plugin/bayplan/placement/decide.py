@@ -237,7 +237,7 @@ def decide_change(
     decision = decide_again(basis, engine, request, current)
     if decision.outcome is Outcome.REFUSED:
         return decision
-    # Nobody can change the policy of processes that run. What is by resource claims stays.
+    # The policy of processes that run cannot be changed. What is by resource claims stays.
     placement = replace(
         decision.placement, memory_policy=current.memory_policy, claimed_cpus=current.claimed_cpus
     )

@@ -58,7 +58,7 @@ def container_pages(
     and *of_processes_bytes* are not the kernel's."""
     request, mems = entry.decision.request, entry.decision.placement.mems
     nodes = allowed_nodes(machine, entry.decision)
-    # Where nobody restricts it, none are astray; nor are those that the kernel demotes to a slower tier.
+    # Where nothing restricts it, none are astray; nor are those that the kernel demotes to a slower tier.
     forbidden = NodeSet() if mems is None else machine.ordinary_nodes - mems - nodes
     astray = {node: amount for node, amount in of_processes_bytes.items() if amount and node in forbidden}
     return ContainerPages(

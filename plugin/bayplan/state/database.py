@@ -76,7 +76,7 @@ TABLES: Final = (
       obstacle TEXT NOT NULL
     )
     """,
-    # Who was evicted, a row for each container. Nothing depends on it.
+    # The containers that were evicted, a row for each. Nothing depends on it.
     """
     CREATE TABLE evictions (
       id INTEGER PRIMARY KEY,

@@ -228,7 +228,7 @@ class Reachability:
                 pass  # It has not come back yet.
             wait_s = self._again_s
         if loop.time() - began_s > PROMPT_S:
-            # All who connected while it was starting are answered at one moment.
+            # All clients that connected while it was starting are answered at one moment.
             await asyncio.sleep(drawn(random.random, 0, self._again_s))
         self._asking = None
 

@@ -248,7 +248,7 @@ class HttpServer:
             HostError: that address cannot be had.
         """
         try:
-            # Without TLS: who has not finished the handshake is a client too (`_serve`).
+            # Without TLS: a client that has not finished the handshake counts too (`_serve`).
             self._server = await asyncio.start_server(
                 self._accept, self._host, self._port, limit=MAX_REQUEST_BYTES
             )
@@ -304,7 +304,7 @@ class HttpServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
-            # Cancelled for the sake of another client, or at the end; nobody waits for more of it.
+            # Cancelled for the sake of another client, or at the end; nothing waits for more of it.
             logger.debug("an HTTP client is disconnected", extra={"why": repr(error)})
 
     def _set_waiting(self, client: asyncio.Task[None], *, waiting: bool) -> None:

@@ -517,7 +517,7 @@ class Confinement:
         if plan is not None and carried_out:
             return self._after_relocations(missed, plan)
         if plan is None and search.too_large:
-            # What has more than may be moved at once is moved by nobody here; an operator may see to it.
+            # A container with more than may be moved at once is not moved here; an operator may see to it.
             budget = budget.rest()
             plan = self._moves_within(budget, None).plan(missed)
         if plan is not None:

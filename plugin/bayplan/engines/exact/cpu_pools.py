@@ -128,7 +128,7 @@ class _Pool:
         self._topology, self._basis, self._name, self._had = topology, basis, name, had
         self._pool = basis.policy.cpu_pools.get(name) or CpuPool(len(had), len(had))
         self._only_cores = basis.policy.cpu_alignment.full_pcpus_only
-        # Where nobody else is in it, what it has counts as shared.
+        # If it has no other members, its CPUs count as shared.
         self._not_shared = len(had - basis.shared_cpus)
         self.kind = self._pool.cpu_kind
 
