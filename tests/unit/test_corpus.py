@@ -4,6 +4,7 @@ and what is nobody's form is taken or refused by every reader.
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -14,6 +15,7 @@ from bayplan.config.values import InvalidValueError
 from bayplan.engines.kubelet import cpu_checkpoint, memory_checkpoint
 from bayplan.errors import BayplanError
 from bayplan.files import given_text
+from bayplan.host.devices import CdiSpecs
 from bayplan.nri.wire.connection import UndecodableError, request_from
 from bayplan.oci.documents import parse_resources, parse_spec, parse_state
 from bayplan.oci.protocol import parse_header
@@ -46,8 +48,18 @@ def cpu_state(path: Path) -> object:
     return cpu_checkpoint.state_of(checkpoint)
 
 
+def cdi_device(path: Path) -> object:
+    """As a container's device is looked for that a CDI spec names."""
+    with TemporaryDirectory() as root:
+        spec = Path(root, "etc/cdi/spec").with_suffix(path.suffix or ".json")
+        spec.parent.mkdir(parents=True)
+        spec.write_bytes(path.read_bytes())
+        return CdiSpecs(root).device_nodes("vendor.com/device=0")
+
+
 READERS: dict[str, Callable[[Path], object]] = {
     "agent-message": lambda path: decode_from_agent(path.read_bytes()),
+    "cdi-spec": cdi_device,
     "configuration": lambda path: read_document(File(path)),
     "daemon-message": lambda path: decode_from_daemon(path.read_bytes()),
     "kubelet-cpu-state": cpu_state,

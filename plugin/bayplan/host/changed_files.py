@@ -127,7 +127,7 @@ class ChangedFiles:
         try:
             text = None if self._path is None else read_optional(str(self._path))
             record = _Record(self._boot) if text is None else msgspec.json.decode(text, type=_Record)
-        except (msgspec.MsgspecError, HostError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError, HostError) as error:
             extra = {"file": str(self._path), "problem": str(error)}
             logger.warning("unreadable, so what it is about is left as it is", extra=extra)
             return {}

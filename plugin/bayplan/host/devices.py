@@ -281,7 +281,7 @@ def _read(path: str, version: _Version) -> _File:
     try:
         content = read_file(path, MAX_FILE_BYTES).content
         # CDI clients read every file as YAML, whatever its name ends in; JSON takes a hundredth of the time.
-        decode = msgspec.json.decode if content.lstrip().startswith(b"{") else msgspec.yaml.decode
+        decode = msgspec.json.decode if content.lstrip().startswith((b"{", b"[")) else msgspec.yaml.decode
         spec = decode(content, type=_Spec)
     except OSError as error:
         return _File(version, {}, f"{path} cannot be read: {error.strerror}")

@@ -135,7 +135,8 @@ def test_a_record_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\x00", "{", '{"boot": 1}', '{"boot": "first", "files": {"/x": ["1"]}}']
+    "text",
+    ["", "\x00", "\xff", "{", '{"boot": 1}', '{"boot": "first", "files": {"/x": ["1"]}}', '{"files":' * 5000],
 )
 def test_an_unreadable_record_leaves_all_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str
