@@ -12,7 +12,7 @@ from bayplan.control.container_files import Starts
 from bayplan.control.controller import Controller
 from bayplan.control.cpusets import Cpusets
 from bayplan.control.expectations import Expectation
-from bayplan.control.placements import AdmissionStep, Creation, GrowPools, Placements
+from bayplan.control.placements import AdmissionStep, Creation, GrowPools, Placements, PrepareFile
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.control.recorder import Recorder
 from bayplan.control.state import Current, NodeState, Transaction
@@ -20,11 +20,11 @@ from bayplan.control.threads import InThread
 from bayplan.daemon.shadow import Parts
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
-from bayplan.errors import StateError
+from bayplan.errors import HostError, StateError
 from bayplan.host.container_processes import Occupancy, Place
 from bayplan.host.hierarchy import Hierarchy
 from bayplan.model.decision import Decision
-from bayplan.model.ledger import Ledger
+from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
 from bayplan.model.origin import Hook, Origin
 from bayplan.model.policy import PlacementPolicy
@@ -33,6 +33,7 @@ from bayplan.nri import Capabilities, Clock, Event, Runtime, Version
 from bayplan.placement.hugepage_pools import Pools
 from bayplan.placement.ledger_check import contradictions
 from bayplan.quantity import GIB
+from bayplan.sets import CpuSet
 from bayplan.state import Step, Store
 from support.machines import machine
 
@@ -90,6 +91,8 @@ class Controlled:
         self.relocations_per_hour: int | None = None
         self.grow_pools: GrowPools | None = None
         """Has pools of huge pages grow."""
+        self.prepare_file: PrepareFile | None = None
+        """Makes placement files."""
         self.admission: list[AdmissionStep] = []
         """What becomes of the engine's decisions, in their order."""
         self.before_start: list[Callable[[str], Awaitable[None]]] = []
@@ -111,6 +114,7 @@ class Controlled:
             decide_in_thread=decide_in_thread,
             runs_if_refused=Parts.of_process().runs_if_refused,
             grow_pools=self._grow_pools,
+            prepare_file=self._prepare_file,
             admission=(self._admitted,),
             relocations_per_hour=lambda: self.relocations_per_hour,
         )
@@ -127,6 +131,11 @@ class Controlled:
 
     async def _grow_pools(self, transaction: Transaction, added: Pools) -> Pools:
         return {} if self.grow_pools is None else await self.grow_pools(transaction, added)
+
+    async def _prepare_file(self, machine: Machine, shared: CpuSet, entry: Entry) -> str:
+        if self.prepare_file is None:
+            raise HostError(entry.container_id, "nobody makes placement files here")
+        return await self.prepare_file(machine, shared, entry)
 
     def _admitted(self, creation: Creation, decision: Decision) -> Decision:
         for step in self.admission:

@@ -5,25 +5,30 @@ Two nodes of 1 GiB and four CPUs. "a" and "b" are on node 0, "c" is on node 1; f
 0 once "b" is on node 1.
 """
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from msgspec.structs import replace
 
 from bayplan.admin.questions import rehearsing
 from bayplan.admin.snapshot_source import snapshot_of
+from bayplan.control.container_files import PlacementFileWriter
 from bayplan.control.controller import Controller
 from bayplan.control.promised_nodes import Bounds, PromisedNodes
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import PlacementError, StateError
+from bayplan.host.placement_files import FILE, PlacementDirectory
 from bayplan.model.decision import Placement, QosClass
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import Defragment, PlacementPolicy, TopologyPolicy
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, ContainerState, Pod, Update
 from bayplan.nri import Event
+from bayplan.placement.changed_promises import after_removal
 from bayplan.placement.shortfall import overclaims
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import CpuSet, NodeSet
@@ -34,6 +39,7 @@ from support.oci_node import OciNode
 MOVING = PlacementPolicy(topology=TopologyPolicy.SINGLE_NUMA_NODE, defragment=Defragment.MOVE)
 PATH = "/kubepods/podb/b"
 SIZES = {"a": (300, 0), "b": (400, 1), "c": (400, 0), "new": (700, 2)}
+NONE: Mapping[str, str] = MappingProxyType({})
 PODS = {name: pod(name, QosClass.GUARANTEED) for name in SIZES}
 
 
@@ -57,9 +63,11 @@ async def in_pieces(directory: Path, policy: PlacementPolicy = MOVING) -> AsyncI
         yield one
 
 
-async def in_order(controller: Controller, *, started: bool = True, stay: bool = False) -> None:
+async def in_order(
+    controller: Controller, *, started: bool = True, stay: bool = False, more: Mapping[str, str] = NONE
+) -> None:
     """Create "a", "b" and "c", which may not move if they *stay*; "b" is *started*."""
-    annotations = {"bayplan.dev/may-move": "false"} if stay else {}
+    annotations = {**({"bayplan.dev/may-move": "false"} if stay else {}), **more}
     for name in "abc":
         owner = replace(PODS[name], annotations=annotations)
         await controller.create_container(owner, sized(name))
@@ -210,6 +218,40 @@ async def test_the_others_leave_its_new_cpus_before_it_is_told_of_them(tmp_path:
         assert expected["b"].apart
         assert not expected["a"].apart
         assert after.isdisjoint(expected["a"].cpus or CpuSet())
+
+
+async def test_it_is_told_where_it_goes_and_once_it_is_there(tmp_path: Path) -> None:
+    """By its placement file: new CPUs and the node of its promise at once, and the one that it leaves."""
+    async with controlled(tmp_path / "state", MOVING) as one:
+        state = one.controller.state
+        files = PlacementFileWriter(
+            PlacementDirectory(tmp_path / "files"),
+            here,
+            lambda: state.basis,
+            lambda _: False,
+            lambda: True,
+            state.counters,
+            lambda: 0.0,
+        )
+
+        async def told() -> tuple[str, str, str]:
+            await files.update()
+            written = json.loads((tmp_path / "files/b" / FILE).read_text())
+            (promise,) = written["promises"]
+            return written["cpus"]["exclusive"], written["mems"], promise["nodes"]
+
+        one.prepare_file = files.prepare
+        await in_order(one.controller, more={"bayplan.dev/placement-file": "true"})
+        assert await told() == ("1", "0", "0")
+        await begun(one.controller, PODS["new"], sized("new"))
+        cpus = str(placement(one.controller, "b").exclusive_cpus)
+        assert cpus != "1"
+        assert await told() == (cpus, "0-1", "1")
+        left, _, _ = after_removal(state.basis, ExactEngine())
+        one.accept(ledger=left)
+        async with state.transaction():
+            pass
+        assert await told() == (cpus, "1", "1")
 
 
 async def test_so_many_in_an_hour(tmp_path: Path) -> None:
