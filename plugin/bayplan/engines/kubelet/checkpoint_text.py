@@ -94,7 +94,7 @@ def payload_of(text: str) -> Payload | None:
     if not isinstance(content, dict):
         return None
     found = {key.lower(): value for key, value in content.items()}
-    written, checksum = found.get("data"), found.get("datachecksum")
+    written, checksum = found.get("data") or "", found.get("datachecksum") or 0
     if not written and not checksum:
         return None
     if isinstance(written, str) and isinstance(checksum, int):

@@ -173,12 +173,13 @@ def read_checkpoint(
 
 def _of_payload(payload: Payload, *, pod_level_managers: bool) -> CpuCheckpoint:
     """The content of version 4, whose pods as a whole count with the feature gate only."""
-    if not payload.intact:
-        raise CpuStateError(f"could not load v4 checkpoint: {CORRUPTED}")
     try:
         content = decode_checkpoint(payload.text, _POD_LEVEL_VERSION)
     except CpuStateError as error:
-        raise CpuStateError(f"could not load v4 checkpoint: {error}") from error
+        problem = f"failed to deserialize cpu manager checkpoint data: {error}"
+        raise CpuStateError(f"could not load v4 checkpoint: {problem}") from error
+    if not payload.intact:
+        raise CpuStateError(f"could not load v4 checkpoint: {CORRUPTED}")
     return content if pod_level_managers else replace(content, pod_entries={})
 
 

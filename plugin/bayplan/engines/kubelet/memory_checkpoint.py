@@ -176,13 +176,18 @@ def read_checkpoint(text: str, path: str, *, pod_level_managers: bool) -> Checkp
 
     Raises:
         ParseError: as for `parse_checkpoint`, which says what is wrong with the shape.
-        CheckpointError: a checksum is wrong.
+        CheckpointError: a checksum is wrong, or the payload is no content.
     """
     payload = payload_of(text)
     if payload is not None:
+        try:
+            content = parse_checkpoint(payload.text)
+        except ParseError as error:
+            why = ENDS_EARLY if ENDS_EARLY in error.expected else error
+            problem = f"failed to deserialize memory manager checkpoint data: {why}"
+            raise CheckpointError(path, f"could not load v3 checkpoint: {problem}") from error
         if not payload.intact:
             raise CheckpointError(path, f"could not load v3 checkpoint: {CORRUPTED}")
-        content = parse_checkpoint(payload.text)
         return content if pod_level_managers else replace(content, pod_entries={})
     content = parse_checkpoint(text)
     if pod_level_managers and content.checksum == checksum(content, version=2):

@@ -43,6 +43,7 @@ from bayplan.sets import CpuSet, NodeSet, cpus_text
 CPU_FILE: Final = cpu_file.FILE_NAME
 MEMORY_FILE: Final = memory_file.FILE_NAME
 
+_KUBELETS: Final = "what kubelet writes"
 _INTACT: Final = "the one of its content, as kubelet writes it (kubelet: checkpoint is corrupted)"
 _WHOLE_PODS: Final = "none; what a pod has as a whole is not taken over"
 
@@ -60,13 +61,13 @@ def read_cpu_file(
     except CpuStateError as error:
         if str(error).endswith(CORRUPTED):
             return CpuState(), (_wrong_checksum(CPU_FILE, text),)
-        return CpuState(), (Problem(f"{CPU_FILE}, content", excerpt(str(error)), "what kubelet writes"),)
+        return CpuState(), (Problem(f"{CPU_FILE}, content", excerpt(str(error)), _KUBELETS),)
     if content.policy_name != STATIC:
         return CpuState(), (_other_policy(CPU_FILE, content.policy_name, STATIC),)
     try:
         state = cpu_file.state_of(content)
     except CpuStateError as error:
-        return CpuState(), (Problem(f"{CPU_FILE}, content", excerpt(str(error)), "what kubelet writes"),)
+        return CpuState(), (Problem(f"{CPU_FILE}, content", excerpt(str(error)), _KUBELETS),)
     return state, tuple(_wrong_cpus(state, machine, reserved))
 
 
@@ -77,9 +78,11 @@ def read_memory_file(text: str, machine: Machine) -> tuple[MemoryState, tuple[Pr
         state = memory_file.state_of(content)
     except ParseError as error:
         found = excerpt(f"{error.found} where {error.expected} was expected")
-        return MemoryState(), (Problem(f"{MEMORY_FILE}, content", found, "what kubelet writes"),)
-    except memory_file.CheckpointError:
-        return MemoryState(), (_wrong_checksum(MEMORY_FILE, text),)
+        return MemoryState(), (Problem(f"{MEMORY_FILE}, content", found, _KUBELETS),)
+    except memory_file.CheckpointError as error:
+        if error.problem.endswith(CORRUPTED):
+            return MemoryState(), (_wrong_checksum(MEMORY_FILE, text),)
+        return MemoryState(), (Problem(f"{MEMORY_FILE}, content", excerpt(error.problem), _KUBELETS),)
     static = MemoryManagerPolicy.STATIC.value
     if content.policy_name != static:
         return MemoryState(), (_other_policy(MEMORY_FILE, content.policy_name, static),)

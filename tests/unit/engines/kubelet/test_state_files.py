@@ -62,6 +62,18 @@ def test_a_damaged_payload_is_never_replaced_by_the_fields_beside_it(
         read(kind, json.dumps(of(kind, start) | damage))
 
 
+@pytest.mark.parametrize(("kind", "file"), [("cpu", CPU_FILE), ("memory", MEMORY_FILE)])
+def test_a_payload_that_was_cut_off_is_named_as_kubelet_names_it(kind: str, file: str) -> None:
+    """It reads the text before it looks at the checksum."""
+    content = of(kind, "gate InPlace")
+    text = json.dumps(content | {"data": content["data"][:40]})
+    _, (problem,) = (
+        read_cpu_file(text, plain(), CpuSet(), {}) if kind == "cpu" else read_memory_file(text, plain())
+    )
+    assert problem.path == f"{file}, content"
+    assert f"failed to deserialize {kind} manager checkpoint data" in problem.found
+
+
 def test_without_a_payload_the_fields_count_as_before() -> None:
     for kind in ("cpu", "memory"):
         content = of(kind, "gate InPlace")
