@@ -101,7 +101,8 @@ VERIFY_INTERVAL_S: Final = 10.0
 
 
 class Verification:
-    """See the module. It is asked for by setting *due*; drift is counted in *counters*."""
+    """Compares the kernel with the ledger every `VERIFY_INTERVAL_S`, and when *due* is set; then it looks for
+    containers that ended or began without a report. Drift is counted in *counters*."""
 
     def __init__(
         self,
@@ -166,24 +167,25 @@ class Daemon:
         self.started_us = time.time_ns() // 1000
         self.hierarchy = Hierarchy.detect()
         parts = self.parts = Parts.of_process()
+        # A thread for each kind of calls that must not wait for those of another kind.
         self.host_thread = WorkThread("host")
-        # Separate, because a creation waits for it: a verification of 250 containers takes 20 ms.
+        # A creation waits for its devices: a verification of 250 containers takes 20 ms.
         self.device_thread = WorkThread("devices")
-        # Separate as well: to move the memory of one process can take many seconds.
+        # To move the memory of one process can take many seconds.
         self.page_thread = WorkThread("pages")
-        # And a start of a container waits for this.
+        # A container with CPUs of its own starts when the cpusets of all others are written.
         self.cpuset_thread = WorkThread("cpusets")
-        # And an answer waits for decisions that may take long.
+        # Decisions may take long where there are many nodes.
         self.decision_thread = WorkThread("decisions")
-        # And what is read every second must not wait for pages.
+        # The nodes are read every second, also while pages are moved.
         self.pressure_thread = WorkThread("pressure")
-        # Nor a start, which is to be slowed down before it takes any.
+        # A container that starts is slowed down before it takes memory.
         self.start_thread = WorkThread("starts")
-        # Nor for pods that are given time to end.
+        # Pods are given time to end.
         self.eviction_thread = WorkThread("eviction")
-        # Nor a creation for 4000 files.
+        # There may be 4000 placement files to replace.
         self.file_thread = WorkThread("files")
-        # Nor a pool of huge pages that grows for one, which has the second do what may take long.
+        # A creation waits for a pool of huge pages to grow; to compact memory for it may take seconds.
         self.pool_thread = WorkThread("pools")
         self.compaction_thread = WorkThread("compaction")
         self.threads = tuple(one for one in vars(self).values() if isinstance(one, WorkThread))
