@@ -45,6 +45,7 @@ from support.dra_kubelet import DraKubelet, registered
 from support.kubelet_pods import sandbox
 from support.kubernetes_page import agent_rules, scheduler_configuration
 from support.machines import container
+from support.places import IN_MEMORY
 from support.resource_claims import environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix, pytest.mark.xdist_group("control-plane")]
@@ -67,6 +68,7 @@ class Way(enum.Enum):
 
 
 NUMA_SCHEDULER = "numa-scheduler"
+AGENTS = "system:serviceaccount:default:bayplan-agent"
 CLASS = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "DeviceClass",
@@ -208,7 +210,7 @@ async def cluster(plane: ControlPlane, features: Collection[str] = ()) -> AsyncI
     plane.apply("/apis/resource.k8s.io/v1/deviceclasses/numa.bayplan.dev", CLASS)
     async with AsyncExitStack() as running:
         # A socket's path has 107 bytes.
-        directory = Path(running.enter_context(TemporaryDirectory(prefix="dra")))
+        directory = Path(running.enter_context(TemporaryDirectory(prefix="dra", dir=IN_MEMORY)))
         nodes: dict[str, Node] = {}
         for name, loads in LOADS.items():
             make_node(plane, name, *features)
@@ -278,6 +280,7 @@ async def outcomes(
         if way is Way.BESIDE:
             plane.start_scheduler(kubernetes.scheduler(), scheduler_configuration(NUMA_SCHEDULER))
             found.of_requests = NUMA_SCHEDULER
+        before = written(plane)
         try:
             for number in range(STEPS):
                 if found.placed and draw.random() < 0.5:
@@ -288,7 +291,14 @@ async def outcomes(
                 await found.run(f"pod-{number}", draw.choice([3, 5, 8]), claims=claims)
         finally:
             plane.stop_schedulers()
+        found.outcomes += written(plane) - before
     return found.outcomes
+
+
+def written(plane: ControlPlane) -> Counter[str]:
+    """How often the agents of both nodes have written to which resource so far, by the audit log."""
+    asked = (one for one in plane.audited(AGENTS) if one["verb"] in {"create", "patch", "update", "delete"})
+    return Counter(f"writes of {one['objectRef']['resource']}" for one in asked)
 
 
 @pytest.mark.usefixtures("topologies")
@@ -303,6 +313,9 @@ async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, sch
     assert claimed["pending, would fit"] == 0
     assert claimed["placed"] > found[Way.BLIND]["placed"]
     assert claimed["counted as requests"] == 0
+    # The scheduler subtracts claims itself, and none was refused.
+    assert claimed["writes of resourceslices"] == claimed["writes of resourceclaims"] == 0
+    assert found[Way.TOPOLOGY]["writes of resourceslices"] <= 2 * STEPS
 
 
 @pytest.mark.usefixtures("topologies")

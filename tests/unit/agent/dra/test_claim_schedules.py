@@ -28,6 +28,7 @@ from support.dra_kubelet import DraKubelet, registered
 from support.dra_node import DraNode, resource_claim, result
 from support.fake_api_server import FakeApiServer
 from support.machines import container, pod
+from support.places import IN_MEMORY
 
 STEPS, MORE_STEPS = 60, 400
 MOST_PODS = 6
@@ -363,7 +364,7 @@ class Schedule:
 def place() -> Iterator[tuple[Path, FakeApiServer]]:
     api = FakeApiServer()
     # A socket's path has 107 bytes.
-    with api.serving(), TemporaryDirectory(prefix="dra") as directory:
+    with api.serving(), TemporaryDirectory(prefix="dra", dir=IN_MEMORY) as directory:
         yield Path(directory), api
 
 
