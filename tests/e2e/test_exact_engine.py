@@ -3,6 +3,7 @@ whose text says what is in the way.
 """
 
 import json
+from itertools import product
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from typing import NamedTuple
@@ -68,6 +69,8 @@ KILL_AT_PATH, KILL_AT_LOG = "/run/testbed/kill_at.py", "/run/testbed/kill_at.log
 KILL_AT_SOCKET, STEP_FILE = "/run/testbed/nri.sock", "/run/testbed/step"
 MOVING = ("--topology-manager-policy", "single-numa-node", "--defragment", "move")
 LATE = guaranteed("late", 1, "550Mi").touching("500Mi")
+STEPS = ("request", "writing", "record", "cpusets", "reply", "start")
+RELIEF_STEPS = ("pages", "slowed")
 BUNDLES = "/run/containerd/io.containerd.runtime.v2.task/k8s.io"
 
 
@@ -166,25 +169,28 @@ def test_a_container_goes_elsewhere_with_its_cpus_and_pages_so_that_another_fits
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("step", ["request", "writing", "record", "cpusets", "reply"])
+@pytest.mark.parametrize(
+    ("step", "mode"), [*product(STEPS, ("off", "relieve")), *product(RELIEF_STEPS, ("relieve",))]
+)
 @on(FOUR_NODES, "2.3")
 def test_a_daemon_that_is_killed_while_it_moves_somebody_leaves_every_promise_true(
-    node: Node, step: str
+    node: Node, step: str, mode: str
 ) -> None:
-    """containerd creates the newcomer without an answer then, and it takes memory from wherever it runs."""
+    """Without an answer containerd creates the newcomer all the same, and it takes memory from wherever it
+    runs."""
     node.guest.write(KILL_AT_PATH, KILL_AT.read_text())
     words = (KILL_AT_SOCKET, NRI_SOCKET, STEP_FILE)
     node.guest.start("kill-at", "python3", KILL_AT_PATH, *words, log=KILL_AT_LOG)
     try:
         node.guest.await_text(KILL_AT_LOG, "listening")
-        node.bayplan.start(*MOVING, "--nri-socket", KILL_AT_SOCKET)
+        node.bayplan.start(*MOVING, "--nri-socket", KILL_AT_SOCKET, "--memory-pressure", mode)
         node.bayplan.await_synchronized()
         pieces = in_pieces(node)
         sandbox = node.crictl.run_sandbox(LATE)
         node.guest.write(STEP_FILE, step)
         late = node.crictl.create(sandbox, LATE, LATE.containers[0])
-        node.guest.await_text(KILL_AT_LOG, f"killed at {step}")
         node.crictl.start(late)
+        node.guest.await_text(KILL_AT_LOG, f"killed at {step}")
         node.guest.await_text("/var/log/pods/late/main.log", "touched")
         since = node.bayplan.log_position()
         node.bayplan.start_again()

@@ -30,7 +30,8 @@ def size(text: str | int) -> int:
 @dataclass(frozen=True, slots=True)
 class Container:
     """What CRI's ContainerConfig says; None and empty mean that the field is not sent. `devices` maps paths
-    in the container to device nodes of the host, `mounts` to its files and directories.
+    in the container to device nodes of the host, `mounts` to its files and directories; `cdi_devices` are
+    names.
     """
 
     name: str = "main"
@@ -51,6 +52,7 @@ class Container:
     read_only_root: bool = False
     devices: Mapping[str, str] = field(default_factory=dict)
     mounts: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
 
     def touching(self, amount: str | int, *, hugepages: str = "") -> "Container":
         """The same container, whose program fills so much memory and says "touched"."""
@@ -74,6 +76,7 @@ class Container:
             "mounts": [
                 {"container_path": inside, "host_path": outside} for inside, outside in self.mounts.items()
             ],
+            "CDI_devices": [{"name": name} for name in self.cdi_devices],
         }
 
     def _security(self) -> dict[str, object]:

@@ -4,7 +4,8 @@
 ``STEP_FILE`` names the step, once it is there; it is removed when the plugin was killed. `request`: the
 plugin is not told of the creation any more. `writing`: it has begun to write to its database. `record`:
 another container is recorded. `cpusets`: it has written to the cpuset of a container. `reply`: the runtime
-does not get what it replies. Standard library only.
+does not get what it replies. `start`: it is not told of the start that follows. `slowed`: it has bound what a
+container may use. `pages`: a container has memory on each of several nodes. Standard library only.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import sqlite3
 import struct
 import sys
 import threading
+import time
 from pathlib import Path
 
 LISTEN, RUNTIME, STEP_FILE = sys.argv[1:]
@@ -24,8 +26,12 @@ WATCHED = {
     "writing": (STATE, "state.db*"),
     "record": (STATE, "state.db*"),
     "cpusets": (CGROUPS, "**/cpuset.*s"),
+    "slowed": (CGROUPS, "**/memory.high"),
 }
 IN_MODIFY = 2
+# The method of a request, with its length, as others contain its name.
+START = b"\x12\x0eStartContainer"
+MANY_BYTES = 8 << 20
 
 
 def killed(pid: int, step: str) -> None:
@@ -35,11 +41,12 @@ def killed(pid: int, step: str) -> None:
 
 
 def step_of(data: bytes) -> str:
-    """The step at which the plugin is to be killed, if *data* has a creation."""
+    """The step at which the plugin is to be killed, if *data* has what it begins with."""
     try:
-        return Path(STEP_FILE).read_text().strip() if b"CreateContainer" in data else ""
+        step = Path(STEP_FILE).read_text().strip()
     except FileNotFoundError:
         return ""
+    return step if (START if step == "start" else b"CreateContainer") in data else ""
 
 
 def recorded() -> int:
@@ -69,6 +76,26 @@ def watched(pid: int, step: str) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def lies_on_several_nodes(numa_stat: Path) -> bool:
+    """Whether a container has much anonymous memory on each of several nodes."""
+    try:
+        line = next(one for one in numa_stat.read_text().splitlines() if one.startswith("anon "))
+    except (OSError, StopIteration):
+        return False
+    return sum(int(one.partition("=")[2]) > MANY_BYTES for one in line.split()[1:]) > 1
+
+
+def followed(pid: int) -> None:
+    """Have the plugin killed when a container has memory on several nodes."""
+
+    def wait() -> None:
+        while not any(map(lies_on_several_nodes, CGROUPS.glob("pod*/*/memory.numa_stat"))):
+            time.sleep(0.005)
+        killed(pid, "pages")
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 class Connection:
     def __init__(self, plugin: socket.socket) -> None:
         credentials = plugin.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -82,10 +109,12 @@ class Connection:
     def to_plugin(self) -> None:
         while data := received(self.runtime):
             step = step_of(data)
-            if step == "request":
+            if step in ("request", "start"):
                 killed(self.pid, step)
             elif step in WATCHED:
                 watched(self.pid, step)
+            elif step == "pages":
+                followed(self.pid)
             self.holds_reply = step == "reply"
             sent(self.plugin, data)
         closed(self.plugin)
