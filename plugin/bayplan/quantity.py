@@ -11,6 +11,7 @@ from decimal import ROUND_CEILING, Decimal
 from typing import Final
 
 from bayplan.errors import ParseError
+from bayplan.printable import pattern
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -28,15 +29,13 @@ _SUFFIXES: Final[dict[str, Decimal]] = {
     "Ki": Decimal(1 << 10), "Mi": Decimal(1 << 20), "Gi": Decimal(1 << 30),
     "Ti": Decimal(1 << 40), "Pi": Decimal(1 << 50), "Ei": Decimal(1 << 60),
 }  # fmt: skip
-_QUANTITY: Final = re.compile(
+_QUANTITY: Final = pattern(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]{1,2})|([numkKMGTPE]?i?))"
 )
 _DECIMAL_UNITS: Final = ("", "k", "M", "G", "T", "P", "E")
 _BINARY_UNITS: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 _INT64_MAX: Final = (1 << 63) - 1
-_MEMPARSE: Final = re.compile(
-    r"(?:0[xX]([0-9a-fA-F]{1,40})|(0[0-7]{0,40}|[1-9][0-9]{0,40}))([kKmMgGtTpPeE]?)"
-)
+_MEMPARSE: Final = pattern(r"(?:0[xX]([0-9a-fA-F]{1,40})|(0[0-7]{0,40}|[1-9][0-9]{0,40}))([kKmMgGtTpPeE]?)")
 _INT64_DIGITS: Final = 19
 _SHORT: Final = 10 * 1024
 """9999Mi still reads well."""

@@ -6,12 +6,12 @@ cpuset.cpus, cpuset.mems and /sys/devices/system/node/online. Values are immutab
 iterate in ascending order, so that nothing which walks them depends on hashing.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import ClassVar, Final, Self, final
 
 from bayplan.errors import ParseError
+from bayplan.printable import pattern
 
 
 class IdSet:
@@ -222,12 +222,12 @@ def nodes_text(nodes: NodeSet) -> str:
 
 
 _LAST: Final = "N"
-_END_OF_LIST: Final = re.compile(r"(?<![,\s])\n")
+_END_OF_LIST: Final = pattern(r"(?<![,\s])\n")
 _USUAL_LENGTH: Final = 20
-_MASK_GROUP: Final = re.compile("[0-9a-fA-F]{1,8}")
+_MASK_GROUP: Final = pattern("[0-9a-fA-F]{1,8}")
 _DIGITS: Final = "N|[0-9]{1,40}"
 """int() refuses thousands of digits with an error of its own."""
-_REGION: Final = re.compile(
+_REGION: Final = pattern(
     rf"(?:(?P<all>(?i:all))|(?P<first>{_DIGITS})(?:-(?P<last>{_DIGITS}))?)"
     rf"(?:(?(last)|(?(all)|(?!))):(?P<used>{_DIGITS})/(?P<group>{_DIGITS}))?"
 )

@@ -85,6 +85,24 @@ def test_a_start_loads_no_more_and_holds_no_more(module: str) -> None:
     assert resident_bytes <= RESIDENT_MIB[module] * MIB
 
 
+COMPILED = """
+import re, sys
+compiled, before = [], re.compile
+def counted(expression, flags=0):
+    compiled.append((sys._getframe(1).f_globals["__name__"], expression))
+    return before(expression, flags)
+re.compile = counted
+import {module}
+getattr({module}, "load", tuple)()
+print([one for one in compiled if one[0].partition(".")[0] == "bayplan"])
+"""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_start_compiles_no_pattern(module: str) -> None:
+    assert in_a_process("-c", COMPILED.format(module=module)) == "[]\n"
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_an_engine_is_loaded_where_it_is_chosen(module: str) -> None:
     names, *_ = loaded(module)

@@ -6,10 +6,8 @@ anything else replaces. The default of evictionHard is filled in before the firs
 What kubelet's documents leave out has kubelet's default, unless another file or a flag says something of it.
 """
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Final
 
 from bayplan.config.keys import FEATURE_GATES, KEYS
@@ -21,6 +19,7 @@ from bayplan.errors import ParseError, Problem, excerpt
 from bayplan.model.kubelet_version import GateFault, KubeletRules, faults, gates_of, resolved
 from bayplan.model.policy import MemoryReservationPolicy
 from bayplan.placement.foreign_cpusets import PinningManager
+from bayplan.printable import pattern
 
 _HARD: Final = "evictionHard"
 _MERGES_DEFAULTS: Final = "mergeDefaultEvictionSettings"
@@ -87,7 +86,7 @@ _FILLED_IN: Final[Mapping[str, object]] = {
     "imagePullCredentialsVerificationPolicy": "NeverVerifyPreloadedImages",
 }
 """What these get where their gate is on, before the first drop-in is read: v1beta1/defaults.go."""
-_SAYS_NOTHING: Final = re.compile(r"[0.hmsunµ]*")
+_SAYS_NOTHING: Final = pattern(r"[0.hmsunµ]*")
 """A text that is empty, or a duration of zero."""
 
 _PARTNERS: Final[Mapping[str, Sequence[str]]] = {
@@ -336,10 +335,17 @@ def _in_words(fault: GateFault, kubelet: KubeletRules) -> Problem:
     elif fault.known_to:
         versions = " to ".join(f"1.{minor}" for minor in sorted({fault.known_to[0], fault.known_to[-1]}))
         expected += f", unlike {versions}; kubeletVersion says which one reads the file"
-    elif near := get_close_matches(fault.gate, gates_of(kubelet.minor), n=1):
+    elif near := _close_to(fault.gate, gates_of(kubelet.minor)):
         expected += f", {near[0]} perhaps"
     path = join(_GATES, fault.gate)
     return Problem(path, found, f"{expected}; kubelet: {fault.sentence}")
+
+
+def _close_to(name: str, names: Collection[str]) -> list[str]:
+    """The one of *names* that is probably meant, if any is."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
+
+    return get_close_matches(name, names, n=1)
 
 
 def _unknown_keys(document: Document, known: Collection[str], kubelet: KubeletRules) -> Iterator[str]:
@@ -349,7 +355,7 @@ def _unknown_keys(document: Document, known: Collection[str], kubelet: KubeletRu
     for key in document.values:
         if key in known or key in _META:
             continue
-        near = spelled.get(key.lower()) or next(iter(get_close_matches(key, known, n=1)), "")
+        near = spelled.get(key.lower()) or next(iter(_close_to(key, known)), "")
         advice = f"; perhaps {near}" if near else ""
         yield f"{excerpt(key)}: without effect; kubelet {kubelet} does not know it{advice}"
 

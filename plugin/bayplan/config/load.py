@@ -6,7 +6,6 @@ defaults below all that is said; what has no effect is remarked on.
 """
 
 import enum
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -49,11 +48,12 @@ from bayplan.errors import ConfigError, ParseError, Problem
 from bayplan.host.kubelet_program import KubeletVersion
 from bayplan.model.kubelet_version import NEWEST, KubeletRules, rules_of
 from bayplan.model.policy import MemoryReservationPolicy
+from bayplan.printable import pattern
 
 DEFAULT_DIRECTORY: Final = Path("/etc/bayplan")
 _FLAGS: Final = "command line"
 _HERE: Final = "on this machine"
-_OPENSHIFT: Final = re.compile(r"\+[0-9a-f]{7,40}$")
+_OPENSHIFT: Final = pattern(r"\+[0-9a-f]{7,40}$")
 """How the versions of its kubelet end: with the start of a commit (v1.33.5+1a2b3c4)."""
 _KUBELETS_HAS_A_KIND: Final = f"kubelet's own file has kind: {KUBELETS_KIND}"
 

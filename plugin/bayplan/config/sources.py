@@ -22,6 +22,7 @@ from bayplan.config.values import InvalidValueError, invalid, items, show
 from bayplan.errors import Problem, excerpt
 from bayplan.files import MIB, read_text, unreadable
 from bayplan.placement.foreign_cpusets import PinningManager
+from bayplan.printable import pattern
 from bayplan.quantity import counted
 
 MAX_CONFIG_BYTES: Final = MIB
@@ -30,7 +31,7 @@ _SUFFIXES: Final = (".toml", ".yaml", ".yml")
 _DROP_IN: Final = ".conf"
 _KUBELETS: Final = (".json", _DROP_IN)
 """How kubelet's own file and its drop-ins may end, too."""
-_FLAG: Final = re.compile(r"""(?:^|[\s="'])--[a-z][a-z-]+[= ]""", re.MULTILINE)
+_FLAG: Final = pattern(r"""(?:^|[\s="'])--[a-z][a-z-]+[= ]""", re.MULTILINE)
 _MAX_WALKED: Final = 10_000
 """Entries of a directory that is searched for kubelet's drop-ins. Nobody means so many."""
 

@@ -4,13 +4,13 @@ Only the form of the flag is parsed here, in kubelet's spelling; the readers che
 files alike. A flag may be given more than once: the last one counts; of a list, all of them together.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from bayplan.errors import ParseError
+from bayplan.printable import pattern
 
-_INTEGER: Final = re.compile(r"\+?[0-9]{1,18}")
+_INTEGER: Final = pattern(r"\+?[0-9]{1,18}")
 _LISTS: Final = ("namespaces", "containers")
 _KUBELETS_FORM: Final = "numaNodeID:type=quantity[,type=quantity...]"
 

@@ -14,22 +14,23 @@ from typing import Final, TypeAlias, TypeVar
 
 from bayplan.admin_protocol import MAX_SOCKET_PATH_BYTES
 from bayplan.errors import ParseError, Problem, excerpt
+from bayplan.printable import pattern
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet
 
 T = TypeVar("T")
 Reader: TypeAlias = Callable[[str, object], T]
 
-_WHOLE_NUMBER: Final = re.compile("[0-9]{1,10}")
+_WHOLE_NUMBER: Final = pattern("[0-9]{1,10}")
 _FRACTIONS: Final = range(8, 1 << 31)
 """What the kernel takes for vm.percpu_pagelist_high_fraction beside 0."""
-_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
+_DURATION: Final = pattern(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m)")
 _NAMESPACE: Final = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000}
 NOBODY: Final = "none"
 _DECIMAL_BITS: Final = 1024
 _MINOR_DIGITS: Final = 2
-_KUBELET_VERSION: Final = re.compile(r"v?1\.([0-9]{1,3})(?:\.[0-9]+)?(?:[-+].*)?")
+_KUBELET_VERSION: Final = pattern(r"v?1\.([0-9]{1,3})(?:\.[0-9]+)?(?:[-+].*)?")
 """Of the minor versions of Kubernetes that are maintained."""
 _SIMILAR: Final = 0.6
 """difflib's own default: two thirds of the letters in order."""

@@ -5,7 +5,6 @@ pod manifests are read here, too: there keys may be twice, as Kubernetes' own to
 """
 
 import json
-import re
 from collections.abc import Hashable
 from typing import Any, Final
 
@@ -14,9 +13,10 @@ import yaml
 from bayplan.config.values import invalid
 from bayplan.errors import ConfigError, Problem, excerpt
 from bayplan.files import read_named, unreadable
+from bayplan.printable import pattern
 from bayplan.quantity import counted
 
-_EXPECTED_BUT_FOUND: Final = re.compile(r"(?:did not find |expected )(.*), but found (.*)")
+_EXPECTED_BUT_FOUND: Final = pattern(r"(?:did not find |expected )(.*), but found (.*)")
 """How PyYAML says most of what is wrong."""
 
 YAML_ERRORS: Final = (yaml.YAMLError, ValueError, RecursionError)

@@ -92,6 +92,7 @@ async def _serve(settings: Settings, configuration: Configuration) -> int:
         gc.collect()
         gc.freeze()
         gc.set_threshold(_YOUNG_OBJECTS)
+        gc.enable()
         daemon.listen_for_signals()
         notifier.ready()
         await until_one_ends(

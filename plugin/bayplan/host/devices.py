@@ -15,7 +15,6 @@ on a file system that does not answer.
 
 import json
 import os
-import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -44,6 +43,7 @@ from bayplan.model.claims import (
 )
 from bayplan.model.decision import DeviceHint
 from bayplan.model.workload import Container, DeviceType
+from bayplan.printable import pattern
 from bayplan.sets import NodeSet, text_to_set
 
 MAX_DEPTH: Final = 8
@@ -52,11 +52,11 @@ MAX_DEPTH: Final = 8
 NVIDIA_MAJOR: Final = 195
 """Registered for NVIDIA's devices, for which the driver makes no entries below /sys/dev."""
 
-_VFIO_GROUP: Final = re.compile(r"/devices/virtual/vfio/(?:noiommu-)?([0-9]{1,9})")
-_NVME_SUBSYSTEM: Final = re.compile(r"(.*/nvme-subsystem/nvme-subsys[0-9]{1,9})(?:/.*)?")
-_NVME_CONTROLLER: Final = re.compile(r"nvme[0-9]{1,9}")
-_PCI_ADDRESS: Final = re.compile(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?=/|$)")
-_PCI_ROOT: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_VFIO_GROUP: Final = pattern(r"/devices/virtual/vfio/(?:noiommu-)?([0-9]{1,9})")
+_NVME_SUBSYSTEM: Final = pattern(r"(.*/nvme-subsystem/nvme-subsys[0-9]{1,9})(?:/.*)?")
+_NVME_CONTROLLER: Final = pattern(r"nvme[0-9]{1,9}")
+_PCI_ADDRESS: Final = pattern(r"/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?=/|$)")
+_PCI_ROOT: Final = pattern(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 
 
 class DevicePlace(NamedTuple):
@@ -418,7 +418,7 @@ def _claim_spec(held: HeldClaim) -> bytes:
 
 MAX_DIRECTORY_ENTRIES: Final = 256
 
-_ADDRESS: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_ADDRESS: Final = pattern(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 _Numbers = tuple[DeviceType, int, int]
 

@@ -11,7 +11,6 @@ bound.
 """
 
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +28,7 @@ from bayplan.host.kernelfs import AbsentError, RefusedError, parse_file, parse_n
 from bayplan.host.memory_statistics import MEM_TOTAL, read_meminfo
 from bayplan.kubelet.eviction_manager import ALLOCATABLE_MEMORY, MEMORY_AVAILABLE, SignalObservation
 from bayplan.model.kubelet_version import KubeletRules
+from bayplan.printable import pattern
 
 _PIDS: Final = "pid.available"
 _PODS: Final = ("/kubepods.slice", "/kubepods")
@@ -203,8 +203,8 @@ MOST_LEVELS: Final = 64
 """Each costs two file descriptors while what is below it is counted."""
 _BLOCK_BYTES: Final = 512
 """Of st_blocks, see stat(2)."""
-_UPPER: Final = re.compile(r"(?:^|,)upperdir=(/[^,]*)")
-_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+_UPPER: Final = pattern(r"(?:^|,)upperdir=(/[^,]*)")
+_ESCAPED: Final = pattern(r"\\([0-7]{3})")
 _LOG_ROOT: Final = "var/log/pods"
 
 

@@ -8,7 +8,6 @@ Blocking calls.
 """
 
 import os
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -24,9 +23,10 @@ from bayplan.host.kernelfs import (
     read_optional,
     write_text,
 )
+from bayplan.printable import pattern
 from bayplan.quantity import KIB, MIB
 
-_DIRECTORY: Final = re.compile(r"hugepages-(\d+)kB")
+_DIRECTORY: Final = pattern(r"hugepages-(\d+)kB")
 _PORTION_BYTES: Final = 256 * MIB
 """What one write asks for at most, if a page is not larger: some 50 ms where memory is free."""
 

@@ -9,7 +9,6 @@ The kernel refuses (EIO) for interrupts that it spreads over the CPUs itself, as
 come only when a program on that CPU uses the device. It also does for a timer's.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,17 +19,18 @@ from msgspec import Struct
 from bayplan.errors import HostError, ParseError
 from bayplan.host.changed_files import ChangedFiles, Value
 from bayplan.host.kernelfs import numbered_entries, parse_file, read_optional
+from bayplan.printable import pattern
 from bayplan.sets import CpuSet
 
 RECORD: Final = "irq_affinity.json"
 """In the state directory."""
 
 _IRQS: Final = "proc/irq"
-_IRQ: Final = re.compile(r"(\d{1,9})")
+_IRQ: Final = pattern(r"(\d{1,9})")
 _LIST: Final = "smp_affinity_list"
 _EFFECTIVE: Final = "effective_affinity_list"
 _DEFAULT: Final = "default_smp_affinity"
-_MASK: Final = re.compile(r"[0-9a-f]{1,8}(,[0-9a-f]{8})*")
+_MASK: Final = pattern(r"[0-9a-f]{1,8}(,[0-9a-f]{8})*")
 _WORD_DIGITS: Final = 8
 """Of a mask in /proc, between two commas."""
 

@@ -11,7 +11,6 @@ has kubelet within it and the same version number (``k3s version v1.36.3+k3s1 (.
 """
 
 import os
-import re
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -23,13 +22,14 @@ from typing import Final
 from msgspec import Struct
 
 from bayplan.files import read_text
+from bayplan.printable import pattern
 
 LIMIT_S: Final = 10.0
 """It takes a tenth of a second; from a slow disk, of which 80 MB have to be read, some seconds."""
 
 _PROGRAMS: Final = {"kubelet": "kubelet", "k3s": "k3s", "k3s-server": "k3s", "k3s-agent": "k3s"}
 """Names of processes, and what their programs are called."""
-_FLAG: Final = re.compile(r"--?[A-Za-z]")
+_FLAG: Final = pattern(r"--?[A-Za-z]")
 _OF_K3S: Final = "kubelet-arg"
 """The flag of k3s whose texts are kubelet's flags, without dashes."""
 _UNITS: Final = ("kubelet.service", "k3s.service", "k3s-agent.service")
@@ -41,7 +41,7 @@ _UNIT_DIRECTORIES: Final = (
     "lib/systemd/system",
 )
 """systemd.unit(5), the first one wins."""
-_ANSWER: Final = re.compile(r"(?:Kubernetes|k3s version) (v1\.[0-9]{1,3}\.[0-9]+\S*)")
+_ANSWER: Final = pattern(r"(?:Kubernetes|k3s version) (v1\.[0-9]{1,3}\.[0-9]+\S*)")
 _ENGINES: Final = frozenset({"crictl", "ctr", "docker", "nerdctl", "podman", "rkt"})
 _PREFIXES: Final = "@-:+!|"
 """Of a program in ExecStart=, systemd.service(5)."""

@@ -52,6 +52,7 @@ from bayplan.host.memory_statistics import (
     slab_bytes,
 )
 from bayplan.placement.page_placement import NodeMemory
+from bayplan.printable import pattern
 from bayplan.quantity import KIB
 from bayplan.sets import NodeSet
 
@@ -283,7 +284,7 @@ class ContainerMemory:
 
 
 _NODES: Final = "sys/devices/system/node"
-_ISOLATED: Final = re.compile(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE)
+_ISOLATED: Final = pattern(r"^nr_isolated_(?:anon|file) (\d+)$", re.MULTILINE)
 
 
 def read_held_memory(
@@ -389,9 +390,9 @@ def _isolated_bytes(root: Path, node: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-_FAULTS: Final = re.compile(r"^(?:total_)?(pgfault|pgmajfault) ([0-9]{1,20})$", re.MULTILINE)
-_SOME: Final = re.compile(r"^some avg10=([0-9]{1,3}\.[0-9]{1,2}) ", re.MULTILINE)
-_NUMA: Final = re.compile(r"^(numa_miss|numa_foreign|other_node) ([0-9]{1,20})$", re.MULTILINE)
+_FAULTS: Final = pattern(r"^(?:total_)?(pgfault|pgmajfault) ([0-9]{1,20})$", re.MULTILINE)
+_SOME: Final = pattern(r"^some avg10=([0-9]{1,3}\.[0-9]{1,2}) ", re.MULTILINE)
+_NUMA: Final = pattern(r"^(numa_miss|numa_foreign|other_node) ([0-9]{1,20})$", re.MULTILINE)
 _NODE_DIRECTORY: Final = "sys/devices/system/node/node{}/numastat"
 
 

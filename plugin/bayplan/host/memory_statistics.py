@@ -40,10 +40,11 @@ from msgspec.structs import replace
 
 from bayplan.errors import ParseError
 from bayplan.host.kernelfs import optional_number, parse_file, read_optional
+from bayplan.printable import pattern
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet
 
-_MEMINFO_LINE: Final = re.compile(r"^(?:Node \d+ )?([^:\n]+): +(\d{1,20}) kB$", re.MULTILINE)
+_MEMINFO_LINE: Final = pattern(r"^(?:Node \d+ )?([^:\n]+): +(\d{1,20}) kB$", re.MULTILINE)
 
 MEM_TOTAL: Final = "MemTotal"
 MEM_FREE: Final = "MemFree"
@@ -101,12 +102,12 @@ _LEGACY_OF_PROCESSES: Final = ("anon", "unevictable")
 """cgroup v1 does not say where a cgroup's kernel memory is: it counts as held outside of containers."""
 
 _COLUMNS: Final = r"((?: N\d{1,5}=\d{1,20})*)$"
-_NUMA_STAT_LINE: Final = re.compile(
+_NUMA_STAT_LINE: Final = pattern(
     f"^({'|'.join(sorted((*_OF_PROCESSES, *_OF_KERNEL, *_OF_FILES, *_SHARED, *_MAPPED)))}){_COLUMNS}",
     re.MULTILINE,
 )
-_LEGACY_LINE: Final = re.compile(rf"^hierarchical_(anon|file|unevictable)=\d+{_COLUMNS}", re.MULTILINE)
-_NODE_VALUE: Final = re.compile(r"N(\d+)=([1-9]\d*)")
+_LEGACY_LINE: Final = pattern(rf"^hierarchical_(anon|file|unevictable)=\d+{_COLUMNS}", re.MULTILINE)
+_NODE_VALUE: Final = pattern(r"N(\d+)=([1-9]\d*)")
 """Most containers have nothing on most nodes."""
 
 EXPECTED: Final = "lines such as 'inactive_anon N0=4096 N1=0'"
@@ -206,7 +207,7 @@ _LEAST_BATCHES: Final = 4
 """A list of so many batches is the shortest that the kernel has."""
 
 _NOT_FOR_THE_KERNEL: Final = ("Movable", "Device")
-_ZONE_LINE: Final = re.compile(
+_ZONE_LINE: Final = pattern(
     r"^Node (\d+), zone +(\S+)"
     r"|^ +(boost|min|low|high|managed|protection:|cpu:|count:|high:|batch:|high_min:) +(.+)$",
     re.MULTILINE,

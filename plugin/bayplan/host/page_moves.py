@@ -25,6 +25,7 @@ from bayplan.host import shadow_mode
 from bayplan.host.container import ContainerCgroup
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_optional, read_text
 from bayplan.host.libc import libc
+from bayplan.printable import pattern
 from bayplan.quantity import GIB, KIB, format_bytes
 from bayplan.sets import NodeSet, nodes_text
 
@@ -46,8 +47,8 @@ _HINTS: Final = {
 
 _WORD_BITS: Final = 64
 _HUGE_PAGES: Final = "huge"
-_ON_NODE: Final = re.compile(r"\bN(\d{1,5})=(\d{1,18})\b")
-_PAGE_SIZE: Final = re.compile(r"\bkernelpagesize_kB=(\d{1,9})\b")
+_ON_NODE: Final = pattern(r"\bN(\d{1,5})=(\d{1,18})\b")
+_PAGE_SIZE: Final = pattern(r"\bkernelpagesize_kB=(\d{1,9})\b")
 
 
 def migrate_pages(pid: int, leave: NodeSet, stay: NodeSet) -> int:
@@ -176,11 +177,11 @@ _LARGE_BYTES: Final = 8 * GIB
 """Of a process with more, numa_maps is not read: the kernel walks all of its page tables for it, 8 ms for a
 GiB of small pages, and whoever maps memory in the process waits for that."""
 
-_RANGE: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) ([r-][w-][x-][ps]) \S+ \S+ \S+ *(.*)$", re.MULTILINE)
-_POLICY: Final = re.compile(r"^([0-9a-f]+) (\S+)(.*)$", re.MULTILINE)
-_BIND: Final = re.compile(r"bind(?:=[a-z|]+)?:([0-9,-]+)")
+_RANGE: Final = pattern(r"^([0-9a-f]+)-([0-9a-f]+) ([r-][w-][x-][ps]) \S+ \S+ \S+ *(.*)$", re.MULTILINE)
+_POLICY: Final = pattern(r"^([0-9a-f]+) (\S+)(.*)$", re.MULTILINE)
+_BIND: Final = pattern(r"bind(?:=[a-z|]+)?:([0-9,-]+)")
 _SHARED: Final = ("/dev/zero", "/memfd:", "/dev/shm/", "/SYSV")  # noqa: S108 - names
-_HUGE: Final = re.compile(r"^HugetlbPages:\s+[1-9]", re.MULTILINE)
+_HUGE: Final = pattern(r"^HugetlbPages:\s+[1-9]", re.MULTILINE)
 _OF_KERNEL: Final = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]")
 
 

@@ -8,20 +8,20 @@ Root writes, everybody reads: in user namespaces root is nobody.
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Final
 
 from bayplan.errors import HostError
 from bayplan.files import read_file
 from bayplan.host import shadow_mode
+from bayplan.printable import pattern
 
 FILE: Final = "placement.json"
 DIRECTORY: Final = Path("/run/bayplan-placements")
 """Unless another one is configured. Not below /run/bayplan: systemd removes that when the daemon stops."""
 
 _FRESH: Final = f".{FILE}"
-_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+_ID: Final = pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
 _EVERYBODY_READS: Final = 0o755
 _MOST_BYTES: Final = 1 << 20
 

@@ -12,7 +12,6 @@ never returned.
 
 import logging
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from bayplan.host.memory_statistics import MEM_TOTAL, read_meminfo
 from bayplan.host.topology_files import HYBRID, TopologyTree
 from bayplan.model.machine import LOCAL_DISTANCE, Cpu, Machine, Node, Performance, in_first_nodes, kinds_of
 from bayplan.model.sentences import shared_cpus
+from bayplan.printable import pattern
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet, NodeSet, cpus_text
 
@@ -41,8 +41,8 @@ NVIDIA: Final = "proc/driver/nvidia/gpus"
 GENERIC_INITIATOR: Final = "generic-initiator"
 """The owner where the firmware says that a device initiates from a node, but no driver says which one."""
 
-_TIER: Final = re.compile(r"memory_tier([0-9]{1,5})")
-_INITIATOR: Final = re.compile(r"node([0-9]{1,5})")
+_TIER: Final = pattern(r"memory_tier([0-9]{1,5})")
+_INITIATOR: Final = pattern(r"node([0-9]{1,5})")
 _NO_NODE: Final = "-1"
 
 logger = logging.getLogger(__name__)
@@ -155,11 +155,11 @@ _FOR_CONTAINERS: Final = ("0x0302", "0x0380", "0x1200", "0x0207")
 """The beginnings of PCI classes: 3D controllers (GPUs without a display), other display controllers,
 processing accelerators, InfiniBand. 0x0300 is the display of a server's management controller."""
 _NETWORK: Final = "0x02"
-_CPU: Final = re.compile(r"cpu([0-9]{1,5})")
-_NODE: Final = re.compile(r"node([0-9]{1,5})")
-_PCI_ROOT: Final = re.compile(r"/devices/(pci[0-9a-f]{4,8}:[0-9a-f]{2})/")
-_CACHE_INDEX: Final = re.compile(r"index([0-9]{1,5})")
-_HUGEPAGES: Final = re.compile(r"hugepages-([0-9]{1,15})kB")
+_CPU: Final = pattern(r"cpu([0-9]{1,5})")
+_NODE: Final = pattern(r"node([0-9]{1,5})")
+_PCI_ROOT: Final = pattern(r"/devices/(pci[0-9a-f]{4,8}:[0-9a-f]{2})/")
+_CACHE_INDEX: Final = pattern(r"index([0-9]{1,5})")
+_HUGEPAGES: Final = pattern(r"hugepages-([0-9]{1,15})kB")
 _UNKNOWN_ID: Final = "-1"
 """Of a die or cluster where firmware knows none; its list has the CPU alone."""
 _OFFLINE: Final = "0"

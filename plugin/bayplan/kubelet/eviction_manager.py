@@ -32,12 +32,13 @@ from msgspec.structs import replace
 from bayplan.errors import ParseError
 from bayplan.kubelet.pod import Amounts, FeatureGates, PodSpec, is_memory, pod_level_requests
 from bayplan.model.machine import MEMORY
+from bayplan.printable import pattern
 from bayplan.quantity import MIB, format_bytes, format_count, format_page_size, parse_quantity
 
 T = TypeVar("T")
 
 EVERY_NODE: Final = "node.memory.available"
-_OF_NODE: Final = re.compile(r"node(0|[1-9][0-9]{0,4})\.memory\.available", re.ASCII)
+_OF_NODE: Final = pattern(r"node(0|[1-9][0-9]{0,4})\.memory\.available", re.ASCII)
 
 
 def node_signal(node: int) -> str:
@@ -97,13 +98,13 @@ _ALL_PERCENT: Final = 100.0
 _SINGLE_MAX: Final = (2 - 2**-23) * 2.0**127
 """The largest number in single precision."""
 _NUMBER: Final = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
-_PERCENTAGE: Final = re.compile(rf"[+-]?{_NUMBER}(?:[eE][+-]?[0-9]+)?", re.ASCII)
+_PERCENTAGE: Final = pattern(rf"[+-]?{_NUMBER}(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _UNITS_NS: Final = {
     "ns": 1, "us": 1_000, "\u00b5s": 1_000, "\u03bcs": 1_000,
     "ms": 1_000_000, "s": 1_000_000_000, "m": 60_000_000_000, "h": 3_600_000_000_000,
 }  # fmt: skip
 _PART: Final = rf"({_NUMBER})({'|'.join(_UNITS_NS)})"
-_DURATION: Final = re.compile(rf"([+-]?)(0|(?:{_PART})+)", re.ASCII)
+_DURATION: Final = pattern(rf"([+-]?)(0|(?:{_PART})+)", re.ASCII)
 _INT64_MAX: Final = (1 << 63) - 1
 
 

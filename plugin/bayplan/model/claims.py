@@ -13,13 +13,13 @@ A claim may also be one that another driver has prepared before the node was tak
 (`AdoptedClaim`): it holds the CPUs that this driver gave to it, and ends as any other.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct, field
 
 from bayplan.model.machine import MEMORY, hugepage_size_bytes
+from bayplan.printable import pattern
 from bayplan.sets import CpuSet, NodeSet
 
 Amounts = Mapping[str, int]
@@ -113,8 +113,8 @@ BY_CLAIM: Final = "resource claim"
 """The source of what a claim asks for."""
 
 _KEY: Final = "claim:"
-_UID: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_REQUEST: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_UID: Final = pattern(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_REQUEST: Final = pattern(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class AllocatedDevice(Struct, frozen=True):

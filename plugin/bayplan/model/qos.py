@@ -12,7 +12,6 @@ said to know is no evidence about the others, only about the container itself.
 Source: GetContainerOOMScoreAdjust, pkg/kubelet/qos/policy.go, since Kubernetes 1.32.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,6 +23,7 @@ from bayplan.model.resources import (
     DEFAULT_PERIOD_US,
     MIN_SHARES,
 )
+from bayplan.printable import pattern
 from bayplan.quantity import MILLI_PER_CPU
 
 BY_SCORE: Final = "oom_score_adj"
@@ -87,7 +87,7 @@ MIN_QUOTA_US: Final = 1000
 
 OOM_GROUP: Final = "memory.oom.group"
 
-_POD_COMPONENT: Final = re.compile(r"pod[0-9a-zA-Z_-]+")
+_POD_COMPONENT: Final = pattern(r"pod[0-9a-zA-Z_-]+")
 
 
 def qos_from_cgroup_parent(cgroup_parent: str) -> QosClass | None:

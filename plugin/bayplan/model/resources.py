@@ -7,7 +7,6 @@ On cgroup v1 they refuse a spec with ``unified``, so that there is nothing to di
 text are "unset", as kubelet, containerd and CRI-O write them.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, TypeVar
 
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 
 from bayplan.errors import ParseError
 from bayplan.model.machine import Machine, hugepages
+from bayplan.printable import pattern
 from bayplan.quantity import (
     MILLI_PER_CPU,
     UNLIMITED_BYTES,
@@ -61,7 +61,7 @@ _NICE_SHARES: Final = (
     110, 87, 70, 56, 45, 36, 29, 23, 18, 15,
 )  # fmt: skip
 """The kernel's sched_prio_to_weight, from nice -20 to 19."""
-_HUGETLB: Final = re.compile(r"hugetlb\.([0-9]+[KMG]B)(\.rsvd)?\.max")
+_HUGETLB: Final = pattern(r"hugetlb\.([0-9]+[KMG]B)(\.rsvd)?\.max")
 _HUGETLB_PREFIX: Final = "hugetlb."
 _LARGEST_PART: Final = 2
 """No container outside of kubelet's tree is promised more than this part of the machine: 1 / 2."""

@@ -6,7 +6,6 @@ limited to 63 characters and a container's name alone may have as many. To add a
 `KEYS`, a field of `Wishes`.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from bayplan.model.machine import CORE_KINDS, Machine, hugepages
 from bayplan.model.memory_kinds import tier_rank
 from bayplan.model.policy import CpuPool, CpuRule, PlacementStrategy
 from bayplan.model.workload import Pod
+from bayplan.printable import pattern
 from bayplan.quantity import MILLI_PER_CPU, counted, parse_bytes, whole_number
 from bayplan.sets import NodeSet
 
@@ -56,7 +56,7 @@ ENVIRONMENTS: Final = ("dpdk", "go", "jvm", "openmp")
 """The programs whose variables of the environment a container can have set; see
 `bayplan.placement.placement_file`."""
 
-POOL_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+POOL_NAME: Final = pattern(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """What a named pool can be called: an RFC 1123 label."""
 
 _NO_POOLS: Final[Mapping[str, CpuPool]] = {}

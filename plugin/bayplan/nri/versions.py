@@ -9,10 +9,12 @@ Its events are numbered as on the wire. A subscription is a mask with one bit pe
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from msgspec import Struct
+
+from bayplan.printable import pattern
 
 
 class Event(enum.IntEnum):
@@ -91,52 +93,52 @@ class Version(Struct, frozen=True, order=True):
         return f"{self.major}.{self.minor}.{self.patch}{suffix}"
 
 
-_VERSION: Final = re.compile(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{1,6}))?(.*)", re.DOTALL)
-_BEFORE_RELEASE: Final = re.compile(r"[-.~+]?(?:alpha|beta|rc|0\.[0-9]{14}-[0-9a-f]{12})")
+_VERSION: Final = pattern(r"v?([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{1,6}))?(.*)", re.DOTALL)
+_BEFORE_RELEASE: Final = pattern(r"[-.~+]?(?:alpha|beta|rc|0\.[0-9]{14}-[0-9a-f]{12})")
 
-_Row = tuple[Version, Version]
-
-
-def _row(runtime: str, nri: str) -> _Row:
-    first, spoken = Version.parse(runtime), Version.parse(nri)
-    assert first is not None
-    assert spoken is not None
-    return first, spoken
-
-
-TABLE: Final[dict[str, tuple[_Row, ...]]] = {
+TABLE: Final[dict[str, tuple[tuple[str, str], ...]]] = {
     "containerd": (
-        _row("1.7.0", "0.3.0"),
-        _row("1.7.7", "0.4.0"),
-        _row("1.7.14", "0.6.0"),
-        _row("1.7.16", "0.6.1"),
-        _row("1.7.26", "0.8.0"),
-        _row("2.0.0", "0.8.0"),
-        _row("2.1.0", "0.8.0"),
-        _row("2.2.0", "0.10.0"),
-        _row("2.2.1", "0.11.0"),
-        _row("2.3.0", "0.12.0"),
-        _row("2.4.0-beta.0", "0.12.1"),
-        _row("2.4.0", "0.12.3"),
+        ("1.7.0", "0.3.0"),
+        ("1.7.7", "0.4.0"),
+        ("1.7.14", "0.6.0"),
+        ("1.7.16", "0.6.1"),
+        ("1.7.26", "0.8.0"),
+        ("2.0.0", "0.8.0"),
+        ("2.1.0", "0.8.0"),
+        ("2.2.0", "0.10.0"),
+        ("2.2.1", "0.11.0"),
+        ("2.3.0", "0.12.0"),
+        ("2.4.0-beta.0", "0.12.1"),
+        ("2.4.0", "0.12.3"),
     ),
     "cri-o": (
-        _row("1.26.0", "0.2.0"),
-        _row("1.26.2", "0.3.0"),
-        _row("1.26.4", "0.3.1-0.20230504231226-94185418e253"),
-        _row("1.27.0", "0.3.0"),
-        _row("1.27.1", "0.3.1-0.20230504231226-94185418e253"),
-        _row("1.28.0", "0.3.1-0.20230504231226-94185418e253"),
-        _row("1.29.0", "0.5.0"),
-        _row("1.29.2", "0.6.0"),
-        _row("1.30.0", "0.6.0"),
-        _row("1.31.0", "0.6.1"),
-        _row("1.32.0", "0.9.0"),
-        _row("1.33.0", "0.9.1-0.20250219030224-e597e7849f24"),
-        _row("1.34.0", "0.10.0"),
-        _row("1.35.0", "0.11.0"),
+        ("1.26.0", "0.2.0"),
+        ("1.26.2", "0.3.0"),
+        ("1.26.4", "0.3.1-0.20230504231226-94185418e253"),
+        ("1.27.0", "0.3.0"),
+        ("1.27.1", "0.3.1-0.20230504231226-94185418e253"),
+        ("1.28.0", "0.3.1-0.20230504231226-94185418e253"),
+        ("1.29.0", "0.5.0"),
+        ("1.29.2", "0.6.0"),
+        ("1.30.0", "0.6.0"),
+        ("1.31.0", "0.6.1"),
+        ("1.32.0", "0.9.0"),
+        ("1.33.0", "0.9.1-0.20250219030224-e597e7849f24"),
+        ("1.34.0", "0.10.0"),
+        ("1.35.0", "0.11.0"),
     ),
 }
 """For each runtime, rising: the first version that has that NRI. From the go.mod of every tag."""
+
+
+def rows(runtime_name: str) -> Iterator[tuple[Version, Version]]:
+    """What `TABLE` has of a runtime; nothing of an unknown one."""
+    for row in TABLE.get(runtime_name.lower(), ()):
+        first, nri = map(Version.parse, row)
+        assert first is not None
+        assert nri is not None
+        yield first, nri
+
 
 OLDEST: Final = Version(0, 2, 0)
 """The first NRI with this protocol: what a runtime speaks of which nothing is known."""
@@ -237,7 +239,7 @@ def _listed(runtime_name: str, runtime_version: str) -> Version:
     version = Version.parse(runtime_version)
     best = OLDEST
     if version is not None:
-        for first, nri in TABLE.get(runtime_name.lower(), ()):
+        for first, nri in rows(runtime_name):
             if first <= version:
                 best = nri
     return best

@@ -17,6 +17,7 @@ from bayplan.config.values import show
 from bayplan.errors import Problem
 from bayplan.files import read_text
 from bayplan.kubelet.eviction_manager import ThresholdError, read_duration
+from bayplan.printable import pattern
 
 Table = dict[str, Any]
 
@@ -62,7 +63,7 @@ _SANDBOXES: Final = {
     "nerdbox": "libkrun",
 }
 """Runtimes that do not run a container as processes of the node, by what their names begin with."""
-_SANDBOX: Final = re.compile(rf"(?:^|[._-])({'|'.join(_SANDBOXES)})")
+_SANDBOX: Final = pattern(rf"(?:^|[._-])({'|'.join(_SANDBOXES)})")
 _PROGRAM_DIRECTORIES: Final = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin")
 
 
@@ -247,8 +248,8 @@ def _with_imports(files: _Files, main: str) -> dict[str, Table]:
         if path in contents:
             continue
         contents[path] = files.toml(path)
-        for pattern in _texts(contents[path].get("imports")):
-            imported = PurePosixPath(path).parent / pattern
+        for wanted in _texts(contents[path].get("imports")):
+            imported = PurePosixPath(path).parent / wanted
             listed = files.listed(str(imported.parent))
             pending += [one for one in listed if PurePosixPath(one).match(imported.name)]
     return contents

@@ -9,7 +9,6 @@ unknown fields, numbers beyond 64 bits and Go's spelling of floats survive.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -19,7 +18,7 @@ from msgspec import Struct, field
 from bayplan.errors import SubjectError
 from bayplan.model.decision import MemoryPolicySetting
 from bayplan.model.workload import MOUNT_OPTIONS, PLACEMENT_MOUNT, Adjustment
-from bayplan.printable import printable
+from bayplan.printable import pattern, printable
 from bayplan.quantity import hugetlb_size
 from bayplan.sets import CpuSet
 
@@ -28,7 +27,7 @@ class OciError(SubjectError):
     """A document, or a field of it, is not what it should be; nothing was changed."""
 
 
-_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
+_ID: Final = pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,254}")
 """What runc takes for a container id, but for a leading dot or dash."""
 
 
@@ -163,9 +162,9 @@ class Spec(Struct, frozen=True):
     freebsd: dict[str, Any] | None = None
 
 
-_PLACE: Final = re.compile(r"(?P<what>.*) - at `\$(?P<place>.*)`")
+_PLACE: Final = pattern(r"(?P<what>.*) - at `\$(?P<place>.*)`")
 """How msgspec says where a value of a wrong type is."""
-_STEP: Final = re.compile(r"[\w]+|\.\.\.")
+_STEP: Final = pattern(r"[\w]+|\.\.\.")
 _ANY_KEY: Final = "..."
 _SHOWN: Final = 80
 """So many characters of a value are shown."""

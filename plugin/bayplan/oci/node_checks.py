@@ -32,6 +32,7 @@ from bayplan.host.memory_statistics import read_zones
 from bayplan.host.placement_files import DIRECTORY
 from bayplan.host.sysfs import read_isolated
 from bayplan.model.machine import given_to_nobody
+from bayplan.printable import pattern
 from bayplan.quantity import format_bytes, whole_number
 
 
@@ -78,9 +79,9 @@ _FILES: Final = ("memory.min", "memory.low")
 MOST_LEVELS: Final = 16
 MOST_NAMED: Final = 4
 _SHOWN: Final = "/sys/fs/cgroup"
-_CONTAINER: Final = re.compile(r"(?:^|[^0-9a-f])[0-9a-f]{64}(?:$|[^0-9a-f])")
+_CONTAINER: Final = pattern(r"(?:^|[^0-9a-f])[0-9a-f]{64}(?:$|[^0-9a-f])")
 """In the name of a container's cgroup, whatever runtime made it."""
-_KUBELETS: Final = re.compile(r"kubepods(?:[-./].*)?")
+_KUBELETS: Final = pattern(r"kubepods(?:[-./].*)?")
 """The beginning of the paths in kubelet's tree, below whatever cgroupRoot it has."""
 _BY_KUBELET: Final = (
     "let kubelet write sums: MemoryQoS and memoryReservationPolicy: TieredReservation in its own file; what "

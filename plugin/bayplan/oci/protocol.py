@@ -9,7 +9,6 @@ No client can block the daemon or fill its memory: sizes, times and the number o
 
 import asyncio
 import logging
-import re
 from enum import Enum
 from pathlib import Path
 from typing import Final, Protocol
@@ -18,7 +17,7 @@ from msgspec import Struct
 
 from bayplan.host.unix_socket import Peer, SocketPath, SocketServer
 from bayplan.oci.documents import OciError, check_id, parse_state
-from bayplan.printable import printable
+from bayplan.printable import pattern, printable
 from bayplan.quantity import counted
 
 MAX_HEADER_BYTES: Final = 64
@@ -29,7 +28,7 @@ MAX_STATE_BYTES: Final = 1 << 20
 """Of everything that is not a whole spec; a state has the container's annotations in it."""
 
 MAX_TEXT_BYTES: Final = 4096
-_HEADER: Final = re.compile(rb"bayplan-oci/1 ([A-Za-z]{1,16}) ([0-9]{1,9})\n")
+_HEADER: Final = pattern(rb"bayplan-oci/1 ([A-Za-z]{1,16}) ([0-9]{1,9})\n")
 
 
 class Verb(Enum):

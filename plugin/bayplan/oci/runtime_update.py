@@ -9,7 +9,6 @@ first, the verification restores the values that were overwritten.
 
 import asyncio
 import logging
-import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from bayplan.host import shadow_mode
 from bayplan.host.kernelfs import AbsentError, RefusedError, read_text
 from bayplan.model.workload import Adjustment
 from bayplan.oci.documents import LinuxResources, Spec, merged, resources_patch
+from bayplan.printable import pattern
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ AT_ONCE: Final = 2
 CPUs more."""
 
 UPDATE_TIMEOUT_S: Final = 10.0
-_RUNTIMES: Final = re.compile(r"(runc|crun|youki)[\w.-]*")
+_RUNTIMES: Final = pattern(r"(runc|crun|youki)[\w.-]*")
 _CREATING: Final = frozenset({"create", "run"})
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEPT: Final = ("cpu", "memory", "pids", "unified")

@@ -28,7 +28,7 @@ from bayplan.model.workload import (
     opens_everything,
 )
 from bayplan.oci.documents import LinuxCpu, LinuxResources, Memory, OciError, Spec
-from bayplan.printable import printable
+from bayplan.printable import pattern, printable
 from bayplan.quantity import whole_number
 from bayplan.sets import CpuSet, NodeSet
 
@@ -41,8 +41,8 @@ _POD_RESOURCES: Final = ("pod-linux-resources.crio.io", f"{_CRIO}PodLinuxResourc
 _MANAGER: Final = "io.container.manager"
 PODMAN: Final = "libpod"
 """podman's name for itself in its containers' annotations."""
-_IN_PODMANS_POD: Final = re.compile(r"libpod_pod_[0-9a-f]{64}\.slice:|/[0-9a-f]{64}/libpod-")
-_ID_AT_THE_END: Final = re.compile(r"[0-9a-f]{64}")
+_IN_PODMANS_POD: Final = pattern(r"libpod_pod_[0-9a-f]{64}\.slice:|/[0-9a-f]{64}/libpod-")
+_ID_AT_THE_END: Final = pattern(r"[0-9a-f]{64}")
 _SYSTEMD_FIELDS: Final = 3
 _MODES: Final = {mode.kernel_name: mode for mode in MemoryPolicyMode}
 _FLAGS: Final = {kernel_name: flag for flag, kernel_name in MEMORY_POLICY_FLAGS.items()}

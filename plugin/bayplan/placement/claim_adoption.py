@@ -7,7 +7,6 @@ the driver itself believes a container's variable only where its spec says the s
 adopted whole, on the CPUs of its spec, which nobody else has; or it is left out, with the reason. Pure.
 """
 
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -38,6 +37,7 @@ from bayplan.model.machine import Machine
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.foreign_cpusets import TAKEN_OVER, sharing
 from bayplan.placement.resource_claims import MOST_CLAIMS, claims_text, request_of
+from bayplan.printable import pattern
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, cpus_text
 
@@ -47,7 +47,7 @@ KIND: Final = "DRACheckpoint"
 CDI_KIND: Final = "dra.k8s.io/cpu"
 """The kind of the driver's CDI devices, one for each claim."""
 
-_FILE: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,200}\.json")
+_FILE: Final = pattern(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,200}\.json")
 _NO_REQUEST: Final = "cpus"
 _MOST_DEVICES: Final = 32
 T = TypeVar("T")

@@ -5,7 +5,6 @@ it knows them. It does not say which node's memory is ordinary beyond a word of 
 which CPUs the kernel lists on a node: memory that lstopo attaches to CPUs of an earlier node has none here.
 """
 
-import re
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from bayplan.model.machine import (
     in_first_nodes,
     kinds_of,
 )
+from bayplan.printable import pattern
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet, NodeSet, cpus_text
 from bayplan.simulate.tool_outputs import (
@@ -32,7 +32,7 @@ from bayplan.simulate.tool_outputs import (
     assumed_memory,
 )
 
-_GROUP: Final = re.compile(r"0x([0-9a-fA-F]{1,8})|")
+_GROUP: Final = pattern(r"0x([0-9a-fA-F]{1,8})|")
 _WORD_BITS: Final = 32
 _INSTRUCTION: Final = "2"
 _LATENCY: Final = 4

@@ -7,7 +7,6 @@ or ``...Template``. The values are kubelet's own (`bayplan.kubelet.qos`), so tha
 kubelet loses on the way (the exact memory request of a Burstable container) is lost here too.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -31,6 +30,7 @@ from bayplan.model.kubelet_version import NEWEST, KubeletRules
 from bayplan.model.machine import Machine
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Container, Pod
+from bayplan.printable import pattern
 from bayplan.quantity import parse_bytes, parse_milli_cpus
 
 _TREES: Final = {
@@ -51,7 +51,7 @@ _WORKLOADS: Final = frozenset(
     }
 )
 """Kubernetes' own kinds with a pod template; one without containers is a mistake."""
-_UNSAFE: Final = re.compile(r"[^0-9A-Za-z_-]")
+_UNSAFE: Final = pattern(r"[^0-9A-Za-z_-]")
 
 
 class PlannedContainer(Struct, frozen=True):

@@ -10,7 +10,6 @@ import csv
 import heapq
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,6 +26,7 @@ from bayplan.config.values import ProblemCollector, invalid, items, show
 from bayplan.errors import ConfigError, Problem, excerpt
 from bayplan.files import MIB, STANDARD_INPUT, given_text
 from bayplan.model.decision import QosClass
+from bayplan.printable import pattern
 from bayplan.quantity import GIB, KIB
 
 MAX_TRACE_BYTES: Final = 512 * MIB
@@ -34,7 +34,7 @@ MAX_TRACE_BYTES: Final = 512 * MIB
 _MOST_PROBLEMS: Final = 20
 """A wrong column is wrong in every row."""
 
-_NUMBERED: Final = re.compile(r"#[1-9][0-9]*")
+_NUMBERED: Final = pattern(r"#[1-9][0-9]*")
 """A column of a file without a line of names."""
 RESOURCE: Final = "resource."
 """What stands before the name of an extended resource in the name of a field."""

@@ -26,6 +26,7 @@ from bayplan.model.machine import (
     in_first_nodes,
 )
 from bayplan.model.sentences import shared_cpus
+from bayplan.printable import pattern
 from bayplan.quantity import GIB, KIB, MIB, counted, format_bytes
 from bayplan.sets import CpuSet, NodeSet, cpus_text, nodes_text
 
@@ -35,31 +36,31 @@ ASSUMED_BYTES_PER_CPU: Final = 4 * GIB
 """Where nothing says how much memory there is: the usual ratio of servers and clouds' general sizes."""
 
 _QUOTED: Final = r"^[\s>|*+`#]*"
-_TOLD: Final = re.compile(r"\s[(<#]")
+_TOLD: Final = pattern(r"\s[(<#]")
 """Begins what people write behind an output."""
-_TAG: Final = re.compile(r"</?[a-z]{1,10} ?/?>")
-_AVAILABLE: Final = re.compile(_QUOTED + r"available: \d+ nodes? \(([0-9,-]+)\)")
-_CPUS: Final = re.compile(_QUOTED + r"node (\d{1,4}) cpus:(.*)")
-_SIZE: Final = re.compile(_QUOTED + r"node (\d{1,4}) size: *(?:(\d{1,12}) ?([KMGT])i?B|(<not available>))")
-_DISTANCES: Final = re.compile(_QUOTED + r"node distances:")
-_HEADER: Final = re.compile(_QUOTED + r"node((?:\s+\d{1,4})+)\s*$")
-_ROW: Final = re.compile(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*(?:[(<#].*)?$")
-_MORE: Final = re.compile(_QUOTED + r"((?:\d{1,4}\s*)+)$")
-_NO_NUMA: Final = re.compile(r"No NUMA (?:support )?available", re.IGNORECASE)
-_PARSABLE: Final = re.compile(r"^[\s>#*]*(CPU,[A-Za-z0-9,:]+)\s*$", re.IGNORECASE)
-_PARSED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:,[0-9:YNyn-]*){1,20})\s*$")
-_TABLE: Final = re.compile(r"^[\s>]*(CPU(?:\s+[A-Z0-9][A-Za-z0-9:]*)+)\s*$")
-_TABLED: Final = re.compile(r"^[\s>]*(\d{1,4}(?:\s+\S+)+)\s*$")
-_JSON: Final = re.compile(r'"(?:lscpu|cpus)"\s*:\s*\[\s*\{')
-_FIELD: Final = re.compile(_QUOTED + r"([A-Z][^:]{1,40}):(?:\s+(\S.*)?)?$")
+_TAG: Final = pattern(r"</?[a-z]{1,10} ?/?>")
+_AVAILABLE: Final = pattern(_QUOTED + r"available: \d+ nodes? \(([0-9,-]+)\)")
+_CPUS: Final = pattern(_QUOTED + r"node (\d{1,4}) cpus:(.*)")
+_SIZE: Final = pattern(_QUOTED + r"node (\d{1,4}) size: *(?:(\d{1,12}) ?([KMGT])i?B|(<not available>))")
+_DISTANCES: Final = pattern(_QUOTED + r"node distances:")
+_HEADER: Final = pattern(_QUOTED + r"node((?:\s+\d{1,4})+)\s*$")
+_ROW: Final = pattern(_QUOTED + r"(\d{1,4})(?::|(?=\s))((?:\s+\d{1,4})*)\s*(?:[(<#].*)?$")
+_MORE: Final = pattern(_QUOTED + r"((?:\d{1,4}\s*)+)$")
+_NO_NUMA: Final = pattern(r"No NUMA (?:support )?available", re.IGNORECASE)
+_PARSABLE: Final = pattern(r"^[\s>#*]*(CPU,[A-Za-z0-9,:]+)\s*$", re.IGNORECASE)
+_PARSED: Final = pattern(r"^[\s>]*(\d{1,4}(?:,[0-9:YNyn-]*){1,20})\s*$")
+_TABLE: Final = pattern(r"^[\s>]*(CPU(?:\s+[A-Z0-9][A-Za-z0-9:]*)+)\s*$")
+_TABLED: Final = pattern(r"^[\s>]*(\d{1,4}(?:\s+\S+)+)\s*$")
+_JSON: Final = pattern(r'"(?:lscpu|cpus)"\s*:\s*\[\s*\{')
+_FIELD: Final = pattern(_QUOTED + r"([A-Z][^:]{1,40}):(?:\s+(\S.*)?)?$")
 _ONLINE: Final = "On-line CPU(s) list"
 _MOST_X86_THREADS: Final = 2
 _THREADS: Final = "Thread(s) per core"
-_CACHE: Final = re.compile("l[1-4][di]?")
-_OF_NODE: Final = re.compile(r"NUMA node(\d{1,4}) CPU\(s\)")
-_STRIDE: Final = re.compile(r"(\d-\d{1,5}):(\d{1,5})(?![\d/])")
+_CACHE: Final = pattern("l[1-4][di]?")
+_OF_NODE: Final = pattern(r"NUMA node(\d{1,4}) CPU\(s\)")
+_STRIDE: Final = pattern(r"(\d-\d{1,5}):(\d{1,5})(?![\d/])")
 """Every so many of a range, which the kernel writes as 0-62:1/2."""
-_NO_TEXT: Final = re.compile(r'(":\s*)-(\s*[,}])')
+_NO_TEXT: Final = pattern(r'(":\s*)-(\s*[,}])')
 """What lscpu 2.38 prints of offline CPUs in JSON."""
 _ADJACENT: Final = ("ppc", "s390")
 """Architectures on which Linux numbers the threads of a core one after the other."""

@@ -24,6 +24,7 @@ from bayplan.host.record import COMMENT, listed, listing_of, record, unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.host.topology_files import SYSTEM
 from bayplan.model.machine import Machine, in_first_nodes
+from bayplan.printable import pattern
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet
 from bayplan.simulate.lstopo_xml import is_lstopo, machine_of_lstopo
@@ -38,19 +39,19 @@ from bayplan.simulate.tool_outputs import (
 
 _DESCRIPTIONS: Final = (".toml", ".yaml", ".yml")
 _JSON: Final = ".json"
-_LINE: Final = re.compile(r"[\s>]*(?:\./|/)?((?:sys|proc)/(?:[^:\s]|:(?=[0-9a-fA-F]{2}[:.]))*):(.*)")
+_LINE: Final = pattern(r"[\s>]*(?:\./|/)?((?:sys|proc)/(?:[^:\s]|:(?=[0-9a-fA-F]{2}[:.]))*):(.*)")
 """A line of `grep -r`, or of a recording. Colons in a path are those of PCI addresses."""
-_HEADED: Final = re.compile(r"==> /?((?:sys|proc)/\S+) <==")
+_HEADED: Final = pattern(r"==> /?((?:sys|proc)/\S+) <==")
 """What head and tail print above each of several files."""
 _ALIASES: Final = (
     (re.compile(r"sys/bus/(node|cpu)/devices/"), rf"{SYSTEM}/\1/"),
     (re.compile(rf"{SYSTEM}/node/node\d{{1,5}}/(cpu\d{{1,5}}/)"), rf"{SYSTEM}/cpu/\1"),
 )
 """Links of sysfs that lead to the same files."""
-_BEGUN: Final = re.compile(r"[\s>]*/?(?:sys|proc)/[^:\s]*$")
+_BEGUN: Final = pattern(r"[\s>]*/?(?:sys|proc)/[^:\s]*$")
 """Such a line that was cut off."""
-_CPU: Final = re.compile(rf"{SYSTEM}/cpu/cpu(\d{{1,5}})/")
-_NODE: Final = re.compile(rf"{SYSTEM}/node/node(\d{{1,5}})/(.*)")
+_CPU: Final = pattern(rf"{SYSTEM}/cpu/cpu(\d{{1,5}})/")
+_NODE: Final = pattern(rf"{SYSTEM}/node/node(\d{{1,5}})/(.*)")
 _EXPECTED: Final = (
     "a machine in TOML, YAML or JSON, a recording, lstopo's XML, the output of numactl -H or lscpu -p, or of "
     'grep -rs "" /sys/devices/system'
