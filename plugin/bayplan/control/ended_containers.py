@@ -99,7 +99,7 @@ class EndedContainers:
         reported."""
         await self._controller.settle_doubts()
         state = self._state
-        grounds = (*grounds_of(state), *map(state.lives.of, state.ledger.entries))
+        grounds = (*grounds_of(state), *state.lives.all())
         if is_same(grounds, self._all_ran) and await self._in_thread(self._still_run):
             return
         suspects, self._all_ran = list(self._held()), ()

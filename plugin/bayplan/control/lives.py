@@ -76,6 +76,10 @@ class Lives:
         """The life of a container that is neither unknown nor ended."""
         return self._lives.get(container_id)
 
+    def all(self) -> Iterable[Life]:
+        """The lives of all that are neither unknown nor ended."""
+        return self._lives.values()
+
     def ended_by(self, container_id: str) -> Report | None:
         """What was reported when a container ended, None where that was not heard."""
         end = self._ended.get(container_id)

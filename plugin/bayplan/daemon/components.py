@@ -367,7 +367,7 @@ class Daemon:
         )
         ended = EndedContainers(
             self.controller,
-            Occupancy(self.hierarchy, spare_files().occupancy),
+            Occupancy(self.hierarchy, spare_files().occupancy, os.pidfd_open),
             self.host_thread.do,
             self._list_containers,
             partial(failed_creations, self.hierarchy.root),

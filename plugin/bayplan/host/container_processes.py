@@ -1,16 +1,18 @@
 """The processes of containers: which containers have one, and how all processes of some cgroups are ended.
 
-Whether there are any is asked again and again, of hundreds of containers: the file that says so stays open,
-and a pread(2) of it takes 1 us. cgroup v2 has `populated` in cgroup.events, which counts the cgroups below;
-on v1 cgroup.procs is read, and where it is empty the cgroups below. A cgroup that is removed and made again
-under the same name is another one: before it is said that a container has no process, its path is opened
-anew. Blocks.
+Whether there are any is asked again and again, of hundreds of containers. As long as the first process of a
+container runs it has one: pidfds tell of that, and one poll(2) asks all of them. Where the first process is
+not known, the file that says so stays open, and a pread(2) of it takes 1 us. cgroup v2 has `populated` in
+cgroup.events, which counts the cgroups below; on v1 cgroup.procs is read, and where it is empty the cgroups
+below. A cgroup that is removed and made again under the same name is another one: before it is said that a
+container has no process, its path is opened anew. Blocks.
 
 A process is signalled through a pidfd, opened before it was seen to be in the cgroup, so that no successor
 of its id is meant. cgroup v2 kills a whole cgroup itself from Linux 5.14 on, however fast it forks. Blocks.
 """
 
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -65,44 +67,84 @@ class Place(Struct, frozen=True):
 
 
 class Occupancy:
-    """Keeps a file open for each of at most *most_files* containers."""
+    """Keeps a file open for each of at most *most_files* containers: its first process if *pidfd_open* opens
+    that, else what says whether there is one."""
 
-    def __init__(self, hierarchy: Hierarchy, most_files: int = 0) -> None:
+    def __init__(
+        self,
+        hierarchy: Hierarchy,
+        most_files: int = 0,
+        pidfd_open: Callable[[int], int] | None = None,
+    ) -> None:
         self._hierarchy = hierarchy
         self._most_files = most_files
+        self._pidfd_open = pidfd_open
         self._file = "cgroup.events" if hierarchy.unified else "cgroup.procs"
         self._open: dict[str, int] = {}
+        self._first: dict[str, int] = {}
+        self._ends = select.poll()
+        """Of the first processes: which of them have ended."""
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
         """Close all files."""
-        while self._open:
-            os.close(self._open.popitem()[1])
+        self.keep(())
 
     def keep(self, container_ids: Collection[str]) -> None:
-        """Close the files of all other containers."""
+        """Close the files of all other containers, and of the first processes that have ended."""
         for container_id in self._open.keys() - container_ids:
             os.close(self._open.pop(container_id))
+        ended = self._ended()
+        for container_id, pidfd in list(self._first.items()):
+            if pidfd in ended or container_id not in container_ids:
+                self._ends.unregister(pidfd)
+                os.close(self._first.pop(container_id))
 
     def have_processes(self, container_ids: Collection[str]) -> bool:
         """Whether all of these have one by the files that are open: False where that is not known of one."""
-        files = [self._open.get(one, -1) for one in container_ids]
-        return -1 not in files and all(map(self._shows_process, files))
+        files = [self._open.get(one, -1) for one in container_ids if one not in self._first]
+        return -1 not in files and not self._ended() and all(map(self._shows_process, files))
 
     def has_process(self, place: Place) -> bool:
-        """Whether the container has a process: any in its cgroup, or its first one elsewhere.
+        """Whether the container has a process: any in its cgroup, or its first one elsewhere. Of a first
+        process that is followed it is known since the last `keep`.
 
         Raises:
             HostError: the kernel does not say.
         """
+        if place.container_id in self._first:
+            return True
         descriptor = self._open.get(place.container_id)
         if descriptor is not None:
             if self._shows_process(descriptor):
                 return True
             os.close(self._open.pop(place.container_id))
         return any(self._is_occupied(place, path) for path in _paths(place)) or self._first_runs(place)
+
+    def _ended(self) -> set[int]:
+        """The first processes that have ended, by their files."""
+        return {descriptor for descriptor, _ in self._ends.poll(0)} if self._first else set()
+
+    def _is_followed(self, place: Place) -> bool:
+        """Whether a file of the first process is open from now on: it ran after that was opened."""
+        if self._pidfd_open is None or place.pid <= 1:
+            return False
+        try:
+            pidfd = self._pidfd_open(place.pid)
+        except OSError:
+            return False  # gone, or a kernel without
+        runs = False
+        try:
+            runs = self._first_runs(place)
+        finally:
+            if not runs:
+                os.close(pidfd)
+        if runs:
+            self._first[place.container_id] = pidfd
+            self._ends.register(pidfd, select.POLLIN)
+        return runs
 
     def _is_occupied(self, place: Place, path: str) -> bool:
         """Whether there is a process in the cgroup *path*, whose file is kept open then."""
@@ -114,7 +156,8 @@ class Occupancy:
         except OSError as error:
             raise refusal(name, "cannot be opened", error) from error
         occupied = self._shows_process(descriptor)
-        if occupied and len(self._open) < self._most_files:
+        has_room = len(self._open) + len(self._first) < self._most_files
+        if occupied and has_room and not self._is_followed(place):
             self._open[place.container_id] = descriptor
         else:
             os.close(descriptor)

@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -147,7 +148,9 @@ def read_held(hierarchy: Hierarchy, cgroup: str) -> HeldPages:
 
 
 FRESH_S: Final = 2.0
-"""So long after it was read, what a container holds is not read again for numbers of the same moment."""
+"""So long after a look what a container holds is not looked at again for numbers of the same moment."""
+LOOKED_AT_S: Final = 35.0
+"""So old may be what a container holds where the same result is expected again: others look every 30 s."""
 UNCHANGED_S: Final = 300.0
 """So long at most what was read also counts for a container that is charged for as much as then: page cache
 may have become memory of processes, and pages may lie on other nodes."""
@@ -157,12 +160,13 @@ CHARGED_BYTES: Final = 256 * KIB
 
 
 class _Reading(NamedTuple):
-    """What a container held, when that was read, and what it was charged for before; -1 where that is not
-    known."""
+    """What a container held, when that was read, what it was charged for before, -1 where that is not known,
+    and when it was last seen to be charged for as much."""
 
     held: HeldPages
     read_s: float
     charged_bytes: int
+    seen_s: float
 
 
 class ContainerMemory:
@@ -216,14 +220,20 @@ class ContainerMemory:
         return self._read(container_id, path, self._charged_bytes(path))
 
     def recent(
-        self, container_id: str, cgroups_path: str, cgroup_parent: str, cgroups: Mapping[str, str]
+        self,
+        container_id: str,
+        cgroups_path: str,
+        cgroup_parent: str,
+        cgroups: Mapping[str, str],
+        fresh_s: float = FRESH_S,
     ) -> HeldPages:
         """The same, for those who look regularly: what was read last, the same object, as long as it can
-        hardly be otherwise (`FRESH_S`, `UNCHANGED_S`). memory.numa_stat has the kernel add up what all its
-        CPUs have counted; what a cgroup is charged for is one number."""
+        hardly be otherwise (`UNCHANGED_S`), without a look where the last one is no older than *fresh_s*.
+        memory.numa_stat has the kernel add up what all its CPUs have counted; what a cgroup is charged for is
+        one number."""
         path = self.find(container_id, cgroups_path, cgroup_parent, cgroups)
         before, now_s = self._readings.get(container_id), self._clock_s()
-        if before is not None and now_s - before.read_s <= FRESH_S:
+        if before is not None and now_s - before.seen_s <= fresh_s:
             return before.held
         charged_bytes = self._charged_bytes(path)
         if (
@@ -232,6 +242,7 @@ class ContainerMemory:
             and abs(charged_bytes - before.charged_bytes) <= CHARGED_BYTES
             and now_s - before.read_s <= UNCHANGED_S
         ):
+            self._readings[container_id] = before._replace(seen_s=now_s)
             return before.held
         return self._read(container_id, path, charged_bytes)
 
@@ -260,7 +271,8 @@ class ContainerMemory:
                     error.subject, "there is no such file: the kernel has it from 5.10 on"
                 ) from error
             raise
-        self._readings[container_id] = _Reading(held, self._clock_s(), charged_bytes)
+        now_s = self._clock_s()
+        self._readings[container_id] = _Reading(held, now_s, charged_bytes, now_s)
         return held
 
     def outside(self) -> dict[str, tuple[NodeSet, HeldPages]]:
@@ -320,9 +332,10 @@ what containers hold at this moment: an eighth of the band above it (`placement.
 
 
 class HeldMemory:
-    """Measures regularly what is held outside of containers, as `read_held_memory` does. Of containers that
-    are charged for the same as before only where the result is another one is it read again what they hold:
-    a heap that has grown instead of page cache would be taken for somebody else's. Blocks."""
+    """Measures regularly what is held outside of containers, as `read_held_memory` does. What containers hold
+    is what a look of the last `LOOKED_AT_S` found; only where the result is another one than before is it
+    read again: what has grown since, or a heap instead of page cache, would be taken for somebody else's.
+    Blocks."""
 
     def __init__(self, memory: ContainerMemory, root: Path = Path("/")) -> None:
         self._memory = memory
@@ -339,7 +352,9 @@ class HeldMemory:
         self._memory.keep(container_id for container_id, _, _ in containers)
         found = {}
         if self._is_steady and self._before.keys() == hugepages_bytes.keys():
-            found = self._outside(containers, hugepages_bytes, self._memory.recent)
+            found = self._outside(
+                containers, hugepages_bytes, partial(self._memory.recent, fresh_s=LOOKED_AT_S)
+            )
         if not found or not self._is_as_before(found):
             found = self._outside(containers, hugepages_bytes, self._memory.read)
         self._is_steady, self._before = self._is_as_before(found), found

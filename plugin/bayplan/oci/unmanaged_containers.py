@@ -29,6 +29,7 @@ from bayplan.errors import BayplanError
 from bayplan.files import read_text
 from bayplan.host.container_processes import Occupancy, Place
 from bayplan.host.hierarchy import Hierarchy
+from bayplan.model.ledger import Ledger
 from bayplan.model.life import Action, Report
 from bayplan.model.origin import NRI, Nri, Origin
 from bayplan.model.workload import Container, Pod
@@ -153,6 +154,9 @@ class UnmanagedContainers:
         """The engines that are set up to ask us."""
         self._asked: bool | None = None
         """Whether any container had come by hook or wrapper when the engines were looked up last."""
+        self._ledger: Ledger | None = None
+        self._recorded: set[str] = set()
+        """The engines of those in that ledger, the last look's, that did not come over NRI."""
         self._searched: frozenset[str] = frozenset()
         self._has_nri = True
         """Whether a runtime was connected over NRI at the last look; taken for granted before the first."""
@@ -160,11 +164,16 @@ class UnmanagedContainers:
     async def enter_found(self) -> None:
         """Look once, and enter the containers that run without a record."""
         controller = self._controller
-        known = {key: entry.origin for key, entry in controller.state.ledger.entries.items()}
-        known |= dict.fromkeys(controller.state.lives.refused, NRI)
-        engines = await self._engines({one.engine for one in known.values() if not one.runtime_applies})
+        ledger = controller.state.ledger
+        if ledger is not self._ledger:
+            origins = (entry.origin for entry in ledger.entries.values())
+            self._recorded = {one.engine for one in origins if not one.runtime_applies}
+            self._ledger = ledger
+        engines = await self._engines(self._recorded)
         if not engines:
             return
+        known = {key: entry.origin for key, entry in controller.state.ledger.entries.items()}
+        known |= dict.fromkeys(controller.state.lives.refused, NRI)
         search = _Search(engines, known)
         for announced in await self._in_thread(partial(self._found, search)):
             async with controller.state.transaction() as transaction:

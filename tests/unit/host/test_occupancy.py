@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,17 @@ from bayplan.model.decision import QosClass
 from bayplan.model.origin import Hook
 from support.machines import container, pod
 from support.oci_node import OciNode
+
+
+@contextmanager
+def running() -> Iterator["subprocess.Popen[bytes]"]:
+    """A process of this machine, which ends with the block at the latest."""
+    with subprocess.Popen(["/bin/sleep", "600"]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
 
 OWNER = replace(pod("web", QosClass.BURSTABLE), cgroup_parent="/kubepods/burstable/podweb")
 ID, OTHER = "c1" * 32, "d2" * 32
@@ -80,6 +92,46 @@ def test_files_stay_open_as_long_as_they_are_asked_for_and_are_opened_anew(node:
     assert occupancy.has_process(place)
     occupancy.keep({OTHER})
     assert open_files() == before
+
+
+def test_a_first_process_is_followed_without_a_file_of_its_cgroup(node: OciNode) -> None:
+    """Nothing is read as long as it runs; and when it has ended others may still be there."""
+    occupancy, before = Occupancy(node.hierarchy, 1, os.pidfd_open), open_files()
+    node.make_cgroup(PATH)
+    events(node, 1)
+    with running() as process:
+        place = Place.of(OWNER, replace(MAIN, pid=process.pid))
+        node.make_process(process.pid, PATH)
+        for _ in range(2):
+            assert occupancy.has_process(place)
+            assert open_files() == before + 1
+        procs = node.directory(PATH) / "cgroup.procs"
+        procs.unlink()
+        assert occupancy.have_processes([ID])
+    assert not occupancy.have_processes([ID])
+    procs.write_text("43\n")
+    occupancy.keep({ID})
+    assert open_files() == before
+    assert occupancy.has_process(place)
+    assert occupancy.have_processes([ID])
+    occupancy.keep(())
+    assert open_files() == before
+
+
+def test_a_first_process_that_is_anothers_by_now_is_not_followed(node: OciNode) -> None:
+    """Its id went to a process of somebody else, which goes on."""
+    occupancy = Occupancy(node.hierarchy, 1, os.pidfd_open)
+    node.make_cgroup(PATH)
+    node.make_process(43, PATH)
+    events(node, 1)
+    with running() as process:
+        node.make_process(process.pid, "/kubepods/burstable/podother/x")
+        place = Place.of(OWNER, replace(MAIN, pid=process.pid))
+        assert occupancy.has_process(place)
+        (node.directory(PATH) / "cgroup.procs").write_text("")
+        events(node, 0)
+        assert not occupancy.have_processes([ID])
+        assert not occupancy.has_process(place)
 
 
 def test_a_first_process_elsewhere_counts_if_it_is_its_own(node: OciNode) -> None:
