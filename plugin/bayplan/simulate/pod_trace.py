@@ -1,4 +1,4 @@
-"""Pods with times, as public traces of clusters have them: read from CSV or JSON lines, columns named.
+"""Pods with times, as public traces of clusters have them: read from JSON lines or CSV, columns named.
 
 Here is what a scheduler sees of a pod (amounts, times, how many of a group one node may hold), how columns
 are named and scaled, two public formats by name, and how a trace is cut to the size of a cluster. What a pod
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from math import ceil
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +37,11 @@ _MOST_PROBLEMS: Final = 20
 
 _NUMBERED: Final = pattern(r"#[1-9][0-9]*")
 """A column of a file without a line of names."""
+_DELIMITERS: Final = ",\t;"
+"""The first of these that the first line has separates fields; where there is none, blanks do."""
+_BLANK: Final = " "
+_REMARK: Final = ";"
+"""Begins a line of the Standard Workload Format that is no job."""
 RESOURCE: Final = "resource."
 """What stands before the name of an extended resource in the name of a field."""
 _DATE: Final = "date"
@@ -270,9 +276,7 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
                 except (ValueError, RecursionError) as error:
                     raise invalid(f"line {number}", str(error), "a JSON object") from error
         return
-    lines = content.splitlines()
-    names = _numbers(lines, trace_format)
-    reader = csv.DictReader(lines, names, strict=True)
+    reader = _separated(content.splitlines(), trace_format)
     present = reader.fieldnames or ()
     for column in (trace_format.columns[field][0] for field in ("cpus", "memory")):
         if column and column not in present:
@@ -282,19 +286,29 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
                 f"the column {column}, or --column",
             )
     try:
-        for number, row in enumerate(reader, 2 if names is None else 1):
+        for row in reader:
+            where = f"line {reader.line_num}"
             if None in row:
-                raise invalid(f"line {number}", f"{len(present) + len(row[None])} fields", f"{len(present)}")
-            yield f"line {number}", row
+                raise invalid(where, f"{len(present) + len(row[None])} fields", f"{len(present)}")
+            yield where, row
     except csv.Error as error:
         raise invalid(f"line {reader.line_num}", str(error), "CSV") from error
 
 
-def _numbers(lines: Sequence[str], trace_format: TraceFormat) -> list[str] | None:
-    """The columns of a file without a line of names; None where its first line has them."""
-    if not any(_NUMBERED.fullmatch(column) for column, _ in trace_format.columns.values()):
-        return None
-    return [f"#{number}" for number, _ in enumerate(next(csv.reader(lines), ()), 1)]
+def _separated(lines: Sequence[str], trace_format: TraceFormat) -> "csv.DictReader[str]":
+    """A reader of *lines*, of which some may be empty."""
+    numbered = any(_NUMBERED.fullmatch(column) for column, _ in trace_format.columns.values())
+    if numbered:
+        lines = ["" if line.startswith(_REMARK) else line for line in lines]
+    first = next(filter(str.strip, lines), "")
+    delimiter = next((one for one in _DELIMITERS if one in first), _BLANK)
+    blanks = delimiter == _BLANK
+    if blanks:
+        # All together separate two fields.
+        first, lines = first.strip(), [line.strip() for line in lines]
+    split = partial(csv.reader, delimiter=delimiter, skipinitialspace=blanks)
+    names = [f"#{one}" for one, _ in enumerate(next(split([first]), ()), 1)] if numbered else None
+    return csv.DictReader(lines, names, strict=True, delimiter=delimiter, skipinitialspace=blanks)
 
 
 def _flat(row: Iterable[tuple[str, Any]]) -> dict[str, Any]:

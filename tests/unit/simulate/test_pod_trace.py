@@ -57,6 +57,33 @@ def test_a_file_without_names_has_numbered_columns(tmp_path: Path) -> None:
         read_pod_trace(path, "", ["cpus=#9", "memory=#8"])
 
 
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        (
+            "; MaxNodes: 256\n; UnixStartTime: 0\n  1  50 -1 600  16 -1\n10 5170 -1 2   1 -1\n",
+            ["name=#1", "arrives=#2", "lasts=#4", "cpus=#5"],
+        ),
+        ("a b\t1\t50\t600\t16\nLM\t10\t5170\t2\t1\n", ["name=#2", "arrives=#3", "lasts=#4", "cpus=#5"]),
+        ("id;from;for;cores\n1;50;600;16\n\n10;5170;2;1\n", ["name=id", "arrives=from", "lasts=for", "cpus=cores"]),
+        ("id from  for cores\n 1  50  600 16\n10 5170  2  1 \n", ["name=id", "arrives=from", "lasts=for", "cpus=cores"]),
+    ],
+    ids=["standard workload format", "tabs", "semicolons", "blanks"],
+)  # fmt: skip
+def test_fields_are_separated_by_what_the_first_line_has(
+    tmp_path: Path, text: str, columns: list[str]
+) -> None:
+    first, second = read_pod_trace(write(tmp_path, text), "", [*columns, "memory==2:Gi"])
+    assert (first.name, first.arrives_s, first.lasts_s, first.milli_cpus) == ("1", 50, 600, 16_000)
+    assert (second.name, second.arrives_s, second.lasts_s, second.milli_cpus) == ("10", 5170, 2, 1000)
+
+
+def test_a_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "; remark\n\n1 1\n\n2 x\n")
+    with pytest.raises(ConfigError, match="line 5"):
+        read_pod_trace(path, "", ["name=#1", "cpus=#2", "memory==1:Gi", "arrives==0"])
+
+
 def test_dates_constants_and_rows_of_several_pods(tmp_path: Path) -> None:
     """As job logs of GPU clusters have them: dates, no memory, and amounts of all nodes of a job together."""
     text = (
