@@ -257,13 +257,14 @@ class Judge:
         every = self.may_have(request, request.container_id) | own
         assert cpus <= every, f"{cpus} of {every}"
         if only_cores and not strict:
-            count = self.in_whole_cores(count)
+            count = self.in_whole_cores(count, self.of_wished_kind(request))
         free = self.whole(every) | own if only_cores else every
         if request.cpu_kind in self.machine.cpus_by_kind:
             free &= self.machine.cpus_by_kind[request.cpu_kind]
         isolated = request.cpus is not None
         enough = count <= len(free) and (isolated or count <= max(len(own), self.room()))
-        if not enough or (only_cores and self.in_whole_cores(count) != count):
+        alike = only_cores and self.in_whole_cores(count, self.of_wished_kind(request)) == count
+        if not enough or (only_cores and not (alike and (own or self.in_whole_cores(count, free) == count))):
             event("not enough")
             assert not cpus or current is not None
         elif decision.outcome is Outcome.REFUSED:
@@ -272,6 +273,7 @@ class Judge:
             assert self._width(free, count)[0] > self._widest(request, count)
         else:
             assert len(cpus) == count
+            assert not only_cores or own or self.whole(cpus) == cpus
             self.check_choice(decision, current, self.of_kind_of(request, cpus, free, count, own))
 
     def check_choice(self, decision: Decision, current: Placement | None, free: CpuSet) -> None:
@@ -295,11 +297,17 @@ class Judge:
             self.check_nodes(nodes, free, count, self._widest(decision.request, count))
         event("judged")
 
-    def in_whole_cores(self, count: int) -> int:
-        """*count*, or the least number above it that some cores have together."""
+    def of_wished_kind(self, request: Request) -> CpuSet:
+        """The CPUs of the kind of cores that it wishes, or all."""
+        return self.machine.cpus_by_kind.get(request.cpu_kind, CpuSet(cpu.id for cpu in self.machine.cpus))
+
+    def in_whole_cores(self, count: int, within: CpuSet | None = None) -> int:
+        """*count*, or the least number above it that some cores *within* these CPUs have together."""
         sums = {0}
-        for size in self.machine.core_sizes.values():
-            sums |= {one + size for one in sums}
+        there = Counter(self.machine.cpu_by_id[cpu].core_id for cpu in within or ())
+        for core, size in self.machine.core_sizes.items():
+            if within is None or there[core] == size:
+                sums |= {one + size for one in sums}
         return min((one for one in sums if one >= count), default=count)
 
     def _sets(self) -> Iterator[NodeSet]:
@@ -337,7 +345,10 @@ class Judge:
         kinds = [kind for kind in self.machine.cpus_by_kind.values() if kind & cpus]
         if not kinds:
             return free
-        widths = [self._width(free & kind, count) for kind in self.machine.cpus_by_kind.values()]
+        able = list(self.machine.cpus_by_kind.values())
+        if self.policy.cpu_alignment.full_pcpus_only and count > len(own) and not own:
+            able = [kind for kind in able if self.in_whole_cores(count, free & kind) == count]
+        widths = [self._width(free & kind, count) for kind in able]
         if len(kinds) > 1:
             event("of several kinds")
             assert own or all(
@@ -411,7 +422,7 @@ class Judge:
         )
         wanted = min(max(pool.minimum, math.ceil(milli / 1000)), pool.maximum)
         if self.policy.cpu_alignment.full_pcpus_only:
-            wanted = self.in_whole_cores(wanted)
+            wanted = self.in_whole_cores(wanted, self.machine.cpus_by_kind.get(pool.cpu_kind))
         free = self.machine.online_cpus - self.reserved - self.policy.isolated_cpus - self.taken(request.pool)
         if self.policy.cpu_alignment.full_pcpus_only:
             free = self.whole(free | had) | had

@@ -65,11 +65,12 @@ def cpus_text(container: dict[str, Any], *, listed: bool = False) -> str:
         return "as in its spec"
     if container["cpuPool"]:
         return f"{container['cpus']} of pool {container['cpuPool']}"
-    if container["cpusExclusive"]:
+    if container["exclusiveCpus"]:
         others = len(container["cpusAlsoOf"])
         alone = "isolated" if container["cpuPartition"] else "alone"
         whose = f"with {counted(others, 'other')}" if others else alone
-        return f"{container['cpus']} {whose}"
+        rest = "" if container["exclusiveCpus"] == container["cpus"] else ", rest shared"
+        return f"{container['exclusiveCpus']} {whose}{rest}"
     return f"{container['cpus'] or 'none'} shared" if listed else "shared"
 
 

@@ -14,6 +14,7 @@ from bayplan.model.machine import Machine, Node, Performance
 from bayplan.model.policy import CpuPool, PlacementPolicy, PoolBounds
 from bayplan.placement.page_placement import ContainerPages, LivePages, NodeMemory, Plan
 from bayplan.sets import CpuSet, NodeSet
+from bayplan.views.attention import cpus_text
 from bayplan.views.metrics import metrics_view
 from bayplan.views.node_room import l3_caches
 from bayplan.views.snapshot import MemoryReservation, Snapshot
@@ -48,6 +49,7 @@ def test_status_of_a_guaranteed_container(snapshot: Snapshot) -> None:
         "memsPinnedByOthers": False,
         "cpus": "2-3",
         "cpusExclusive": True,
+        "exclusiveCpus": "2-3",
         "cpuPartition": None,
         "cpuPartitionWanted": None,
         "irqs": None,
@@ -101,6 +103,17 @@ def test_exclusive_cpus_that_somebody_elses_cpuset_has_are_not_alone(
     beside = replace(snapshot, ledger=snapshot.ledger.with_entry(entry))
     containers = {one["id"]: one for one in status_view(beside)["containers"]}
     assert (containers["aaa"]["cpusAlsoOf"], containers["other"]["cpusAlsoOf"]) == (others, [])
+
+
+def test_own_cpus_and_a_share_of_the_others_are_told_apart(snapshot: Snapshot) -> None:
+    decision = snapshot.ledger.entries["aaa"].decision
+    placement = replace(decision.placement, beside_cpus=CpuSet.parse("0-5"))
+    both = Entry(replace(decision, placement=placement))
+    view = status_view(replace(snapshot, ledger=snapshot.ledger.with_entry(both)))
+    (one,) = (one for one in view["containers"] if one["id"] == "aaa")
+    assert one["exclusiveCpus"] == "2-3"
+    assert set(CpuSet.parse(one["cpus"])) > {2, 3}
+    assert cpus_text(one) == "2-3 alone, rest shared"
 
 
 def test_status_of_a_shared_container_with_an_inferred_class(snapshot: Snapshot) -> None:

@@ -255,12 +255,12 @@ class CpuLayout:
         self.fits: dict[_FitKey, Fit] = {}
         self._cores_in: dict[tuple[int, int, int, int, bool], _Cores] = {}
 
-    def in_whole_cores(self, count: int) -> int:
-        """The least number of CPUs from *count* on that some of the machine's cores have together; *count*
-        where all of them have fewer."""
+    def in_whole_cores(self, count: int, within: int = -1) -> int:
+        """The least number of CPUs from *count* on that some of the cores *within* these CPUs have together;
+        *count* where all of them have fewer."""
         if self.uniform_size:
             return -(-count // self.uniform_size) * self.uniform_size
-        sizes = Counter(self.size_of_core.values())
+        sizes = Counter(size for core, size in self.size_of_core.items() if core & within == core)
         reachable = _sums(sizes, 0, sum(self.size_of_core.values())) >> count
         return count + max(0, (reachable & -reachable).bit_length() - 1)
 

@@ -182,7 +182,10 @@ class _Pool:
         return None
 
     def _in_whole_cores(self, count: int) -> int:
-        return self._topology.cpu_layout.in_whole_cores(count) if self._only_cores else count
+        if not self._only_cores:
+            return count
+        of_kind = self._basis.machine.cpus_by_kind.get(self.kind)
+        return self._topology.cpu_layout.in_whole_cores(count, -1 if of_kind is None else of_kind.mask)
 
     @cached_property
     def _free(self) -> CpuSet:

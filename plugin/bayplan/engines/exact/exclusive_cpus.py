@@ -102,7 +102,7 @@ class ExclusiveCpus:
         self._only_cores = self._alignment.full_pcpus_only and self._asked > len(self.own)
         self.count = self._asked
         if self._only_cores and basis.policy.topology not in STRICT:
-            self.count = self._layout.in_whole_cores(self._asked)
+            self.count = self._layout.in_whole_cores(self._asked, self._of_wished_kind)
 
     @cached_property
     def _occupation(self) -> Occupation | None:
@@ -124,13 +124,25 @@ class ExclusiveCpus:
     @cached_property
     def obstacle(self) -> Reason | None:
         """See the class."""
-        if self._only_cores and self._layout.in_whole_cores(self.count) != self.count:
-            asked = f"{counted(self.count, 'exclusive CPU')} asked for"
+        asked = f"{counted(self.count, 'exclusive CPU')} asked for"
+        if self._only_cores and not self._are_whole_cores(self._of_wished_kind):
             return Reason(SMT_ALIGNMENT, f"{asked}, which is no whole number of cores; {_FULL_CORES}")
+        if self._only_cores and not self.own and not self._are_whole_cores(self._candidates):
+            return Reason(SMT_ALIGNMENT, f"{asked}, which no whole cores left make up; {_FULL_CORES}")
         own = self.own.mask
         if self._isolated or not own.bit_count() < self.count <= (self._candidates | own).bit_count():
             return None
         return kept_shared(self.count, self._basis, self._rest_milli, self._growing)
+
+    @property
+    def _of_wished_kind(self) -> int:
+        """The CPUs of the kind of cores that it wishes, or all."""
+        cpus = self._basis.machine.cpus_by_kind.get(self._wished_kind)
+        return -1 if cpus is None else cpus.mask
+
+    def _are_whole_cores(self, cpus: int) -> bool:
+        """Whether cores within *cpus* have as many together as it is to have, or all have fewer."""
+        return self._layout.in_whole_cores(self.count, cpus) == self.count
 
     @cached_property
     def _candidates(self) -> int:
@@ -151,6 +163,8 @@ class ExclusiveCpus:
             return cpus & kinds[self._wished_kind].mask
         of_kinds = [cpus & kinds[kind].mask for kind in self._kinds]
         enough = [of_kind for of_kind in of_kinds if of_kind.bit_count() >= self.count]
+        if self._only_cores and not self.own:
+            enough = [of_kind for of_kind in enough if self._are_whole_cores(of_kind)]
         if not enough:
             return cpus
         if self._wished:

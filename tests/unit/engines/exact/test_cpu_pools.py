@@ -211,6 +211,13 @@ def test_pools_of_one_kind_of_cores_and_in_whole_cores() -> None:
     one.create(member("a", 3000))
     assert len(one.pool()) == 3
     assert one.pool() <= kinds["efficiency"]
+    strong = PlacementPolicy(
+        cpu_pools={"db": CpuPool(1, 3, "performance")}, cpu_alignment=CpuAlignment(full_pcpus_only=True)
+    )
+    both = Node(HYBRID, strong)
+    both.create(member("a", 3000))
+    both.create(member("b", 100))
+    assert str(both.pool()) == "2-5"
     whole = node(1, 16, db=CpuPool(1, 6))
     whole.machine = _threads()
     whole.policy = replace(whole.policy, cpu_alignment=CpuAlignment(full_pcpus_only=True))

@@ -194,6 +194,25 @@ def test_who_asks_for_a_whole_cache_gets_one_where_one_is_free() -> None:
         assert str(decision.placement.exclusive_cpus) == where, count
 
 
+def test_on_hybrid_machines_whole_cores_are_of_the_kind_that_can_make_them_up() -> None:
+    """Performance cores have two threads, so that three CPUs are three efficiency cores."""
+    hybrid = alder_lake()
+    kinds = {cpu.id: "performance" if cpu.id < 16 else "efficiency" for cpu in hybrid.cpus}
+    hybrid = replace(hybrid, cpus=tuple(replace(cpu, kind=kinds[cpu.id]) for cpu in hybrid.cpus))
+    whole = CpuAlignment(full_pcpus_only=True)
+    plain = guaranteed_request("new", exclusive_cpus=3)
+    assert str(first(hybrid, plain, whole).placement.exclusive_cpus) == "16-18"
+    wishing = replace(plain, cpu_kind="performance")
+    assert str(first(hybrid, wishing, whole).placement.exclusive_cpus) == "2-5"
+    strict = first(hybrid, wishing, whole, topology=TopologyPolicy.RESTRICTED)
+    assert strict.outcome is Outcome.REFUSED
+    assert SMT_ALIGNMENT in codes(strict)
+    others = on_cpus(hybrid, "16-23")
+    left = ExactEngine().decide(Basis(hybrid, PlacementPolicy(cpu_alignment=whole), others), plain)
+    assert not left.placement.exclusive_cpus
+    assert SMT_ALIGNMENT in codes(left)
+
+
 def test_caches_that_are_filled_are_not_opened_whatever_their_sizes() -> None:
     sizes = (4, 1, 4, 1)
     caches_of = [first for first, size in zip((0, 4, 5, 9), sizes, strict=True) for _ in range(size)]
