@@ -53,10 +53,10 @@ def counts(api: FakeApiServer) -> list[int]:
 
 @asynccontextmanager
 async def recording(
-    api: FakeApiServer, mirror: Mirror, interval_s: float = 0.05
+    api: FakeApiServer, mirror: Mirror, interval_s: float = 0.05, timeout_s: float = 10
 ) -> AsyncIterator[EventRecorder]:
     backoff = Backoff(lambda: 0.0, first_s=0.02, limit_s=0.02)
-    recorder = EventRecorder(api.api(0.5), mirror, NODE, lambda *_: FACTS, interval_s, backoff)
+    recorder = EventRecorder(api.api(timeout_s), mirror, NODE, lambda *_: FACTS, interval_s, backoff)
     async with running(recorder):
         await until(lambda: recorder._ledger is not None)
         yield recorder
@@ -208,7 +208,7 @@ async def test_what_a_server_that_hangs_could_not_take_comes_later(caplog: pytes
     api, mirror = FakeApiServer(), mirror_of(make_snapshot())
     with api.serving():
         api.hangs = True
-        async with recording(api, mirror):
+        async with recording(api, mirror, timeout_s=0.5):
             refuse(mirror)
             await until(lambda: bool(caplog.records))
             refuse(mirror)
