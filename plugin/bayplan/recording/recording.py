@@ -60,7 +60,7 @@ class Exact(Struct, frozen=True, tag="exact", tag_field="name"):
     scope: TopologyScope
 
     def engine(self) -> Engine:
-        """Such an engine."""
+        """A new engine `exact` with these options."""
         return ExactEngine(self.scope)
 
 
@@ -70,7 +70,7 @@ class Kubelet(Struct, frozen=True, tag="kubelet", tag_field="name"):
     managers: ManagerOptions
 
     def engine(self) -> Engine:
-        """Such an engine."""
+        """A new engine `kubelet` with these options."""
         return KubeletEngine(self.managers)
 
 

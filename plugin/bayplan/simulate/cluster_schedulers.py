@@ -107,7 +107,8 @@ class Scheduler:
         return (has - used if self._least else used) * MAX_SCORE // has
 
     def select(self, feasible: Sequence[int], scores: Sequence[int], pod: TimedPod) -> ClusterNode | None:  # noqa: ARG002 - others need it
-        """One of the best at random, of the nodes with these indices; *scores* are by index."""
+        """One of the nodes with these indices: of those with the highest score one at random. *scores* are by
+        index."""
         best = max(map(scores.__getitem__, feasible))
         return self.nodes[self._rng.choice([index for index in feasible if scores[index] == best])]
 
@@ -116,11 +117,11 @@ class Scheduler:
         self.changed(node)
 
     def left(self, node: ClusterNode, pod: TimedPod) -> None:  # noqa: ARG002 - others need it
-        """Note that a pod is gone."""
+        """*pod* has ended, and no longer has anything of *node*."""
         self.changed(node)
 
     def published(self, node: ClusterNode) -> None:
-        """Note that a node has published a new object."""
+        """*node* has published a new object about its NUMA nodes."""
 
     def rooms_left(self, node: ClusterNode) -> Mapping[int, NumaRoom]:
         """What one more pod could have of each NUMA node: what the node's ledger says, or the claims where
@@ -219,11 +220,11 @@ class TopologyView:
             self._assumed.setdefault(node.index, {})[pod.name] = pod
 
     def left(self, node: ClusterNode) -> None:
-        """A pod is gone."""
+        """A pod of *node* has ended: what the object says is no longer what is free."""
         self._fresh.discard(node.index)
 
     def published(self, node: ClusterNode) -> None:
-        """A new object."""
+        """See `Scheduler.published`: what is free there is known anew."""
         self._published[node.index] = node.rooms()
         self._fresh.add(node.index)
         if not self.resync_s:
