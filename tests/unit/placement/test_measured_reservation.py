@@ -74,12 +74,18 @@ def test_one_high_measurement_among_the_lower_ones_starts_the_wait_again():
 def test_a_rise_of_a_moment_is_taken_back_at_once():
     assert after(100 * MIB, 500 * MIB, 110 * MIB).reserved_bytes == 100 * MIB + BAND
     assert after(100 * MIB, 500 * MIB, 700 * MIB, 110 * MIB).reserved_bytes == 100 * MIB + BAND
+    assert after(100 * MIB, 500 * MIB, 100 * MIB + BAND).reserved_bytes == 100 * MIB + BAND
 
 
 def test_a_rise_that_lasts_falls_with_patience_only():
     lasting = [500 * MIB] * (HIGHER_BEFORE_KEPT - 1)
     assert after(100 * MIB, *lasting, 110 * MIB).reserved_bytes == 100 * MIB + BAND
     assert after(100 * MIB, *lasting, 500 * MIB, 110 * MIB).reserved_bytes == 500 * MIB + BAND
+
+
+def test_a_rise_that_goes_on_until_it_has_lasted_is_kept_as_a_whole():
+    rising = [(2 + number) * 100 * MIB for number in range(HIGHER_BEFORE_KEPT)]
+    assert after(100 * MIB, *rising, 110 * MIB).reserved_bytes == rising[-1] + BAND
 
 
 def test_half_of_a_rise_that_stays_is_no_moment():
