@@ -1,13 +1,16 @@
 """Two nodes that are DRA drivers, with the rights that the chart gives them: pods with claims go where
 Kubernetes' scheduler sends them, and kubelet itself has their claims prepared and released, whoever is
-started again in between.
+started again in between. Beside it what the nodes refuse, and what stays pending, of pods that ask for the
+same by their requests.
 """
 
+import enum
 import itertools
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from testbed import kubernetes
 from testbed.agent import LOG as AGENT_LOG
 from testbed.agent import SERVICE as AGENT
 from testbed.channel import LIMIT_S
-from testbed.cluster import PODS, POLL_S, is_ready, join_with_claims, pod
+from testbed.cluster import PODS, POLL_S, await_published, is_ready, join_with_claims, pod
 from testbed.kubelet import SERVICE as KUBELET
 from testbed.kubelet import Kubelet, kubelet_disks
 from testbed.kubernetes import KUBERNETES_VERSION
@@ -27,8 +30,10 @@ from testbed.node import Node
 from testbed.topology import CLUSTER_NODE
 
 from bayplan.agent.dra.slices import COLLECTION
+from bayplan.quantity import MIB, parse_bytes
 from bayplan.sets import CpuSet, NodeSet
 from support.control_plane import ADMIN, MERGE, ControlPlane, running_control_plane
+from support.kubernetes_page import scheduler_configuration
 
 pytestmark = [pytest.mark.cluster, pytest.mark.matrix]
 
@@ -39,29 +44,40 @@ ACCOUNT = "/api/v1/namespaces/bayplan/serviceaccounts/bayplan-agent"
 RIGHTS = ("namespace", "serviceaccounts", "agent-rbac", "agent-own-node", "deviceclasses")
 """The chart's templates that the nodes need."""
 SPECS = "/var/run/cdi"
+CONFINED = ("--topology-manager-policy", "single-numa-node")
 BLIND = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
 ROOM = 4
 """Pods: one for each NUMA node, as a claim is more than half of it."""
-NEAR: Mapping[str, Any] = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "ResourceClaimTemplate",
-    "metadata": {"name": "near"},
-    "spec": {
-        "spec": {
-            "devices": {
-                "requests": [
-                    {
-                        "name": "near",
-                        "exactly": {
-                            "deviceClassName": "numa.bayplan.dev",
-                            "capacity": {"requests": {"bayplan.dev/memory": "600Mi", "bayplan.dev/cpu": "1"}},
-                        },
-                    }
-                ]
-            }
-        }
-    },
-}
+LOADS = {"node-a": (60, 60), "node-b": (85, 40)}
+"""Percent of an empty NUMA node that pods without claims have first, on each: node-b has less left, but most
+of it on one NUMA node."""
+SIZES = (55, 35, 35, 15, 35)
+"""Percent that pods want which come then, one after the other: by NUMA nodes there is room for the first
+four; of whole machines node-a has more for the first one, and node-b enough for the last."""
+RESYNC_S = 2
+"""``cacheResyncPeriodSeconds`` of the documented configuration."""
+AGAIN_S = 5
+NOISE_MIB = 4
+
+
+class Way(enum.Enum):
+    """How pods find a NUMA node with room."""
+
+    REQUESTS = "requests, and a scheduler that knows no NUMA nodes"
+    TOPOLOGY = "requests, and a scheduler that reads NodeResourceTopology"
+    CLAIMS = "resource claims"
+
+
+def template(name: str, **amounts: str) -> dict[str, Any]:
+    """A ResourceClaimTemplate with so much of one NUMA node."""
+    capacity = {"requests": {f"bayplan.dev/{key}": amount for key, amount in amounts.items()}}
+    exactly = {"deviceClassName": "numa.bayplan.dev", "capacity": capacity}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": {"devices": {"requests": [{"name": "near", "exactly": exactly}]}}},
+    }
 
 
 class Driver:
@@ -81,6 +97,18 @@ class Driver:
         found = self.node.bayplan.ask("claims")["claims"]
         return {one["name"]: {key: one[key] for key in one if key != "containers"} for one in found}
 
+    def free_bytes(self) -> list[int]:
+        """What each NUMA node has left."""
+        return [one["resources"]["memory"]["freeBytes"] for one in self.node.bayplan.nodes()["nodes"]]
+
+    def claimable_mib(self) -> list[int]:
+        """What claims have or can have of each NUMA node, as it is to be published."""
+        found = self.free_bytes()
+        for claim in self.held().values():
+            for device in claim["devices"]:
+                found[device["node"]] += device["bytes"].get("memory", 0)
+        return [amount // MIB for amount in found]
+
     def specs(self) -> set[str]:
         return set(self.node.guest.read_files(f"{SPECS}/*.json", pattern=True))
 
@@ -97,13 +125,16 @@ class Cluster:
         self.drivers = drivers
         self._numbers = itertools.count()
 
-    def launch(self) -> str:
-        """Make a pod with a claim; its name. Where a pod has no time to end, it is gone for the scheduler
-        before kubelet has its claims released (kubernetes#131513)."""
+    def launch(self, of: str = "near") -> str:
+        """Make a pod with a claim of a template; its name. Where a pod has no time to end, it is gone for the
+        scheduler before kubelet has its claims released (kubernetes#131513)."""
+        claims = [{"name": "near", "resourceClaimTemplateName": of}]
+        return self.make({"claims": [{"name": "near"}]}, resourceClaims=claims)
+
+    def make(self, resources: Mapping[str, Any], **spec: object) -> str:
+        """Make a pod; its name."""
         name = f"pod-{next(self._numbers)}"
-        made = pod(name, {"claims": [{"name": "near"}]}, terminationGracePeriodSeconds=1)
-        made["spec"]["resourceClaims"] = [{"name": "near", "resourceClaimTemplateName": "near"}]
-        self.plane.ask("POST", PODS, made)
+        self.plane.ask("POST", PODS, pod(name, resources, terminationGracePeriodSeconds=1, **spec))
         return name
 
     def fill(self) -> None:
@@ -122,13 +153,15 @@ class Cluster:
     def delete(self, name: str) -> None:
         self.plane.ask("DELETE", f"{PODS}/{name}")
 
-    def await_that(self, condition: Callable[[], Any], what: str) -> None:
+    def await_that(self, condition: Callable[[], Any], what: str) -> Any:
+        """What *condition* gives, once that is something true."""
         deadline = time.monotonic() + LIMIT_S
-        while not condition():
+        while not (found := condition()):
             if time.monotonic() > deadline:
                 logs = "\n".join(one.logs() for one in self.drivers.values())
                 pytest.fail(f"{what}: not within {LIMIT_S} s; {self.pods()}\n{logs}")
             time.sleep(POLL_S)
+        return found
 
     def claim_of(self, made: Mapping[str, Any]) -> Mapping[str, Any]:
         """The claim of a pod."""
@@ -154,6 +187,17 @@ class Cluster:
         environment = driver.node.guest.read(f"/proc/{view.pid}/environ").split("\0")
         assert f"{uid}/near" in [one.partition("=")[2] for one in environment]
         return driver.name, view.mems_allowed, view.cpus_allowed
+
+    def devices_mib(self, name: str) -> list[int]:
+        """The memory of each device of a node, as it is published."""
+        slices = (one["spec"] for one in self.plane.ask("GET", COLLECTION)["items"])
+        capacities = (
+            device["capacity"]["bayplan.dev/memory"]["value"]
+            for spec in slices
+            if spec["nodeName"] == name and spec["driver"] == "bayplan.dev"
+            for device in spec["devices"]
+        )
+        return [parse_bytes(text) // MIB for text in capacities]
 
     def refusals(self) -> int:
         """What the nodes refused so far."""
@@ -188,12 +232,12 @@ def joined(scheduler: Path) -> Iterator[Cluster]:
         kubeconfig = plane.kubeconfig("admin", token=ADMIN)
         words = (kubectl_program(), f"--kubeconfig={kubeconfig}", "create", "--filename=-")
         subprocess.run(words, input=objects, text=True, check=True, capture_output=True)
-        plane.ask("POST", TEMPLATES, dict(NEAR))
+        plane.ask("POST", TEMPLATES, template("near", memory="600Mi", cpu="1"))
         drivers = {}
         for name in NAMES:
             node = Node(CLUSTER_NODE, "2.3", more_disks=kubelet_disks(KUBERNETES_VERSION))
             running.callback(node.shut_down)
-            drivers[name] = Driver(name, node, *join_with_claims(node, plane, name, ACCOUNT))
+            drivers[name] = Driver(name, node, *join_with_claims(node, plane, name, ACCOUNT, *CONFINED))
             # Of a kubelet that was not ready yet; a controller takes it away.
             plane.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
         plane.start_controllers(kubernetes.controller_manager(), "resourceclaim-controller")
@@ -283,3 +327,114 @@ def test_whoever_is_killed_in_between_nothing_is_lost_and_all_is_released(cluste
 
 def restarts(made: Mapping[str, Any]) -> int:
     return sum(one["restartCount"] for one in made["status"].get("containerStatuses", ()))
+
+
+class Trial:
+    """Pods that come to two nodes with LOADS, and find their NUMA node by one way."""
+
+    def __init__(self, cluster: Cluster, way: Way, whole_bytes: int) -> None:
+        self.cluster = cluster
+        self.way = way
+        self.whole_bytes = whole_bytes
+        self.outcomes: Counter[str] = Counter()
+
+    def load(self) -> None:
+        loaded = [
+            self.cluster.make(self._requests(percent), nodeName=name)
+            for name, loads in LOADS.items()
+            for percent in loads
+        ]
+        for name in loaded:
+            self.cluster.await_that(lambda name=name: is_ready(self.cluster.pods()[name]), "what was there")
+
+    def play(self) -> Counter[str]:
+        """What becomes of pods of SIZES."""
+        for percent in SIZES:
+            self._settle()
+            self._run(percent)
+        return self.outcomes
+
+    def _run(self, percent: int) -> None:
+        cluster, refused = self.cluster, self.cluster.refusals()
+        most_bytes = max(free for one in cluster.drivers.values() for free in one.free_bytes())
+        fits = most_bytes >= self._bytes(percent)
+        by_claim = self.way is Way.CLAIMS
+        name = cluster.launch(f"take-{percent}") if by_claim else cluster.make(self._requests(percent))
+
+        def outcome() -> str:
+            made = cluster.pods()[name]
+            if is_ready(made):
+                return "runs"
+            if is_unschedulable(made):
+                return "pending, would fit" if fits else "pending"
+            return "refused" if cluster.refusals() > refused else ""
+
+        found = cluster.await_that(outcome, f"what becomes of {name}")
+        if found == "pending, would fit":
+            # The scheduler may have seen an earlier state of its own; it tries again as that changes.
+            time.sleep(AGAIN_S)
+            found = cluster.await_that(outcome, f"what becomes of {name}")
+        self.outcomes[found] += 1
+        if found != "runs":
+            cluster.delete(name)
+            cluster.await_that(lambda: name not in cluster.pods(), f"{name} goes")
+
+    def _settle(self) -> None:
+        """Have the room published as it is, and give a scheduler that counts by NodeResourceTopology time to
+        compare it."""
+        cluster = self.cluster
+        for name, driver in cluster.drivers.items():
+            await_published(driver.node, cluster.plane, name)
+            cluster.await_that(
+                lambda name=name, driver=driver: is_near(cluster.devices_mib(name), driver.claimable_mib()),
+                f"ResourceSlices of {name}",
+            )
+        held = self.outcomes["runs"] if self.way is Way.CLAIMS else 0
+        cluster.await_that(lambda: len(cluster.plane.ask("GET", CLAIMS)["items"]) == held, "claims go")
+        time.sleep(2 * RESYNC_S if self.way is Way.TOPOLOGY else 1)
+
+    def _bytes(self, percent: int) -> int:
+        return part_mib(self.whole_bytes, percent) * MIB
+
+    def _requests(self, percent: int) -> dict[str, Any]:
+        # Its sandbox starts within the pod's limit, too.
+        amounts = {"cpu": "250m", "memory": str(self._bytes(percent))}
+        return {"limits": amounts, "requests": amounts}
+
+
+def part_mib(whole_bytes: int, percent: int) -> int:
+    """What pods ask for: a claim is rounded up to MiB."""
+    return whole_bytes * percent // 100 // MIB
+
+
+def is_near(found_mib: Sequence[int], wanted_mib: Sequence[int]) -> bool:
+    """Whether each is, but for what is measured anew all the time."""
+    pairs = itertools.zip_longest(found_mib, wanted_mib, fillvalue=0)
+    return all(abs(found - wanted) <= NOISE_MIB for found, wanted in pairs)
+
+
+def test_what_nodes_refuse_and_what_stays_pending_by_requests_topology_and_claims(
+    joined: Cluster, scheduler: Path
+) -> None:
+    joined.clear()
+    whole_bytes = min(free for one in joined.drivers.values() for free in one.free_bytes())
+    for percent in set(SIZES):
+        amount = f"{part_mib(whole_bytes, percent)}Mi"
+        joined.plane.ask("POST", TEMPLATES, template(f"take-{percent}", memory=amount))
+    found = {}
+    for way in Way:
+        joined.plane.stop_schedulers()
+        trial = Trial(joined, way, whole_bytes)
+        trial.load()
+        if way is Way.TOPOLOGY:
+            joined.plane.start_scheduler(kubernetes.scheduler(), scheduler_configuration())
+        else:
+            joined.plane.start_scheduler(scheduler, BLIND)
+        found[way] = trial.play()
+        joined.clear()
+    print({way.name: dict(outcomes) for way, outcomes in found.items()})
+    assert found[Way.REQUESTS]["refused"] > 0
+    assert found[Way.TOPOLOGY]["refused"] == 0
+    assert found[Way.CLAIMS]["refused"] == 0
+    assert found[Way.CLAIMS]["pending, would fit"] == 0
+    assert found[Way.CLAIMS]["runs"] > found[Way.REQUESTS]["runs"]
