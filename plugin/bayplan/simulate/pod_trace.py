@@ -278,8 +278,10 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
         return
     reader = _separated(content.splitlines(), trace_format)
     present = reader.fieldnames or ()
-    for column in (trace_format.columns[field][0] for field in ("cpus", "memory")):
-        if column and column not in present:
+    for field, (column, _) in trace_format.columns.items():
+        # What is called as its field is may be left out, but for the amounts; others somebody has named.
+        optional = column == field and field not in {"cpus", "memory"}
+        if column and column not in present and not optional:
             raise invalid(
                 "the first line",
                 excerpt(", ".join(present)) or "nothing",

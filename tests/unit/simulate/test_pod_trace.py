@@ -78,6 +78,17 @@ def test_fields_are_separated_by_what_the_first_line_has(
     assert (second.name, second.arrives_s, second.lasts_s, second.milli_cpus) == ("10", 5170, 2, 1000)
 
 
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("alibaba-gpu-2023", []), ("", ["cpus=cpu_milli", "memory=memory_mib", "arrives=sumbit_time"])],
+)
+def test_a_named_column_that_is_not_there_is_an_error(tmp_path: Path, name: str, columns: list[str]) -> None:
+    """Some of openb's lists have no times, and every pod would arrive at once and stay."""
+    path = write(tmp_path, "name,cpu_milli,memory_mib,num_gpu\nx,1,1,0\n")
+    with pytest.raises(ConfigError, match=r"creation_time|sumbit_time"):
+        read_pod_trace(path, name, columns)
+
+
 def test_a_line_is_named_by_its_number_in_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "; remark\n\n1 1\n\n2 x\n")
     with pytest.raises(ConfigError, match="line 5"):
