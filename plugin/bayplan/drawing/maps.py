@@ -249,9 +249,7 @@ class Card:
         caches = cpus["l3CacheUse"]
         whole = sum(one["wholeCores"] == one["cores"] for one in caches)
         of_caches = f"{whole} of {counted(len(caches), 'L3 cache')}" if len(caches) > 1 else ""
-        self._label(
-            f"{cpus['wholeCores']} of {counted(len(cpus['cores']), 'core')} free as a whole", of_caches
-        )
+        self._label(f"{cpus['wholeCores']} of {counted(len(cpus['cores']), 'core')} whole", of_caches)
         for kind, ids in cpus["kinds"].items():
             self._label(_of_kind(kind, ids))
 
@@ -273,6 +271,8 @@ class Card:
     def _label(self, left: str, right: str = "") -> None:
         self._parts.append(text(0, self.height + 10, left))
         if right:
+            if text_width(left, 12) + text_width(right, 11) > self._width:
+                self.height += 16
             self._parts.append(text(self._width, self.height + 10, right, "soft small", "end"))
         self.height += 16
 

@@ -19,9 +19,9 @@ half times the high one: so what they are raised by at the moment counts as well
 Free pages on the list of a CPU are not free to the zone, MemFree leaves them out, and somebody is killed
 beside them. Below ``high_min``, the CPU's share of the low watermark, they stay for as long as it likes; from
 Linux 6.7 on a list may grow to its share of an eighth of the zone, and falls back to that at each update of
-the CPU's statistics (`zone_highsize`, `decay_pcp_high`). Kernels up to 6.12 do not print ``high_min``; but no
-list is kept longer than the ``high`` that they print, which before 5.14 is six batches, and is 0 for a list
-that was never used.
+the CPU's statistics (`zone_highsize`, `decay_pcp_high`). Kernels up to 6.12 do not print ``high_min``, and
+the ``high`` of a list that pages were only taken from is less than that. Before 5.14, which has no
+percpu_pagelist_high_fraction, all lists are kept at ``high``, six batches.
 
 An owner that touches memory on one CPU after the other leaves a list on each of them, also where all were
 empty before: so what the lists of the node's CPUs may keep counts; of all CPUs where the node has none. In a
@@ -39,7 +39,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bayplan.errors import ParseError
-from bayplan.host.kernelfs import optional_number, parse_file, read_optional
+from bayplan.host.kernelfs import optional_number, parse_file, parse_number, read_optional
 from bayplan.printable import pattern
 from bayplan.quantity import KIB
 from bayplan.sets import CpuSet
@@ -250,7 +250,8 @@ def read_zones(root: Path = Path("/")) -> dict[int, NodeZones]:
     text = read_optional(str(root / PATH))
     if text is None:
         return zones
-    fraction, block = optional_number(str(root / FRACTION)), 0
+    written, block = read_optional(str(root / FRACTION)), 0
+    fraction = None if written is None else parse_file(FRACTION, parse_number, written)
     if optional_number(str(root / _BOOST)):
         block = optional_number(str(root / _BLOCK)) // os.sysconf("SC_PAGE_SIZE")
     cpu_counts: dict[int, int] = {}
@@ -296,7 +297,7 @@ def _split(rows: list[_Line]) -> list[list[_Line]]:
     return groups
 
 
-def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int, block: int) -> NodeZones:
+def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int | None, block: int) -> NodeZones:
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     # Kernels that do not name what the marks are raised by have it in them.
     boost = marks.get("boost", 0)
@@ -309,7 +310,7 @@ def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int, bloc
         count, shortest = one.get("count:", 0), _LEAST_BATCHES * one.get("batch:", 0)
         share = (managed // fraction if fraction else low) // sharing_cpus
         computed = max(share, shortest)
-        high_min = one.get("high_min:", min(computed, one.get("high:") or computed))
+        high_min = one.get("high:", computed) if fraction is None else one.get("high_min:", computed)
         now += count
         lasting += min(count, high_min)
         longest = max(longest, high_min)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.drawing.maps import NARROWEST, WIDTH, Socket, holders_of, machine_map, rows_of
-from bayplan.drawing.svg import COLORS, NAMED, colors_of
+from bayplan.drawing.svg import COLORS, NAMED, colors_of, text_width
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
 from bayplan.model.decision import CpuUse, CpuWish
@@ -18,7 +18,7 @@ from bayplan.sets import CpuSet, NodeSet
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view
 from support.crowded import crowded
-from support.layouts import Layout
+from support.layouts import LAYOUTS, Layout
 from support.snapshots import make_snapshot
 
 MACHINES = sorted((Path(__file__).parents[2] / "data" / "machines").glob("*.txt"))
@@ -87,6 +87,27 @@ def test_nothing_lies_outside_of_the_picture(nodes: int, width: float) -> None:
             check(child, left, top)
 
     check(picture, 0, 0)
+
+
+@pytest.mark.parametrize("nodes", [2, 8, 64])
+@pytest.mark.parametrize("name", ["Rome 7742", "Milan 7763, NPS4", "Genoa 9654"])
+def test_no_words_of_a_card_lie_upon_each_other(name: str, nodes: int) -> None:
+    pictures = [drawn(make_snapshot(machine=LAYOUTS[name].machine(), ledger=Ledger()))]
+    pictures.append(drawn(crowded(nodes, 20)))
+    for group in (one for picture in pictures for one in picture.iter(f"{SVG}g")):
+        lines: dict[str, dict[str, ET.Element]] = {}
+        for one in group.findall(f"{SVG}text"):
+            lines.setdefault(one.attrib["y"], {})[one.attrib["text-anchor"]] = one
+        for line in (line for line in lines.values() if line.keys() == {"start", "end"}):
+            room = float(line["end"].attrib["x"]) - float(line["start"].attrib["x"])
+            assert sum(map(width_of, line.values())) <= room + 1, [one.text for one in line.values()]
+
+
+def width_of(words: ET.Element) -> float:
+    sizes = {"head": 15, "strong": 12, "small": 11, "tiny": 9}
+    classes = words.attrib["class"].split()
+    size = next((size for name, size in sizes.items() if name in classes), 12)
+    return text_width(words.text or "", size, bold="head" in classes)
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
