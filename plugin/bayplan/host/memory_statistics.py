@@ -310,7 +310,7 @@ def _zone(marks: _Row, lists: list[_Row], sharing_cpus: int, fraction: int | Non
         count, shortest = one.get("count:", 0), _LEAST_BATCHES * one.get("batch:", 0)
         share = (managed // fraction if fraction else low) // sharing_cpus
         computed = max(share, shortest)
-        high_min = one.get("high:", computed) if fraction is None else one.get("high_min:", computed)
+        high_min = one.get("high_min:", one.get("high:", computed) if fraction is None else computed)
         now += count
         lasting += min(count, high_min)
         longest = max(longest, high_min)
