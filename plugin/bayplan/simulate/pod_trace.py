@@ -276,8 +276,15 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
                 except (ValueError, RecursionError) as error:
                     raise invalid(f"line {number}", str(error), "a JSON object") from error
         return
-    reader = _separated(content.splitlines(), trace_format)
-    present = reader.fieldnames or ()
+    try:
+        reader = _separated(content.splitlines(), trace_format)
+        _check_columns(reader.fieldnames or (), trace_format)
+    except csv.Error as error:
+        raise invalid("the first line", str(error), "CSV") from error
+    yield from _rows_of(reader)
+
+
+def _check_columns(present: Sequence[str], trace_format: TraceFormat) -> None:
     for field, (column, _) in trace_format.columns.items():
         # What is called as its field is may be left out, but for the amounts; others somebody has named.
         optional = column == field and field not in {"cpus", "memory"}
@@ -287,11 +294,15 @@ def _rows(content: str, trace_format: TraceFormat) -> Iterator[tuple[str, Mappin
                 excerpt(", ".join(present)) or "nothing",
                 f"the column {column}, or --column",
             )
+
+
+def _rows_of(reader: "csv.DictReader[str]") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    columns = len(reader.fieldnames or ())
     try:
         for row in reader:
             where = f"line {reader.line_num}"
             if None in row:
-                raise invalid(where, f"{len(present) + len(row[None])} fields", f"{len(present)}")
+                raise invalid(where, f"{columns + len(row[None])} fields", f"{columns}")
             yield where, row
     except csv.Error as error:
         raise invalid(f"line {reader.line_num}", str(error), "CSV") from error
