@@ -5,6 +5,7 @@ line can show the same object. What others wrote is printable in a `Problem`, so
 error are ours.
 """
 
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from bayplan.printable import printable
@@ -21,6 +22,14 @@ def excerpt(text: str) -> str:
     """A text that was found, cut to a length that a person still reads in an error."""
     left_out = len(text) - _SHOWN_CHARACTERS
     return f"{text[:_SHOWN_CHARACTERS]}[and {left_out} more]" if left_out > 0 else text
+
+
+def meant_by(name: str, known: Iterable[str]) -> str:
+    """The one of *known* that was probably meant by *name*, "" if none is like it: two thirds of the letters
+    in order, as difflib has it."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
+
+    return next(iter(get_close_matches(name, tuple(known), n=1)), "")
 
 
 class BayplanError(Exception):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import Any, Final, NoReturn, TextIO
 
-from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE
+from bayplan.errors import EXIT_CONFIG, EXIT_FAILURE, meant_by
 from bayplan.printable import printable
 
 EXIT_UNREAD: Final = 128 + signal.SIGPIPE
@@ -68,11 +68,9 @@ class CommandLineParser(argparse.ArgumentParser):
         """As argparse's, but no argument is left over. A verb's own parser says what its verb has."""
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            from difflib import get_close_matches  # noqa: PLC0415 - only for who mistyped something
-
             flag = unknown[0].partition("=")[0]
-            near = get_close_matches(flag, self._option_string_actions, n=1) if flag[:1] == "-" else []
-            meant = f"; did you mean {near[0]}?" if near else ""
+            near = meant_by(flag, self._option_string_actions) if flag[:1] == "-" else ""
+            meant = f"; did you mean {near}?" if near else ""
             self.error(f"unrecognized arguments: {printable(' '.join(unknown))}{meant}")
         return parsed, unknown
 
@@ -85,11 +83,9 @@ class CommandLineParser(argparse.ArgumentParser):
         """Name the nearest of the choices, where argparse lists all of them."""
         if action.choices is None or value in action.choices:
             return
-        from difflib import get_close_matches  # noqa: PLC0415 - only for who mistyped something
-
         choices = [str(one) for one in action.choices]
-        near = get_close_matches(str(value), choices, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(choices)}"
+        near = meant_by(str(value), choices)
+        meant = f"did you mean {near}?" if near else f"expected one of {', '.join(choices)}"
         raise argparse.ArgumentError(action, f"found {printable(str(value))!r}; {meant}")
 
     def error(self, message: str) -> NoReturn:

@@ -1,7 +1,7 @@
 """A node of two NUMA nodes of 4 GiB without huge pages, whose pools of 2Mi may grow to 2 GiB: a controller on
 a kernel, and the owner of its pools."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -100,5 +100,11 @@ async def pool_node(
         yield PoolNode(kernel, hardware, made, settings)
 
 
-def pool_kernel(directory: Path, free: dict[int, int] = FREE, **more: object) -> HugepageKernel:
-    return HugepageKernel(directory / "kernel", MACHINE, free, **more)  # type: ignore[arg-type]  # as named
+def pool_kernel(
+    directory: Path,
+    free: Mapping[int, int] = FREE,
+    scattered: Mapping[int, int] | None = None,
+    *,
+    compaction: bool = True,
+) -> HugepageKernel:
+    return HugepageKernel(directory / "kernel", MACHINE, free, scattered, compaction=compaction)

@@ -15,7 +15,7 @@ from bayplan.config.kubelet_documents import KUBELETS_API, KUBELETS_KIND
 from bayplan.config.settings import Settings
 from bayplan.config.sources import Document, Source, Values
 from bayplan.config.values import InvalidValueError, items, join, show
-from bayplan.errors import ParseError, Problem, excerpt
+from bayplan.errors import ParseError, Problem, excerpt, meant_by
 from bayplan.model.kubelet_version import GateFault, KubeletRules, faults, gates_of, resolved
 from bayplan.model.policy import MemoryReservationPolicy
 from bayplan.placement.foreign_cpusets import PinningManager
@@ -335,17 +335,10 @@ def _in_words(fault: GateFault, kubelet: KubeletRules) -> Problem:
     elif fault.known_to:
         versions = " to ".join(f"1.{minor}" for minor in sorted({fault.known_to[0], fault.known_to[-1]}))
         expected += f", unlike {versions}; kubeletVersion says which one reads the file"
-    elif near := _close_to(fault.gate, gates_of(kubelet.minor)):
-        expected += f", {near[0]} perhaps"
+    elif near := meant_by(fault.gate, gates_of(kubelet.minor)):
+        expected += f", {near} perhaps"
     path = join(_GATES, fault.gate)
     return Problem(path, found, f"{expected}; kubelet: {fault.sentence}")
-
-
-def _close_to(name: str, names: Collection[str]) -> list[str]:
-    """The one of *names* that is probably meant, if any is."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
-
-    return get_close_matches(name, names, n=1)
 
 
 def _unknown_keys(document: Document, known: Collection[str], kubelet: KubeletRules) -> Iterator[str]:
@@ -355,7 +348,7 @@ def _unknown_keys(document: Document, known: Collection[str], kubelet: KubeletRu
     for key in document.values:
         if key in known or key in _META:
             continue
-        near = spelled.get(key.lower()) or next(iter(_close_to(key, known)), "")
+        near = spelled.get(key.lower()) or meant_by(key, known)
         advice = f"; perhaps {near}" if near else ""
         yield f"{excerpt(key)}: without effect; kubelet {kubelet} does not know it{advice}"
 

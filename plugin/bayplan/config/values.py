@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, TypeAlias, TypeVar
 
 from bayplan.admin_protocol import MAX_SOCKET_PATH_BYTES
-from bayplan.errors import ParseError, Problem, excerpt
+from bayplan.errors import ParseError, Problem, excerpt, meant_by
 from bayplan.printable import pattern
 from bayplan.quantity import counted
 from bayplan.sets import CpuSet, NodeSet
@@ -32,8 +32,6 @@ _DECIMAL_BITS: Final = 1024
 _MINOR_DIGITS: Final = 2
 _KUBELET_VERSION: Final = pattern(r"v?1\.([0-9]{1,3})(?:\.[0-9]+)?(?:[-+].*)?")
 """Of the minor versions of Kubernetes that are maintained."""
-_SIMILAR: Final = 0.6
-"""difflib's own default: two thirds of the letters in order."""
 
 
 class InvalidValueError(Exception):
@@ -116,11 +114,8 @@ def unknown_keys(path: str, keys: Iterable[str], known: Collection[str], advice:
     guessed: list[Problem] = []
     others: list[str] = []
     for key in keys:
-        from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
-
-        near = get_close_matches(_plain(key), plain, n=1, cutoff=_SIMILAR)
-        if near:
-            guessed.append(Problem(join(path, key), "an unknown key", f"{plain[near[0]]}, perhaps"))
+        if near := meant_by(_plain(key), plain):
+            guessed.append(Problem(join(path, key), "an unknown key", f"{plain[near]}, perhaps"))
         else:
             others.append(join(path, key))
     if others:

@@ -206,17 +206,10 @@ class Card:
 
     def _head(self, memory: Mapping[str, Any]) -> None:
         name, note = f"Node {self._node['id']}", _kind(self._node)
-        self._parts.append(text(0, self.height + 12, name, "head"))
         if self._compact:
             promised, allocatable = memory["bookedBytes"], memory["allocatableBytes"]
             note = f"{_percent(promised, allocatable)}" if memory["totalBytes"] else "no memory"
-        if text_width(name, 15, bold=True) + text_width(note, 11) > self._width:
-            self.height += 15
-            note = fitting(note, self._width, 11)
-            self._parts.append(text(0, self.height + 12, note, "soft small"))
-        else:
-            self._parts.append(text(self._width, self.height + 12, note, "soft small", "end"))
-        self.height += 22
+        self._label(name, note, head=True)
 
     def _bars(self, memory: Mapping[str, Any]) -> None:
         total_bytes = memory["totalBytes"]
@@ -268,13 +261,17 @@ class Card:
             self.height += _CARD_LINE
             self._parts.append(text(15, self.height, f"and {len(holders) - NAMED} more", "soft small"))
 
-    def _label(self, left: str, right: str = "") -> None:
-        self._parts.append(text(0, self.height + 10, left))
-        if right:
-            if text_width(left, 12) + text_width(right, 11) > self._width:
-                self.height += 16
-            self._parts.append(text(self._width, self.height + 10, right, "soft small", "end"))
-        self.height += 16
+    def _label(self, left: str, right: str = "", *, head: bool = False) -> None:
+        """*left*, and *right* at the other edge, or below where there is no room for both."""
+        size, baseline, line = (15, 12, 22) if head else (12, 10, 16)
+        self._parts.append(text(0, self.height + baseline, left, "head" if head else ""))
+        if right and text_width(left, size, bold=head) + text_width(right, 11) <= self._width:
+            self._parts.append(text(self._width, self.height + baseline, right, "soft small", "end"))
+        elif right:
+            self.height += 15
+            note = fitting(right, self._width, 11)
+            self._parts.append(text(0, self.height + baseline, note, "soft small"))
+        self.height += line
 
     def _bar(self, height: float, total_bytes: int, parts: list[tuple[int, str, str]]) -> None:
         self._parts.append(bar(self.height, self._width, height, total_bytes, parts))

@@ -12,7 +12,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bayplan.errors import ConfigError, ParseError, Problem, excerpt
+from bayplan.errors import ConfigError, ParseError, Problem, excerpt, meant_by
 from bayplan.model.decision import (
     CpuUse,
     CpuWish,
@@ -361,11 +361,8 @@ def _without_own_cpus(values: dict[str, Any], annotation_of: Mapping[str, str]) 
 
 def _meant(prefix: str, key: str) -> str:
     """The key that was probably meant by *key*, or all that there are."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
-
-    near = get_close_matches(key[:MAX_KEY_CHARACTERS].lower(), KEYS, n=1)
-    if near:
-        return f"{prefix}{near[0]}, perhaps"
+    if near := meant_by(key[:MAX_KEY_CHARACTERS].lower(), KEYS):
+        return f"{prefix}{near}, perhaps"
     return f"one of {', '.join(f'{prefix}{known}' for known in sorted(KEYS))}"
 
 

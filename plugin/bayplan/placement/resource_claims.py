@@ -200,10 +200,8 @@ def pod_hugepages(ledger: Ledger, pod_uid: str) -> dict[int, int]:
 
 
 def all_hugepages(ledger: Ledger) -> dict[int, int]:
-    """The huge pages that all containers and claims are promised together, by their size."""
-    parts = [entry.decision.placement.promise.parts for entry in ledger.entries.values()]
-    claims = [one.claim.amounts_bytes for one in ledger.resource_claims.values()]
-    return by_page_size(sum_of([*claims, *(row for one in parts for _, row in one)]))
+    """The huge pages that all containers, claims and pods as a whole are promised together, by their size."""
+    return by_page_size(sum_of([*ledger.booked_bytes.values(), *ledger.claimed_bytes.values()]))
 
 
 def _left_of(ledger: Ledger, wanted: Iterable[str], amounts: Mapping[str, int]) -> dict[str, int]:

@@ -99,7 +99,7 @@ class Changed(Struct, frozen=True, tag="Changed", tag_field="kind"):
 
 class EngineCall(Struct, frozen=True, tag=True, tag_field="kind"):
     """A question to an engine, answered at ``at_us`` (since the epoch), with its ``answer``. Each subclass is
-    for a method of `Engine`, with its arguments as they are recorded."""
+    for a method of `Engine`, with its arguments as they are recorded; msgspec has no abstract ones."""
 
     at_us: int
     answer: object

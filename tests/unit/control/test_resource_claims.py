@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -24,12 +24,24 @@ from bayplan.model.decision import QosClass
 from bayplan.nri import Event
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet
-from support.controllers import MACHINE, begun, controlled, full_disk, here
+from support.controllers import MACHINE, Controlled, begun, controlled, full_disk, here
 from support.machines import container, machine, pod
 from support.resource_claims import UID, WIDE, claim, device, having
 
 POD = pod("web", QosClass.BEST_EFFORT)
 PROJECT = Path(__file__).parents[3]
+
+
+def served(
+    node: Controlled,
+    specs: Path,
+    raise_limits: Callable[[str, Mapping[int, int]], None] = lambda _, __: None,
+) -> ResourceClaims:
+    """The owner of claims as a daemon has it, whose CDI specs are in a directory."""
+    state, placements = node.controller.state, node.controller.placements
+    claims = ResourceClaims(state, placements, ClaimSpecs(specs), here, raise_limits)
+    node.before_start.append(claims.before_start)
+    return claims
 
 
 def told(specs: Path) -> list[str]:
@@ -46,7 +58,7 @@ def told(specs: Path) -> list[str]:
 async def test_a_claim_is_recorded_and_told_and_released(tmp_path: Path) -> None:
     specs = tmp_path / "cdi"
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
+        claims = served(node, specs)
         held = await claims.prepare(WIDE)
         assert told(specs) == [f"{UID}/near", f"{UID}/far"]
         assert await claims.prepare(WIDE) == held
@@ -71,7 +83,7 @@ async def test_what_a_claim_had_before_is_not_held_where_it_cannot_be_held_anew(
     first, anew = claim(device(0, 128, 1)), claim(device(1, 4096))
     async with controlled(tmp_path / "state") as node:
         state = node.controller.state
-        claims = ResourceClaims(state, node.controller.placements, ClaimSpecs(specs), here)
+        claims = served(node, specs)
         await claims.prepare(first)
         one = having(container("c", POD), first)
         await begun(node.controller, POD, one)
@@ -89,9 +101,7 @@ async def test_what_a_claim_had_before_is_not_held_where_it_cannot_be_held_anew(
 
 async def test_containers_of_the_pod_get_what_is_held(tmp_path: Path) -> None:
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(
-            node.controller.state, node.controller.placements, ClaimSpecs(tmp_path / "cdi"), here
-        )
+        claims = served(node, tmp_path / "cdi")
         one = having(container("c", POD), WIDE)
         with pytest.raises(PlacementError) as refused:
             await node.controller.create_container(POD, one)
@@ -123,14 +133,7 @@ async def test_the_pods_limit_of_huge_pages_lets_its_containers_use_them(tmp_pat
     pages = claim(device(0, hugepages_2Mi=64), device(1, hugepages_2Mi=32, request="far"))
     on = machine(2, hugepages_bytes={2 * MIB: 128 * MIB})
     async with controlled(tmp_path / "state", on=on) as node:
-        claims = ResourceClaims(
-            node.controller.state,
-            node.controller.placements,
-            ClaimSpecs(tmp_path / "cdi"),
-            here,
-            raise_limits,
-        )
-        node.before_start.append(claims.before_start)
+        claims = served(node, tmp_path / "cdi", raise_limits)
         await claims.prepare(pages)
         one = having(container("c", POD), pages, requests=("near",))
         adjustment, _ = await begun(node.controller, POD, one)
@@ -149,14 +152,7 @@ async def test_kubelets_limit_of_all_pods_lets_them_use_pools_that_grew_since_it
     raised: list[tuple[str, dict[int, int]]] = []
     on = machine(2, hugepages_bytes={2 * MIB: 128 * MIB})
     async with controlled(tmp_path / "state", on=on) as node:
-        claims = ResourceClaims(
-            node.controller.state,
-            node.controller.placements,
-            ClaimSpecs(tmp_path / "cdi"),
-            here,
-            lambda path, limits: raised.append((path, dict(limits))),
-        )
-        node.before_start.append(claims.before_start)
+        claims = served(node, tmp_path / "cdi", lambda path, limits: raised.append((path, dict(limits))))
         await claims.prepare(claim(device(0, hugepages_2Mi=64)))
         for name, pages_mib, parent in (
             ("none", 0, "/kubepods/podnone"),
@@ -174,9 +170,7 @@ async def test_kubelets_limit_of_all_pods_lets_them_use_pools_that_grew_since_it
 
 async def test_a_runtime_that_lists_what_runs_ends_no_claim(tmp_path: Path) -> None:
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(
-            node.controller.state, node.controller.placements, ClaimSpecs(tmp_path / "cdi"), here
-        )
+        claims = served(node, tmp_path / "cdi")
         await claims.prepare(WIDE)
         await node.controller.synchronize([POD], [])
         await node.controller.synchronize([], [])
@@ -188,7 +182,7 @@ async def test_a_runtime_that_lists_what_runs_ends_no_claim(tmp_path: Path) -> N
 async def test_specs_that_a_reboot_took_are_made_again_and_those_of_nobody_go(tmp_path: Path) -> None:
     specs = tmp_path / "cdi"
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
+        claims = served(node, specs)
         await claims.prepare(WIDE)
         before = told(specs)
     for path in specs.iterdir():
@@ -197,7 +191,7 @@ async def test_specs_that_a_reboot_took_are_made_again_and_those_of_nobody_go(tm
     ClaimSpecs(specs).write(HeldClaim(claim(device(0, request="x"), uid="of-nobody")))
     (specs / "vendor.json").write_text("{}")
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
+        claims = served(node, specs)
         await claims.sweep()
         (specs / "vendor.json").unlink()
         assert told(specs) == before
@@ -242,7 +236,7 @@ async def test_a_lost_record_is_made_again_from_specs_and_a_kept_one_is_not(tmp_
 async def test_what_is_not_recorded_is_not_promised(tmp_path: Path) -> None:
     specs = tmp_path / "cdi"
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
+        claims = served(node, specs)
         with full_disk(node.controller.state.recorder), pytest.raises(StateError):
             await claims.prepare(WIDE)
         assert (node.controller.state.ledger.retained, told(specs)) == ({}, [])
@@ -256,7 +250,7 @@ async def test_a_directory_that_cannot_be_written_is_said_and_tried_again(tmp_pa
     specs = tmp_path / "cdi"
     specs.write_text("a file")
     async with controlled(tmp_path / "state") as node:
-        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
+        claims = served(node, specs)
         with pytest.raises(HostError) as error:
             await claims.prepare(WIDE)
         assert str(specs) in str(error.value)
@@ -309,7 +303,7 @@ def test_whoever_is_killed_leaves_what_the_next_one_finishes(tmp_path: Path, ver
 async def finishes(state: Path, specs: Path, verb: str) -> None:
     """The next daemon has all that was recorded, and says so."""
     async with controlled(state) as node:
-        claims = ResourceClaims(node.controller.state, node.controller.placements, ClaimSpecs(specs), here)
+        claims = served(node, specs)
         await claims.sweep()
         held = dict(node.controller.state.ledger.resource_claims)
         # Both were recorded before they died, and the specs say the same now.

@@ -86,7 +86,7 @@ async def test_a_kernel_that_gives_fewer_pages_leads_to_a_refusal_that_names_the
 
 @pytest.mark.parametrize("compaction", [True, False])
 async def test_memory_is_made_free_in_large_blocks_first(tmp_path: Path, compaction: bool) -> None:
-    there = pool_kernel(tmp_path, {0: 0, 1: 0}, scattered_bytes=FREE, compaction=compaction)
+    there = pool_kernel(tmp_path, {0: 0, 1: 0}, FREE, compaction=compaction)
     async with pool_node(tmp_path, there) as one:
         if compaction:
             await one.place("first", 100)
