@@ -8,7 +8,7 @@ distances, other containers moved, and hidden overcommit: moments (after an even
 is promised more than it has, by brute force over all sets, and the worst excess.
 
 ``exact, restricted + plan`` has every plan of moves carried out by an operator, ``+ move`` by the engine
-itself, with whom nobody moves twice; ``moved`` is the memory that this moves.
+itself, which relocates each container once only; ``moved`` is the memory that this moves.
 ``keep node`` leaves room for requests like those of late, ``unlearned`` knows nothing of these.
 
 F is a trace of a cluster as Alibaba publishes them (clusterdata, GPU traces of 2023 and 2025): its pods

@@ -23,7 +23,7 @@ from support.fake_api_server import FakeApiServer
 from support.observers import Observers, observed
 
 PAGES = "hugepages-2Mi"
-UID = "0b1c2d3e-0000-4000-8000-000000000039"
+UID = "0b1c2d3e-0000-4000-8000-000000000001"
 POLL_S = 0.5
 
 
