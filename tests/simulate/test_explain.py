@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.admin.history import recorded_questions
-from bayplan.admin.questions import rehearsing
+from bayplan.admin.questions import recorded_questions, rehearsing
 from bayplan.admin.server import AdminServer
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.cli.bayplan import main

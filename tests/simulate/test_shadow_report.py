@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bayplan._proto.nri import api_pb2 as pb
-from bayplan.admin.history import reporting
+from bayplan.admin.questions import reporting
 from bayplan.daemon.shadow import Parts
 from bayplan.host.shadow_mode import shadow_mode
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy

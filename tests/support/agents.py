@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bayplan.admin.agent_server import AgentServer, Answering, KnowClaimed, PodReceiver, claiming, everything
-from bayplan.admin.history import recorded_questions
-from bayplan.admin.questions import rehearsing
+from bayplan.admin.questions import recorded_questions, rehearsing
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import (

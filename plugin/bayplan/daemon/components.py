@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from bayplan import __version__, logs
 from bayplan.admin.agent_server import AgentServer, claiming
-from bayplan.admin.history import recorded_questions
-from bayplan.admin.questions import Question, checking, rehearsing
+from bayplan.admin.questions import Question, checking, recorded_questions, rehearsing
 from bayplan.admin.release import releasing
 from bayplan.admin.snapshot_source import kernel_oom_score_adj, snapshot_of, watching
 from bayplan.agent_protocol import QUESTIONS, PodWanted, Unusable

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.admin.history import recorded_questions
-from bayplan.admin.questions import rehearsing, what_if_described
+from bayplan.admin.questions import recorded_questions, rehearsing, what_if_described
 from bayplan.admin.server import AdminServer
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.cli import what_if

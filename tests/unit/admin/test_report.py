@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bayplan.admin.history import _moved, _page_move, reporting
+from bayplan.admin.questions import _moved, _reported_page_move, reporting
 from bayplan.cli.decisions import ReportVerb
 from bayplan.cli.layout import Table
 from bayplan.daemon.shadow import Parts
@@ -112,7 +112,7 @@ def test_report_history_and_counters_call_the_same_moves_done() -> None:
     nothing = replace(whole, moved_bytes=0, obstacle="node 1 is full")
     some = replace(whole, moved_bytes=4096, obstacle="node 1 is full")
     assert [one.is_done for one in (whole, nothing, some)] == [True, False, False]
-    views = [_page_move(one) for one in (whole, nothing, some)]
+    views = [_reported_page_move(one) for one in (whole, nothing, some)]
     assert [one["done"] for one in views] == [True, False, False]
     assert [_moved(one)["event"] for one in (whole, nothing, some)] == [
         "pages moved",

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bayplan.admin.history import recorded_questions
-from bayplan.admin.questions import checking, rehearsing
+from bayplan.admin.questions import checking, recorded_questions, rehearsing
 from bayplan.admin.server import AdminServer
 from bayplan.control.recorder import Recorder
 from bayplan.engines.exact.engine import ExactEngine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from bayplan.admin.history import recorded_questions
+from bayplan.admin.questions import recorded_questions
 from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.agent_protocol import Evicted, EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.config.settings import MemoryPressure
