@@ -1,12 +1,12 @@
-"""Questions about decisions: why one was made, how one would be made, and what was decided before. Pure, except
-for the calls that get the records.
+"""Questions about decisions: why one was made, how one would be made, and what was decided before. Pure,
+except for the calls that get the records.
 
 ``explain`` puts together what holds now and what the records say; ``what-if`` rehearses on the ledger of this
-moment with an engine of its own. ``refused`` has what was refused lately, ``history`` everything about one pod
-in order, and ``report`` what decisions did since some time, or in shadow mode would have done. These three are
-answered from the store, so that a restart of the daemon loses nothing of them. The report is made of the records
-alone, the same for both, so that what shadow mode says can be held against what the same containers get without
-it. Nothing is changed.
+moment with an engine of its own. ``refused`` has what was refused lately, ``history`` everything about one
+pod in order, and ``report`` what decisions did since some time, or in shadow mode would have done. These
+three are answered from the store, so that a restart of the daemon loses nothing of them. The report is made
+of the records alone, the same for both, so that what shadow mode says can be held against what the same
+containers get without it. Nothing is changed.
 """
 
 import asyncio

@@ -28,7 +28,6 @@ from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
 from bayplan.model.records import EvictionRecord
 from bayplan.model.sentences import FOUND, FOUND_AFTER_ITS_END, after_its_end, move
-from bayplan.placement.adopted_containers import AFTER_ITS_END
 from bayplan.placement.decide import FORBIDDEN_ANNOTATION, WRONG_ANNOTATION
 from bayplan.placement.foreign_cpusets import (
     PinningManager,
@@ -37,7 +36,7 @@ from bayplan.placement.foreign_cpusets import (
     kubelet_sentence,
     pinning_managers,
 )
-from bayplan.placement.reconcile import Reconciliation
+from bayplan.placement.reconcile import AFTER_ITS_END, Reconciliation
 
 MAX_KEPT: Final = 8192
 """Entries and changes together. An entry is some kilobytes, and most are those of the ledger itself."""

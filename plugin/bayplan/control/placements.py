@@ -52,7 +52,6 @@ from bayplan.placement.adjustment import (
     nodes_updates,
     resized,
 )
-from bayplan.placement.adopted_containers import adopt, found_after_its_end
 from bayplan.placement.changed_promises import (
     with_completed_claims,
     with_corrected_requests,
@@ -69,6 +68,7 @@ from bayplan.placement.decide import (
 from bayplan.placement.hugepage_pools import Decide, Pools, decide_with_pools, lacks_pages, with_growth
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.placement.placement_file import as_far_as_possible, without_file
+from bayplan.placement.reconcile import adopt, found_after_its_end
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import annotations_of, entries_in
 

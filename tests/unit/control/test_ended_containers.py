@@ -18,7 +18,7 @@ from bayplan.model.origin import Hook, Precreate, WithoutNri, Wrapper
 from bayplan.model.workload import Container
 from bayplan.nri import Event
 from bayplan.oci.unmanaged_containers import failed_creations
-from bayplan.placement.adopted_containers import AFTER_ITS_END
+from bayplan.placement.reconcile import AFTER_ITS_END
 from bayplan.quantity import GIB
 from support.controllers import Controlled, announced, begun, controlled, full_disk, here, runtime
 from support.machines import container, pod
