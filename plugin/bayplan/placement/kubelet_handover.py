@@ -22,8 +22,7 @@ from bayplan.engines.interface import Engine
 from bayplan.engines.kubelet.booking import memory_need
 from bayplan.engines.kubelet.cpu_state import CpuManagerError, CpuState
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.ledger_state import managers_state
-from bayplan.engines.kubelet.managers import PreparedManagers
+from bayplan.engines.kubelet.managers import PreparedManagers, managers_state
 from bayplan.engines.kubelet.memory_state import Blocks, MemoryManagerError, MemoryState
 from bayplan.engines.kubelet.state_files import CPU_FILE, MEMORY_FILE, start
 from bayplan.errors import Problem

@@ -25,7 +25,7 @@ them is used alone or in another group. Therefore kubelet refuses work that woul
 so with it.
 
 **State.** Invariant: nothing of it is kept. It is made from the ledger for each decision, so that no
-state can differ from what was recorded (``ledger_state``).
+state can differ from what was recorded (``managers``).
 
 Which file is which part of kubelet
 ===================================
@@ -45,21 +45,21 @@ memory_manager      cm/memorymanager: Static policy (policy_static.go)
 memory_state        cm/memorymanager/state
 memory_checkpoint   cm/memorymanager/state: the file
 state_files         both files read to take them over; whether a recorded state is this machine's
-managers            cm/container_manager: all of them on one state; cm/devicemanager: hints for chosen devices
+managers            cm/container_manager: all of them on one state, which is made from the ledger;
+                    cm/devicemanager: hints for chosen devices
 checkpoint_text     the text of both checkpoint files and their checksum (checkpointmanager)
 ==================  ================================================================================
 
 What has no counterpart in kubelet: ``engine`` (the engine itself, with a decision about a change and those
 without a choice), ``creation`` (one decision, and why not, for people; a whole pod, for the simulator),
-``booking`` (amounts on nodes, and room for the rest of a pod), ``ledger_state`` (the managers' state, made
-from the ledger).
+``booking`` (amounts on nodes, and room for the rest of a pod).
 
 Order of reading
 ================
 
-``engine``, ``creation``; then what these call: ``booking``, ``ledger_state``, ``managers``,
-``topology_manager``. A manager answers with hints, the Topology Manager merges them, and each manager
-allocates by the merged hint: ``topology_hints``, ``memory_manager``, ``cpu_manager``, ``hint_merge``.
+``engine``, ``creation``; then what these call: ``booking``, ``managers``, ``topology_manager``. A manager
+answers with hints, the Topology Manager merges them, and each manager allocates by the merged hint:
+``topology_hints``, ``memory_manager``, ``cpu_manager``, ``hint_merge``.
 ``hint_merge`` and ``cpu_assignment`` are the hard ones; both begin with the rule and an example.
 
 Where the code differs from kubelet's on purpose

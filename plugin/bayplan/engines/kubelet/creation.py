@@ -27,8 +27,13 @@ from msgspec.structs import replace
 from bayplan.engines.kubelet.booking import REST_OF_POD, book, kept_for_pods, memory_need
 from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy, pod_exclusive_cpus
 from bayplan.engines.kubelet.hint_merge import best_hint, narrowest_size
-from bayplan.engines.kubelet.ledger_state import placement_of
-from bayplan.engines.kubelet.managers import AttachedDevices, KubeletManagers, ManagersState, PreparedManagers
+from bayplan.engines.kubelet.managers import (
+    AttachedDevices,
+    KubeletManagers,
+    ManagersState,
+    PreparedManagers,
+    placement_of,
+)
 from bayplan.engines.kubelet.memory_manager import container_wants, pod_wants, takes_part
 from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, Region
 from bayplan.engines.kubelet.topology_manager import AFFINITY_ERROR, UNEXPECTED_ERROR, Admission

@@ -19,8 +19,12 @@ from bayplan.engines.exact.witness import settled_by_node
 from bayplan.engines.interface import KUBELET, OPTED_OUT, EngineKind, pinned_reason, pinned_text, unmet_wish
 from bayplan.engines.kubelet.booking import book, covers, memory_need
 from bayplan.engines.kubelet.creation import REFUSED, CreationDecision, PodAdmission
-from bayplan.engines.kubelet.ledger_state import managers_state
-from bayplan.engines.kubelet.managers import NO_MEMORY_MANAGER, ManagersState, PreparedManagers
+from bayplan.engines.kubelet.managers import (
+    NO_MEMORY_MANAGER,
+    ManagersState,
+    PreparedManagers,
+    managers_state,
+)
 from bayplan.kubelet.manager_options import ManagerOptions, MemoryManagerPolicy
 from bayplan.kubelet.pod import PodSpec
 from bayplan.model.basis import Basis

@@ -13,8 +13,7 @@ from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.ledger_state import managers_state
-from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState
+from bayplan.engines.kubelet.managers import KubeletManagers, ManagersState, managers_state
 from bayplan.engines.kubelet.memory_manager import MemoryManager
 from bayplan.engines.kubelet.memory_state import MemoryState, empty_nodes
 from bayplan.engines.kubelet.state_files import same_state

@@ -9,7 +9,7 @@ from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy
 from bayplan.engines.kubelet.cpu_state import CpuState
 from bayplan.engines.kubelet.cpu_topology import CpuTopology
 from bayplan.engines.kubelet.engine import KubeletEngine
-from bayplan.engines.kubelet.ledger_state import managers_state
+from bayplan.engines.kubelet.managers import managers_state
 from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint
 from bayplan.engines.kubelet.memory_state import MemoryState, empty_nodes
 from bayplan.kubelet.manager_options import CpuOptions, MemoryManagerPolicy
