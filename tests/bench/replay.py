@@ -30,9 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "interop"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
-from goside import GoSideError, compiled
+from testbed.errors import TestBedError
+from testbed.gobuild import compiled
 
 from bayplan.engines.exact.engine import ExactEngine
 from bayplan.engines.interface import Engine
@@ -355,7 +356,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         program = compiled(LIBMEM, "libmem-replay")
-    except GoSideError as error:
+    except TestBedError as error:
         program = None
         print(f"Without libmem: {error}")
     print(

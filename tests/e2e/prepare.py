@@ -20,8 +20,15 @@ from testbed.acceleration import acceleration
 from testbed.cache import cache_root, missing_steps
 from testbed.containerd import DEFAULT_VERSIONS
 from testbed.errors import MissingError, TestBedError
-from testbed.gobuild import crio
-from testbed.kubernetes import KUBERNETES_VERSION, api_server, controller_manager, kubelet, scheduler
+from testbed.gobuild import allocator, crio, helm, kubectl
+from testbed.kubernetes import (
+    KUBERNETES_VERSION,
+    api_server,
+    controller_manager,
+    kube_scheduler,
+    kubelet,
+    scheduler,
+)
 from testbed.progress import Step
 from testbed.supplies import disks, missing
 
@@ -38,7 +45,17 @@ PURPOSES = {
     "run": Purpose(("2.1",)),
     "e2e": Purpose(DEFAULT_VERSIONS, systemd=True, programs=(crio,)),
     "cluster": Purpose(
-        ("2.3",), programs=(api_server, controller_manager, scheduler, partial(kubelet, KUBERNETES_VERSION))
+        ("2.3",),
+        programs=(
+            api_server,
+            controller_manager,
+            kube_scheduler,
+            scheduler,
+            partial(kubelet, KUBERNETES_VERSION),
+            helm,
+            kubectl,
+            allocator,
+        ),
     ),
 }
 LOGS_KEPT = 20

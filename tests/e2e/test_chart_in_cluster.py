@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from chart import helm_program, kubectl_program
-from testbed import kubernetes
+from testbed import gobuild, kubernetes
 from testbed.channel import LIMIT_S
 from testbed.cluster import (
     PODS,
@@ -97,7 +96,7 @@ def node(plane: ControlPlane) -> Iterator[Node]:
 def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PATH with helm, kubectl and its plugin."""
     directory = tmp_path_factory.mktemp("programs")
-    for name, program in (("helm", helm_program()), ("kubectl", kubectl_program())):
+    for name, program in (("helm", gobuild.helm()), ("kubectl", gobuild.kubectl())):
         (directory / name).symlink_to(program)
     return f"{directory}:{sys.prefix}/bin:{os.environ['PATH']}"
 

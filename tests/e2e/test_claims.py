@@ -12,13 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-from chart import kubectl_program, rendered
-from goside import kube_scheduler
-from testbed import kubernetes
+from chart import rendered
+from testbed import gobuild, kubernetes
 from testbed.agent import LOG as AGENT_LOG
 from testbed.agent import SERVICE as AGENT
 from testbed.channel import LIMIT_S
@@ -214,12 +212,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return kube_scheduler(tmp_path_factory.mktemp("scheduler"))
-
-
-@pytest.fixture(scope="module")
-def joined(scheduler: Path) -> Iterator[Cluster]:
+def joined() -> Iterator[Cluster]:
     """The cluster, whose nodes are joined once for all scenarios."""
     with ExitStack() as running:
         plane = running.enter_context(running_control_plane(kubernetes.api_server(), *NAMES))
@@ -230,7 +223,7 @@ def joined(scheduler: Path) -> Iterator[Cluster]:
             *(f"--show-only=templates/{one}.yaml" for one in RIGHTS),
         )
         kubeconfig = plane.kubeconfig("admin", token=ADMIN)
-        words = (kubectl_program(), f"--kubeconfig={kubeconfig}", "create", "--filename=-")
+        words = (gobuild.kubectl(), f"--kubeconfig={kubeconfig}", "create", "--filename=-")
         subprocess.run(words, input=objects, text=True, check=True, capture_output=True)
         plane.ask("POST", TEMPLATES, template("near", memory="600Mi", cpu="1"))
         drivers = {}
@@ -241,7 +234,7 @@ def joined(scheduler: Path) -> Iterator[Cluster]:
             # Of a kubelet that was not ready yet; a controller takes it away.
             plane.ask("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}}, MERGE)
         plane.start_controllers(kubernetes.controller_manager(), "resourceclaim-controller")
-        plane.start_scheduler(scheduler, BLIND)
+        plane.start_scheduler(kubernetes.kube_scheduler(), BLIND)
         cluster = Cluster(plane, drivers)
         cluster.await_that(lambda: len(published(plane)) == len(NAMES), "ResourceSlices")
         yield cluster
@@ -413,9 +406,7 @@ def is_near(found_mib: Sequence[int], wanted_mib: Sequence[int]) -> bool:
     return all(abs(found - wanted) <= NOISE_MIB for found, wanted in pairs)
 
 
-def test_what_nodes_refuse_and_what_stays_pending_by_requests_topology_and_claims(
-    joined: Cluster, scheduler: Path
-) -> None:
+def test_what_nodes_refuse_and_what_stays_pending_by_requests_topology_and_claims(joined: Cluster) -> None:
     joined.clear()
     whole_bytes = min(free for one in joined.drivers.values() for free in one.free_bytes())
     for percent in set(SIZES):
@@ -429,7 +420,7 @@ def test_what_nodes_refuse_and_what_stays_pending_by_requests_topology_and_claim
         if way is Way.TOPOLOGY:
             joined.plane.start_scheduler(kubernetes.scheduler(), scheduler_configuration())
         else:
-            joined.plane.start_scheduler(scheduler, BLIND)
+            joined.plane.start_scheduler(kubernetes.kube_scheduler(), BLIND)
         found[way] = trial.play()
         joined.clear()
     print({way.name: dict(outcomes) for way, outcomes in found.items()})

@@ -5,28 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from goside import compiled
+from testbed import gobuild
 
 from support.chart_manifests import CHART, chart_files, with_heading
 
-GO = Path(__file__).parent / "helm"
 # Everybody's is another one; the manifests' is there to be replaced.
 IMAGE = "--set=image.repository=registry.example.com/bayplan"
 
 
-def helm_program() -> Path:
-    """Helm. Raises GoSideError: it cannot be built."""
-    return compiled(GO, "helm", package="helm.sh/helm/v4/cmd/helm")
-
-
-def kubectl_program() -> Path:
-    """kubectl. Raises GoSideError: it cannot be built."""
-    return compiled(GO, "kubectl", package="./kubectl")
-
-
 def helm(*words: str | Path) -> "subprocess.CompletedProcess[str]":
     """What Helm says to *words*."""
-    return subprocess.run([helm_program(), *words], capture_output=True, text=True, check=False)
+    return subprocess.run([gobuild.helm(), *words], capture_output=True, text=True, check=False)
 
 
 def rendered(*flags: str | Path) -> str:

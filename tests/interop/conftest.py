@@ -34,8 +34,9 @@ from support.control_plane import ControlPlane, running_control_plane
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
-from goside import NEWEST, PATIENCE_S, VERSIONS, GoSide, GoSideError, build
+from goside import NEWEST, PATIENCE_S, VERSIONS, GoSide, build
 from testbed import kubernetes
+from testbed.errors import TestBedError
 
 RUNTIME_SERVICE = "nri.pkg.api.v1alpha1.Runtime"
 
@@ -55,7 +56,7 @@ def adaptation(nri_version: str) -> Path:
     """The Go program, built once for each version and state of its source."""
     try:
         return build(nri_version)
-    except GoSideError as error:
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
 
 

@@ -4,16 +4,16 @@ The interop tests and `make bench` use it. It is a container runtime without con
 that runtimes link.
 """
 
-import fcntl
-import hashlib
 import json
-import os
 import queue
-import shutil
 import subprocess
-import tempfile
+import sys
 import threading
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
+
+from testbed.gobuild import compiled
 
 SOURCE = Path(__file__).parent / "adaptation"
 # That of adaptation/go.mod; the others are in adaptation/versions, each with its own ttRPC and else with what
@@ -25,89 +25,14 @@ PATIENCE_S = 60  # until somebody gives up waiting; nothing takes that long when
 
 
 class GoSideError(Exception):
-    """The program cannot be built, or does not answer."""
+    """The program does not answer."""
 
 
 def build(nri_version: str) -> Path:
-    """The program with that version of the module; built once for each state of its source.
-
-    Raises:
-        GoSideError: there is no Go, or it does not build.
-    """
+    """The program with that version of the module; built once for each state of its source."""
     module = "go" if nri_version == NEWEST else f"versions/v{nri_version}"
     # Without WASM plugins, which need a larger program and are not what is tested.
     return compiled(SOURCE, f"adaptation-{nri_version}", module, ("-tags", "nri_no_wasm"))
-
-
-def cache_root() -> Path:
-    """Where what was built is kept."""
-    return Path(
-        os.environ.get("BAYPLAN_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "bayplan")
-    )
-
-
-def go_program() -> str:
-    """The Go toolchain.
-
-    Raises:
-        GoSideError: there is none.
-    """
-    # Set-up fetches Go only where that of the machine is missing or too old.
-    go = shutil.which("go", path=cache_root() / "go-toolchain" / "bin") or shutil.which("go")
-    if go is None:
-        raise GoSideError("nothing can be built without Go: packaging/dev/setup.sh go")
-    return go
-
-
-def compiled(
-    source: Path, name: str, module: str = "go", flags: tuple[str, ...] = (), package: str = "."
-) -> Path:
-    """The Go program *package*, by default the one in *source*, with the versions of *module*.mod there;
-    built once for each state of it.
-
-    Raises:
-        GoSideError: there is no Go, or it does not build.
-    """
-    cache = cache_root()
-    go = go_program()
-    inputs = [*sorted(source.rglob("*.go")), source / f"{module}.mod", source / f"{module}.sum"]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in inputs)).hexdigest()[:16]
-    program = cache / "interop" / f"{name}-{digest}"
-    if program.exists():
-        # It is replaced as a whole, and nobody waits for what others build.
-        return program
-    program.parent.mkdir(parents=True, exist_ok=True)
-    # One at a time: what the programs have in common is compiled once.
-    with (
-        (program.parent / "lock").open("w") as lock,
-        tempfile.TemporaryDirectory(dir=program.parent) as scratch,
-    ):
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if program.exists():
-            return program
-        fresh = Path(scratch, "program")
-        built = subprocess.run(
-            [go, "build", "-trimpath", *flags, "-modfile", f"{module}.mod", "-o", fresh, package],
-            cwd=source,
-            env={**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if built.returncode:
-            raise GoSideError(f"{name} does not build: {built.stderr.strip()}")
-        fresh.replace(program)
-    return program
-
-
-def kube_scheduler(directory: Path) -> Path:
-    """*directory*, in which bin/scheduler is Kubernetes' own now; raises GoSideError as `compiled`."""
-    source = Path(__file__).parent / "kubescheduler"
-    program = compiled(source, "kube-scheduler", package="k8s.io/kubernetes/cmd/kube-scheduler")
-    (directory / "bin").mkdir()
-    (directory / "bin/scheduler").symlink_to(program)
-    return directory
 
 
 class GoSide:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 from chart import IMAGE, helm, manifests, rendered
-from goside import GoSideError, go_program
+from testbed.errors import TestBedError
+from testbed.gobuild import go_program
 from testbed.kubernetes import KUBERNETES, KUBERNETES_VERSION
 
 from bayplan.config.keys import KEYS
@@ -51,7 +52,7 @@ def objects(*assignments: str) -> list[dict[str, Any]]:
 def kubernetes() -> Schema:
     try:
         go = go_program()
-    except GoSideError as error:
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
     found = subprocess.run(
         [go, "mod", "download", "-json", f"{KUBERNETES}@{KUBERNETES_VERSION}"],

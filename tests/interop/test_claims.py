@@ -8,14 +8,14 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import yaml
-from goside import GoSideError, compiled
 from msgspec.structs import replace
+from testbed.errors import TestBedError
+from testbed.gobuild import allocator as compiled_allocator
 
 from bayplan._proto.dra import api_pb2 as pb
 from bayplan.agent.dra.driver import ClaimObject, allocated_here
@@ -89,8 +89,8 @@ def classes() -> list[Object]:
 @contextmanager
 def allocator() -> Iterator[Any]:
     try:
-        program = compiled(Path(__file__).parent / "allocator", "allocator")
-    except GoSideError as error:
+        program = compiled_allocator()
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from goside import GoSideError, kube_scheduler
 from msgspec.structs import replace
 from testbed import kubernetes
 
@@ -75,15 +74,6 @@ CLASS = {
     "metadata": {"name": "numa.bayplan.dev"},
     "spec": {"selectors": [{"cel": {"expression": 'device.driver == "bayplan.dev"'}}]},
 }
-
-
-@pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with bin/scheduler, Kubernetes' own."""
-    try:
-        return kube_scheduler(tmp_path_factory.mktemp("scheduler"))
-    except GoSideError as error:
-        pytest.fail(str(error), pytrace=False)
 
 
 class Node:
@@ -265,9 +255,7 @@ def _room_is_published(plane: ControlPlane, nodes: dict[str, Node]) -> bool:
     }
 
 
-async def outcomes(
-    plane: ControlPlane, of_kubernetes: Path, way: Way, features: Collection[str] = ()
-) -> Counter[str]:
+async def outcomes(plane: ControlPlane, way: Way, features: Collection[str] = ()) -> Counter[str]:
     """What becomes of STEPS pods, some of which end in between, on nodes that declare these features."""
     configuration = scheduler_configuration()
     blind = {key: one for key, one in configuration.items() if key != "profiles"}
@@ -276,7 +264,7 @@ async def outcomes(
         if way is Way.TOPOLOGY:
             plane.start_scheduler(kubernetes.scheduler(), configuration)
         else:
-            plane.start_scheduler(of_kubernetes, blind)
+            plane.start_scheduler(kubernetes.kube_scheduler(), blind)
         if way is Way.BESIDE:
             plane.start_scheduler(kubernetes.scheduler(), scheduler_configuration(NUMA_SCHEDULER))
             found.of_requests = NUMA_SCHEDULER
@@ -302,9 +290,9 @@ def written(plane: ControlPlane) -> Counter[str]:
 
 
 @pytest.mark.usefixtures("topologies")
-async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, scheduler: Path) -> None:
+async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane) -> None:
     alone = (Way.BLIND, Way.TOPOLOGY, Way.CLAIMS)
-    found = {way: await outcomes(control_plane, scheduler, way) for way in alone}
+    found = {way: await outcomes(control_plane, way) for way in alone}
     print({way.name: dict(counts) for way, counts in found.items()})
     assert found[Way.BLIND]["refused"] > 0
     assert found[Way.TOPOLOGY]["refused"] == 0
@@ -319,11 +307,9 @@ async def test_no_node_refuses_what_was_claimed(control_plane: ControlPlane, sch
 
 
 @pytest.mark.usefixtures("topologies")
-async def test_no_node_refuses_a_claim_or_a_request_where_both_come(
-    control_plane: ControlPlane, scheduler: Path
-) -> None:
+async def test_no_node_refuses_a_claim_or_a_request_where_both_come(control_plane: ControlPlane) -> None:
     """A claim counts once in what is published of requests, and the other way round."""
-    found = await outcomes(control_plane, scheduler, Way.BESIDE)
+    found = await outcomes(control_plane, Way.BESIDE)
     print(dict(found))
     assert found["refused"] == 0
     assert found["placed"] > STEPS / 3
@@ -341,10 +327,10 @@ def counting_plane() -> Iterator[ControlPlane]:
 
 @pytest.mark.parametrize("features", [(COUNTS_CLAIMS,), ()], ids=["declared", "not declared"])
 async def test_where_claims_count_as_requests_none_counts_twice(
-    counting_plane: ControlPlane, scheduler: Path, features: tuple[str, ...]
+    counting_plane: ControlPlane, features: tuple[str, ...]
 ) -> None:
     """Also on a node whose kubelet has the gate off, while the rest of the cluster has it on."""
-    found = await outcomes(counting_plane, scheduler, Way.CLAIMS, features)
+    found = await outcomes(counting_plane, Way.CLAIMS, features)
     print(dict(found))
     assert found["refused"] == 0
     assert found["pending, would fit"] == 0

@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from goside import GoSideError, compiled
+from testbed.errors import TestBedError
+from testbed.gobuild import compiled
 
 from bayplan.placement.placement_file import body_of, with_generation
 from bayplan.sets import CpuSet
@@ -20,7 +21,7 @@ TYPE = {"apiVersion": "metadata.resource.k8s.io/{}", "kind": "DeviceMetadata"}
 def test_kubernetes_reads_and_validates_the_devices_of_a_placement_file(version: str) -> None:
     try:
         program = compiled(Path(__file__).parent / "allocator", "metadata", package="./metadata")
-    except GoSideError as error:
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
     written = json.loads(with_generation(body_of(MACHINE, CpuSet([0, 1]), entry()), 3))
     # It takes no other types than its own.

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chart import IMAGE, helm_program, kubectl_program, rendered
-from goside import GoSideError
+from chart import IMAGE, rendered
+from testbed import gobuild
+from testbed.errors import TestBedError
 
 from support.chart_manifests import PROJECT
 from support.cluster_agents import TOPOLOGIES, make_node
@@ -73,9 +74,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with helm and kubectl."""
     directory = tmp_path_factory.mktemp("programs")
     try:
-        for name, program in (("helm", helm_program()), ("kubectl", kubectl_program())):
+        for name, program in (("helm", gobuild.helm()), ("kubectl", gobuild.kubectl())):
             shutil.copy2(program, directory / name)
-    except GoSideError as error:
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
     return directory
 

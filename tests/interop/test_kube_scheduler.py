@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from goside import compiled
+from testbed.gobuild import compiled
 
 from bayplan.model.decision import QosClass
 from bayplan.quantity import GIB, MIB

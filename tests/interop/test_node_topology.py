@@ -28,7 +28,9 @@ from support.snapshots import GUARANTEED, make_snapshot
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from goside import PATIENCE_S, GoSideError, compiled
+from goside import PATIENCE_S
+from testbed.errors import TestBedError
+from testbed.gobuild import compiled
 
 HERE = Path(__file__).parent
 UPDATER = "sigs.k8s.io/node-feature-discovery/cmd/nfd-topology-updater"
@@ -86,7 +88,7 @@ def test_nfds_updater_publishes_the_same_room(tmp_path: Path) -> None:
 def built(folder: str, name: str, package: str = ".") -> Path:
     try:
         return compiled(HERE / folder, name, package=package)
-    except GoSideError as error:
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
 
 

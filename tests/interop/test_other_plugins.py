@@ -18,7 +18,9 @@ from bayplan.quantity import MIB
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from goside import NEWEST, PATIENCE_S, GoSide, GoSideError, build, compiled
+from goside import NEWEST, PATIENCE_S, GoSide, build
+from testbed.errors import TestBedError
+from testbed.gobuild import compiled
 
 pytestmark = [pytest.mark.interop, pytest.mark.root]
 
@@ -75,7 +77,7 @@ def programs() -> dict[str, Path]:
         return {
             name: compiled(HERE / "nri_plugins", name[3:], package=f"{MODULE}/{name[3:]}") for name in PLUGINS
         }
-    except GoSideError as error:
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
 
 
@@ -85,7 +87,7 @@ def manager(request: pytest.FixtureRequest) -> tuple[str, Path]:
     name = str(request.param)
     try:
         return name, compiled(HERE / "nri_plugins", name, package=f"{MODULE}/{name}")
-    except GoSideError as error:
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
 
 

@@ -17,7 +17,8 @@ from support.snapshots import make_snapshot
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from goside import GoSideError, compiled
+from testbed.errors import TestBedError
+from testbed.gobuild import compiled
 
 pytestmark = pytest.mark.interop
 
@@ -51,7 +52,7 @@ DEVICES_JSON = {
 def client() -> Path:
     try:
         return compiled(Path(__file__).parent / "podresources", "podresources")
-    except GoSideError as error:
+    except TestBedError as error:
         pytest.fail(str(error), pytrace=False)
 
 

@@ -40,7 +40,7 @@ GO_ENVIRONMENT = {
     "GOFLAGS": "-buildvcs=false",
     "GOWORK": "off",
 }
-WORKLOAD_SOURCE = Path(__file__).parent.parent / "workload"
+TESTS = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -164,24 +164,57 @@ def runc(version: str = RUNC_VERSION) -> Path:
 
 def workload() -> Path:
     """The program of the containers' image; its source is beside this package."""
-    return _from_here("workload", WORKLOAD_SOURCE)
+    return compiled(TESTS / "e2e/workload", "workload")
 
 
 def memory_load() -> Path:
     """The program that uses memory in scenarios about memory pressure; not in any image."""
-    return _from_here("memory-load", PROGRAMS / "memory_load")
+    return compiled(PROGRAMS / "memory_load", "memory-load")
 
 
 def suite_image() -> Path:
     """The program in the images of the validation suite, beside busybox."""
-    return _from_here("suite-image", PROGRAMS / "suite_image")
+    return compiled(PROGRAMS / "suite_image", "suite-image")
 
 
-def _from_here(name: str, source: Path) -> Path:
+def allocator() -> Path:
+    """The program that allocates claims by Kubernetes' own code."""
+    return compiled(TESTS / "interop/allocator", "allocator", size_mb=30)
+
+
+def helm() -> Path:
+    """Helm."""
+    return compiled(TESTS / "interop/helm", "helm", package="helm.sh/helm/v4/cmd/helm", size_mb=60)
+
+
+def kubectl() -> Path:
+    """kubectl."""
+    return compiled(TESTS / "interop/helm", "kubectl", package="./kubectl", size_mb=45)
+
+
+def compiled(
+    source: Path,
+    name: str,
+    module: str = "go",
+    flags: tuple[str, ...] = (),
+    package: str = ".",
+    size_mb: int = 0,
+) -> Path:
+    """The Go program *package* of the module in *source*, with the versions of *module*.mod there. A step is
+    shown for one that has a size."""
+    inputs = [*sorted(source.rglob("*.go")), *sorted(source.glob(f"{module}.*"))]
+
     def build(path: Path) -> None:
-        go_build(f"The program {name}", source, path, (".",), ())
+        go_build(f"The program {name}", source, path, (package,), (f"-modfile={module}.mod", *flags))
 
-    return artefact(name, {"source": digest_files(source), "go": GO_MINIMUM}, build)
+    recipe = {
+        "source": [digest_files(one) for one in inputs],
+        "package": package,
+        "flags": flags,
+        "go": GO_MINIMUM,
+    }
+    step = Step(f"{name}, compiled", size_mb) if size_mb else None
+    return artefact(name, recipe, build, step=step)
 
 
 def _from_module(

@@ -1,5 +1,5 @@
 """Kubernetes' programs from the Go module proxy, at pinned versions: kubelet, the API server with etcd,
-controllers, and the scheduler of scheduler-plugins.
+controllers, its scheduler and that of scheduler-plugins.
 
 A module's `replace` directives count only where it is the main one. Those of Kubernetes name folders that
 are not in the module itself, its staging modules: they are replaced by what was published for the same tag,
@@ -81,6 +81,17 @@ def controller_manager() -> Path:
 
     step = _step("kube-controller-manager", KUBERNETES_VERSION, 90)
     return artefact("kube-controller-manager", {"version": KUBERNETES_VERSION, "format": 1}, build, step=step)
+
+
+def kube_scheduler() -> Path:
+    """A directory with bin/scheduler, Kubernetes' own."""
+
+    def build(path: Path) -> None:
+        _compile(path, KUBERNETES, KUBERNETES_VERSION, f"{KUBERNETES}/cmd/kube-scheduler")
+        (path / "bin/kube-scheduler").rename(path / "bin/scheduler")
+
+    step = _step("kube-scheduler", KUBERNETES_VERSION, 50)
+    return artefact("kube-scheduler", {"version": KUBERNETES_VERSION, "format": 1}, build, step=step)
 
 
 def scheduler() -> Path:
