@@ -179,17 +179,17 @@ def suite_image() -> Path:
 
 def allocator() -> Path:
     """The program that allocates claims by Kubernetes' own code."""
-    return compiled(TESTS / "interop/allocator", "allocator", size_mb=30)
+    return compiled(TESTS / "interop/allocator", "allocator", size_mb=20)
 
 
 def helm() -> Path:
     """Helm."""
-    return compiled(TESTS / "interop/helm", "helm", package="helm.sh/helm/v4/cmd/helm", size_mb=60)
+    return compiled(TESTS / "interop/helm", "helm", package="helm.sh/helm/v4/cmd/helm", size_mb=66)
 
 
 def kubectl() -> Path:
     """kubectl."""
-    return compiled(TESTS / "interop/helm", "kubectl", package="./kubectl", size_mb=45)
+    return compiled(TESTS / "interop/helm", "kubectl", package="./kubectl", size_mb=60)
 
 
 def compiled(

@@ -90,7 +90,7 @@ def kube_scheduler() -> Path:
         _compile(path, KUBERNETES, KUBERNETES_VERSION, f"{KUBERNETES}/cmd/kube-scheduler")
         (path / "bin/kube-scheduler").rename(path / "bin/scheduler")
 
-    step = _step("kube-scheduler", KUBERNETES_VERSION, 50)
+    step = _step("kube-scheduler", KUBERNETES_VERSION, 80)
     return artefact("kube-scheduler", {"version": KUBERNETES_VERSION, "format": 1}, build, step=step)
 
 
