@@ -5,7 +5,6 @@ from typing import Any
 
 from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint
 from bayplan.engines.kubelet.memory_manager import (
-    NO_HINT,
     MemoryManager,
     check_shared_pool,
     pod_wants,
@@ -23,7 +22,7 @@ from bayplan.engines.kubelet.memory_state import (
     NumaNodeState,
 )
 from bayplan.engines.kubelet.state_files import start
-from bayplan.engines.kubelet.topology_hints import Hint, ProviderHints
+from bayplan.engines.kubelet.topology_hints import NO_HINT, Hint, ProviderHints
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import MEMORY, Machine

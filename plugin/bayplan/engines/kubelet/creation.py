@@ -36,8 +36,7 @@ from bayplan.engines.kubelet.managers import (
 )
 from bayplan.engines.kubelet.memory_manager import container_wants, pod_wants, takes_part
 from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, Region
-from bayplan.engines.kubelet.topology_manager import AFFINITY_ERROR, UNEXPECTED_ERROR, Admission
-from bayplan.errors import BayplanError
+from bayplan.engines.kubelet.topology_manager import AFFINITY_ERROR, UNEXPECTED_ERROR, Admission, allocate
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import CPU, ContainerSpec, PodSpec
 from bayplan.model.basis import Basis
@@ -291,24 +290,8 @@ class CreationDecision:
 
     def _allocated(self, hint: Hint) -> Admission[ManagersState]:
         """This container with its resources by a hint that is settled."""
-        admission = Admission(self.state, admitted=True, hints={self.container.name: hint})
-        for provider in self.kubelet.providers():
-            try:
-                state = provider.allocate(admission.state, self.pod, self.container, hint)
-            except BayplanError as error:
-                kind, text = getattr(error, "reason", UNEXPECTED_ERROR), str(error)
-                if kind == UNEXPECTED_ERROR:
-                    text = f"Allocate failed due to {text}, which is unexpected"
-                return replace(
-                    admission,
-                    admitted=False,
-                    reason=kind,
-                    message=text,
-                    error=error,
-                    refused=self.container,
-                )
-            admission = replace(admission, state=state)
-        return admission
+        settled = Admission(self.state, admitted=True, hints={self.container.name: hint})
+        return allocate(settled, self.pod, self.container, hint, self.kubelet.providers())
 
     def _kept(self, placed: Placement) -> list[Reason]:
         pod_id = self.request.pod_id

@@ -138,14 +138,6 @@ class KubeletManagers(Struct, frozen=True):
         """Admit a pod with all of its containers, or refuse it."""
         return self.topology.admit(state, pod, tuple(self.providers()))
 
-    def exclusive_cpus(self, state: ManagersState, pod_uid: str, container: str) -> CpuSet:
-        """The CPUs that a container has to itself; none if it shares."""
-        return state.cpus.of(pod_uid, container) or CpuSet()
-
-    def mems(self, state: ManagersState, pod_uid: str, container: str) -> NodeSet | None:
-        """The nodes that a container's memory is bound to; None if to none in particular."""
-        return state.memory.mems(pod_uid, container)
-
 
 class PreparedManagers(Struct, frozen=True):
     """The managers with their options for what is ``allocatable`` of one machine under one policy; ``empty``

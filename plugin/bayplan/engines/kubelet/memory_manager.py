@@ -22,7 +22,6 @@ pod's memory; the rest what all sidecars and containers leave.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -40,7 +39,15 @@ from bayplan.engines.kubelet.memory_state import (
     Refusal,
     book,
 )
-from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, ProviderHints, Region
+from bayplan.engines.kubelet.topology_hints import (
+    NO_HINT,
+    Hint,
+    HintSet,
+    NodeAmounts,
+    OfSize,
+    ProviderHints,
+    Region,
+)
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import (
     Amounts,
@@ -282,10 +289,6 @@ def _left(wanted: Wanted, taken: Wanted) -> Wanted:
 
 def _positive(sizes: Wanted) -> Wanted:
     return {name: size for name, size in sizes.items() if size > 0}
-
-
-NO_HINT: Final = Hint(None, preferred=False)
-"""What the Topology Manager's store returns for a container it knows nothing of, as under its policy none."""
 
 
 class MemoryManager(Struct, frozen=True):

@@ -30,6 +30,10 @@ class Hint(Struct, frozen=True):
     preferred: bool
 
 
+NO_HINT: Final = Hint(None, preferred=False)
+"""What the Topology Manager has stored for a container that it knows nothing of, as under its policy none."""
+
+
 class NodeAmounts(Struct, frozen=True):
     """At least ``needed`` of something, of which each node holds its amount.
 

@@ -12,16 +12,13 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.hint_merge import Merged, merge
-from bayplan.engines.kubelet.topology_hints import Distances, Hint, HintSet, ProviderHints, flatten
+from bayplan.engines.kubelet.topology_hints import NO_HINT, Distances, Hint, HintSet, ProviderHints, flatten
 from bayplan.errors import BayplanError
 from bayplan.kubelet.manager_options import ManagerConfigError, TopologyOptions
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodSpec, has_pod_level
 from bayplan.model.machine import Machine
 from bayplan.model.policy import TopologyPolicy, TopologyScope
 from bayplan.sets import NodeSet
-
-NOT_ALIGNED: Final = Hint(None, preferred=False)
-"""What a container without a stored hint has: no affinity, and nothing preferred."""
 
 AFFINITY_ERROR: Final = "TopologyAffinityError"
 UNEXPECTED_ERROR: Final = "UnexpectedAdmissionError"
@@ -79,7 +76,7 @@ class Admission(Struct, Generic[State], frozen=True):
 
     def hint(self, container: str) -> Hint:
         """The merged hint of a container."""
-        return self.hints.get(container, NOT_ALIGNED)
+        return self.hints.get(container, NO_HINT)
 
 
 class PolicyVerdict(Struct, frozen=True):
@@ -125,7 +122,7 @@ class TopologyManager(Struct, frozen=True):
     def decide(self, providers: Iterable[ProviderHints]) -> PolicyVerdict:
         """Merge the providers' hints under the policy."""
         if self.policy is TopologyPolicy.NONE:
-            return PolicyVerdict(NOT_ALIGNED, admitted=True)
+            return PolicyVerdict(NO_HINT, admitted=True)
         sets = flatten(providers)
         if self.policy is TopologyPolicy.SINGLE_NUMA_NODE:
             merged = merge([single_node(hints) for hints in sets], self.everything)
@@ -142,7 +139,7 @@ class TopologyManager(Struct, frozen=True):
             return self._admit_pod(state, pod, providers)
         so_far: Admission[State] = Admission(state, admitted=True)
         for container in pod.all_containers:
-            hint = NOT_ALIGNED
+            hint = NO_HINT
             if self.policy is not TopologyPolicy.NONE:
                 asked = tuple(provider.hints(so_far.state, pod, container) for provider in providers)
                 verdict = self.decide(asked)
@@ -151,7 +148,7 @@ class TopologyManager(Struct, frozen=True):
                     return replace(self._refuse(so_far, pod), refused=container)
                 hint = verdict.hint
                 so_far = replace(so_far, hints={**so_far.hints, container.name: hint})
-            so_far = _allocate(so_far, pod, container, hint, providers)
+            so_far = allocate(so_far, pod, container, hint, providers)
             if not so_far.admitted:
                 break
         return so_far
@@ -169,7 +166,7 @@ class TopologyManager(Struct, frozen=True):
             return _allocate_pod(replace(so_far, hints=hints), pod, verdict.hint, providers)
         for container in pod.all_containers:
             so_far = replace(so_far, hints={**so_far.hints, container.name: verdict.hint})
-            so_far = _allocate(so_far, pod, container, verdict.hint, providers)
+            so_far = allocate(so_far, pod, container, verdict.hint, providers)
             if not so_far.admitted:
                 break
         return so_far
@@ -193,7 +190,7 @@ def single_node(hints: HintSet) -> HintSet:
     return HintSet(tuple(kept))
 
 
-def _allocate(
+def allocate(
     so_far: Admission[State],
     pod: PodSpec,
     container: ContainerSpec,

@@ -433,9 +433,7 @@ class Facade:
             return None
         self.state = admission.state
         uid, name = request.pod_id, request.container_id
-        return Placement(
-            self.engine.mems(self.state, uid, name), self.engine.exclusive_cpus(self.state, uid, name)
-        )
+        return Placement(self.state.memory.mems(uid, name), self.state.cpus.of(uid, name) or CpuSet())
 
     def remove(self, request: Request) -> None:
         self.state = without_container(self.state, request.pod_id, request.container_id)

@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bayplan.engines.kubelet.memory_checkpoint import checkpoint_of, format_checkpoint
-from bayplan.engines.kubelet.memory_manager import NO_HINT
 from bayplan.engines.kubelet.memory_state import Block, MemoryManagerError, MemoryState
 from bayplan.engines.kubelet.state_files import start
-from bayplan.engines.kubelet.topology_hints import Hint
+from bayplan.engines.kubelet.topology_hints import NO_HINT, Hint
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.machine import Machine, Node

@@ -3,7 +3,6 @@
 import pytest
 
 from bayplan.engines.kubelet.memory_manager import (
-    NO_HINT,
     MemoryManager,
     check_shared_pool,
     container_wants,
@@ -18,7 +17,7 @@ from bayplan.engines.kubelet.memory_state import (
     Refusal,
 )
 from bayplan.engines.kubelet.state_files import start
-from bayplan.engines.kubelet.topology_hints import Hint, HintSet
+from bayplan.engines.kubelet.topology_hints import NO_HINT, Hint, HintSet
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.decision import QosClass

@@ -234,8 +234,8 @@ def test_cpus_memory_and_devices_end_up_on_the_same_node():
     admission = together.admit(state, first)
     assert admission.admitted
     assert admission.hint("app").nodes == NodeSet([1])
-    assert together.mems(admission.state, "first", "app") == NodeSet([1])
-    assert together.exclusive_cpus(admission.state, "first", "app") == CpuSet([4, 5, 6])
+    assert admission.state.memory.mems("first", "app") == NodeSet([1])
+    assert admission.state.cpus.of("first", "app") == CpuSet([4, 5, 6])
     assert admission.state.devices.of("first", "app", GPU) == {"gpu1"}
 
 

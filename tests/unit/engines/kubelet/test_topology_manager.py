@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bayplan.engines.kubelet.topology_hints import Hint, HintSet, NodeAmounts, OfSize, Region
-from bayplan.engines.kubelet.topology_manager import NOT_ALIGNED, TopologyManager, single_node
+from bayplan.engines.kubelet.topology_hints import NO_HINT, Hint, HintSet, NodeAmounts, OfSize, Region
+from bayplan.engines.kubelet.topology_manager import TopologyManager, single_node
 from bayplan.errors import BayplanError
 from bayplan.kubelet.manager_options import (
     ManagerConfigError,
@@ -94,7 +94,7 @@ def test_a_refused_container_leaves_what_the_earlier_ones_got():
         "Resources cannot be allocated with Topology locality",
     )
     assert admission.refused == POD.containers[0]
-    assert admission.hint("app") == NOT_ALIGNED
+    assert admission.hint("app") == NO_HINT
     assert {name for _, name, _ in admission.state.given} == {"init"}
 
 
@@ -140,7 +140,7 @@ def test_none_asks_nobody_and_allocates_without_a_hint():
     one = Giver("one", {"app": prefers(0)}, whole=prefers(0))
     admission = manager(TopologyPolicy.NONE, TopologyScope.POD).admit(Books(), POD, (one,))
     assert admission.admitted
-    assert {hint for _, _, hint in admission.state.given} == {NOT_ALIGNED}
+    assert {hint for _, _, hint in admission.state.given} == {NO_HINT}
 
 
 @pytest.mark.parametrize(
