@@ -16,12 +16,11 @@ from msgspec import Struct
 from bayplan import __version__
 from bayplan.admin_protocol import API_VERSION
 from bayplan.errors import ParseError
-from bayplan.model.decision import Decision
+from bayplan.model.decision import Decision, EvictionRecord
 from bayplan.model.kubelet_requests import PodFacts
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.records import EvictionRecord
 from bayplan.sets import set_to_text, text_to_set
 from bayplan.views.snapshot import Observation
 

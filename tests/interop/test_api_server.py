@@ -18,9 +18,8 @@ from bayplan.agent.kubelet_pods import pod_of_object
 from bayplan.agent_protocol import EvictionAnswer, EvictionOutcome, EvictPod
 from bayplan.control.placements import ExactRequests
 from bayplan.errors import PlacementError
-from bayplan.model.decision import QosClass
+from bayplan.model.decision import EvictionRecord, QosClass
 from bayplan.model.kubelet_requests import BY_KUBELET
-from bayplan.model.records import EvictionRecord
 from bayplan.quantity import GIB, MIB
 from support.agents import serving
 from support.cluster_agents import (

@@ -21,10 +21,9 @@ from bayplan.drawing.maps import WIDTH, machine_map
 from bayplan.errors import PlacementError
 from bayplan.host.record import unpack
 from bayplan.host.sysfs import read_machine
-from bayplan.model.decision import Outcome, Placement, QosClass, Reason
+from bayplan.model.decision import EvictionRecord, Outcome, Placement, QosClass, Reason
 from bayplan.model.ledger import Ledger
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.model.records import EvictionRecord
 from bayplan.views.snapshot import Snapshot
 from bayplan.views.status import nodes_view
 from support.agents import serving as agents_served

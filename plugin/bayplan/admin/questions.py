@@ -23,9 +23,8 @@ from bayplan.engines.exact.witness import witness
 from bayplan.engines.interface import Engine
 from bayplan.errors import BayplanError, ConfigError, Problem
 from bayplan.kubelet.eviction_manager import node_of
-from bayplan.model.decision import Claim, Decision, Outcome
+from bayplan.model.decision import Claim, Decision, EvictionRecord, Outcome, PageMoveRecord
 from bayplan.model.ledger import Ledger
-from bayplan.model.records import EvictionRecord, PageMoveRecord
 from bayplan.model.sentences import summary
 from bayplan.model.wishes import PREFIX, unjoined_pools, unmatched_rules
 from bayplan.model.workload import names_container, similar_pods

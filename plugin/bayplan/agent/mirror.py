@@ -48,10 +48,9 @@ from bayplan.agent_protocol import (
 from bayplan.backoff import Backoff
 from bayplan.errors import BayplanError, UnavailableError
 from bayplan.model.kubelet_requests import PodFacts
-from bayplan.model.ledger import Ledger
+from bayplan.model.ledger import Ledger, with_changes
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.records import with_changes
 from bayplan.views.snapshot import Observation, Snapshot
 
 MAX_REFUSALS: Final = 1000

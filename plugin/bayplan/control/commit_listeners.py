@@ -21,12 +21,11 @@ from itertools import islice
 from typing import Final, TypeAlias
 
 from bayplan.agent_protocol import Change, Evicted, Refused
-from bayplan.model.decision import Decision, Move, Outcome, Request
+from bayplan.model.decision import Decision, EvictionRecord, Move, Outcome, Request
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.life import OF_THE_LIVING, Phase, Report
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.records import EvictionRecord
 from bayplan.model.sentences import FOUND, FOUND_AFTER_ITS_END, after_its_end, move
 from bayplan.placement.decide import FORBIDDEN_ANNOTATION, WRONG_ANNOTATION
 from bayplan.placement.foreign_cpusets import (

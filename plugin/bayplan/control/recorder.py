@@ -12,9 +12,8 @@ from typing import Final, TypeVar
 
 from bayplan.control.threads import Job, StoreThread
 from bayplan.errors import StateError
-from bayplan.model.decision import Decision
+from bayplan.model.decision import Decision, EvictionRecord, PageMoveRecord
 from bayplan.model.ledger import Ledger
-from bayplan.model.records import EvictionRecord, PageMoveRecord
 from bayplan.nri import Clock, Timer
 from bayplan.placement.measured_reservation import Learned
 from bayplan.state import RefusedItem, Step, Store

@@ -30,10 +30,9 @@ from bayplan.engines.interface import Engine
 from bayplan.errors import StateError
 from bayplan.model.basis import MOST_READ, Basis, SeenRequests, SeenSize
 from bayplan.model.decision import Request
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Entry, Ledger, changed_entries
 from bayplan.model.machine import Machine
 from bayplan.model.policy import KeepWhole, PlacementPolicy
-from bayplan.model.records import changed_entries
 from bayplan.model.workload import Adjustment
 from bayplan.nri import Clock, Runtime, Timer
 from bayplan.placement.adjustment import isolated_cpus, wanted_for

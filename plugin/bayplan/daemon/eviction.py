@@ -76,11 +76,10 @@ from bayplan.kubelet.eviction_manager import (
     wanted,
 )
 from bayplan.kubelet.pod import FeatureGates
-from bayplan.model.decision import Decision, Outcome, Reason
+from bayplan.model.decision import Decision, EvictionRecord, Outcome, Reason
 from bayplan.model.kubelet_version import KubeletRules
 from bayplan.model.machine import MEMORY
 from bayplan.model.qos import qos_from_cgroup_parent
-from bayplan.model.records import EvictionRecord
 from bayplan.model.workload import Container, Pod
 from bayplan.placement.eviction import EvictablePod, PodMemory, RunningContainer, candidates, victim
 from bayplan.placement.page_placement import NodeMemory

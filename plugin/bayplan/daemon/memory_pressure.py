@@ -37,10 +37,9 @@ from bayplan.host.libc import use_every_cpu
 from bayplan.host.live_memory import ContainerMemory, FreeMemory, read_held, read_nodes
 from bayplan.host.memory_statistics import NO_ZONES, HeldPages, NodeZones, read_zones
 from bayplan.host.reclaim import missing_abilities
-from bayplan.model.decision import Decision, Move
+from bayplan.model.decision import Decision, Move, PageMoveRecord
 from bayplan.model.ledger import Entry, Ledger
 from bayplan.model.machine import Machine
-from bayplan.model.records import PageMoveRecord
 from bayplan.placement.brakes import allowed_growth
 from bayplan.placement.changed_promises import Gathering, Left
 from bayplan.placement.page_owners import (

@@ -25,7 +25,7 @@ from bayplan.host.reclaim import (
     reclaim_on_node,
     shorten_cpu_lists,
 )
-from bayplan.model.records import PageMoveRecord
+from bayplan.model.decision import PageMoveRecord
 from bayplan.placement.page_placement import LivePages, PageMove, Risk, in_order
 from bayplan.quantity import MIB
 from bayplan.sets import NodeSet

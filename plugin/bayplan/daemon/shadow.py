@@ -37,10 +37,9 @@ from bayplan.host.hierarchy import Hierarchy
 from bayplan.host.irq_affinity import IrqAffinity, Staying
 from bayplan.host.reclaim import CpuListLimit
 from bayplan.host.unix_socket import Peer
-from bayplan.model.decision import Move
+from bayplan.model.decision import Move, PageMoveRecord
 from bayplan.model.ledger import Entry
 from bayplan.model.machine import Machine
-from bayplan.model.records import PageMoveRecord
 from bayplan.model.resources import Resources
 from bayplan.model.workload import Adjustment, Container, Pod, Update
 from bayplan.nri import Event, Handler, Runtime

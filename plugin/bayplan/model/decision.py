@@ -1,4 +1,6 @@
-"""A request, the decision about it, and the reasons: what logs, status, explain and refusals show.
+"""A request, the decision about it, and the reasons: what logs, status, explain and refusals show; and what
+the history keeps beside decisions: which containers were evicted and by which numbers, and what became of
+pages that were to be moved.
 
 Nothing here decides. A Decision is complete in itself: the store keeps it, the ledger is rebuilt from it.
 """
@@ -13,7 +15,7 @@ from msgspec.structs import replace
 from bayplan.model.claims import Amounts, ClaimShare, Parts, divided, hugepages_of, in_proportion, sum_of
 from bayplan.model.machine import MEMORY
 from bayplan.model.policy import PlacementStrategy
-from bayplan.quantity import MILLI_PER_CPU, format_bytes, parse_quantity
+from bayplan.quantity import MILLI_PER_CPU, format_bytes, format_count, parse_quantity
 from bayplan.sets import CpuSet, NodeSet, nodes_text
 
 ROOM_TAKEN: Final = "room taken"
@@ -721,3 +723,64 @@ class Decision(Struct, frozen=True):
     def explanation(self) -> str:
         """The reasons as one line for humans."""
         return "; ".join(reason.text for reason in self.reasons)
+
+
+class EvictionRecord(Struct, frozen=True):
+    """One container of a pod that was evicted at ``at_us`` (since the epoch), because less than
+    ``threshold`` was available of ``signal``. ``used`` is what the pod used of it (of memory the working set)
+    and ``request`` what it requests: bytes, inodes or process ids, as the signal. ``message`` is kubelet's.
+    ``obstacle`` says why the pod was not ended, empty if it was to be."""
+
+    at_us: int
+    container_id: str
+    name: str
+    signal: str
+    qos: QosClass
+    threshold: int
+    available: int
+    used: int
+    request: int
+    priority: int
+    message: str
+    obstacle: str = ""
+    in_bytes: bool = True
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.signal}: {self.message.strip()} The pod, {self.qos.value} with priority {self.priority}, "
+        )
+        used, request = map(format_bytes if self.in_bytes else format_count, (self.used, self.request))
+        text += f"was using {used} and requests {request}"
+        return f"{text}; it was not ended: {self.obstacle}" if self.obstacle else text
+
+
+class PageMoveRecord(Struct, frozen=True):
+    """Pages of one container that were to go from one node to another, over ``duration_ms``. ``at_us`` (since
+    the epoch) is when it ended; ``obstacle`` says why the rest was not moved, empty if all was. ``at_risk``
+    are the nodes for whose sake it was done."""
+
+    at_us: int
+    container_id: str
+    name: str
+    source: int
+    target: int
+    wanted_bytes: int
+    moved_bytes: int
+    duration_ms: int
+    at_risk: NodeSet
+    obstacle: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all was moved: what counters, report and history count as a move; the rest has failed."""
+        return not self.obstacle
+
+    def __str__(self) -> str:
+        text = f"{format_bytes(self.moved_bytes)} moved from node {self.source} to node {self.target}"
+        text += (
+            f" in {self.duration_ms} ms, as memory on {nodes_text(self.at_risk)} was outstanding to others"
+        )
+        if not self.obstacle:
+            return text
+        left_bytes = self.wanted_bytes - self.moved_bytes
+        return f"{text}; {format_bytes(left_bytes)} more could not be moved: {self.obstacle}"

@@ -4,10 +4,13 @@ The totals per node and per set of nodes are kept beside the entries, so that a 
 containers. Invariant: every total equals the sum over the entries, and no CPU is exclusive to two containers,
 unless their pod has it as a whole (`bayplan.model.pod_as_a_whole`) or they are members of one named pool.
 All members have the same CPUs: what an entry that is added says holds for all of them.
+
+In what two ledgers differ is recorded, and sent to those who follow the ledger. Invariant: whoever applies to
+*before* what differs in *after* has the promises of *after*.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from msgspec import Struct, field
@@ -801,3 +804,59 @@ def with_id(ids: frozenset[str], container_id: str, *, belongs: bool) -> frozens
 def is_short(placement: Placement) -> bool:
     """Whether not all that was asked for could be promised."""
     return bool(placement.promise.short_bytes)
+
+
+def changed_ids(before: Ledger, after: Ledger) -> set[str]:
+    """The ids of the containers about which the two say different things."""
+    ids = after.entries.differing_keys(before.entries)
+    if after.retained is before.retained:
+        return ids
+    forgotten, kept = retained_changes(before, after)
+    return ids.union(forgotten, [entry.container_id for entry in kept])
+
+
+def changed_entries(before: Ledger, after: Ledger) -> dict[str, Entry | None]:
+    """What *after* has of the containers about which the two say different things, by id, in the order of
+    `entries_of`; None of those that are gone."""
+    entries = after.entries.unlike(before.entries)
+    if len(entries) == 1 and after.retained is before.retained:
+        return entries
+    ids, found = changed_ids(before, after), dict[str, Entry | None]()
+    for entry in entries_of(after, ids):
+        found.setdefault(entry.decision.request.container_id, entry)
+    return found if len(found) == len(ids) else {**found, **dict.fromkeys(sorted(ids - found.keys()))}
+
+
+def retained_changes(before: Ledger, after: Ledger) -> tuple[tuple[str, ...], tuple[Entry, ...]]:
+    """The difference in ``retained``: the ids of the entries to remove, and the entries to record."""
+    old, new = before.retained, after.retained
+    gone = tuple(one.container_id for key, one in old.items() if new.get(key) != one)
+    return gone, tuple(one for key, one in new.items() if old.get(key) != one)
+
+
+def entries_of(ledger: Ledger, ids: Collection[str]) -> Iterator[Entry]:
+    """What *ledger* has of the containers *ids*, those of a pod in its order, and of those that are gone and
+    whose pod keeps their room."""
+    found = [entry for key in ids if (entry := ledger.entries.get(key)) is not None]
+    if len(found) > 1:
+        pods = sorted({entry.decision.request.pod_id for entry in found})
+        found = [ledger.entries[key] for pod_id in pods for key in ledger.ids_by_pod[pod_id] if key in ids]
+    yield from found
+    yield from (one for one in ledger.retained.values() if one.container_id in ids)
+
+
+def with_changes(ledger: Ledger, entries: Iterable[Entry], gone: Iterable[str]) -> Ledger:
+    """*ledger* without the containers *gone*, and without the room that a pod keeps after one of them, and
+    with *entries*."""
+    for container_id in gone:
+        ledger = _without(ledger, container_id)
+    for entry in entries:
+        ledger = ledger.with_entry(entry)
+    return ledger
+
+
+def _without(ledger: Ledger, container_id: str) -> Ledger:
+    for pod_id, last in ledger.retained.items():
+        if last.container_id == container_id:
+            return ledger.without_retained(pod_id)
+    return ledger.without(container_id)

@@ -22,12 +22,11 @@ from bayplan.engines.exact.relocations import is_relocatable
 from bayplan.engines.interface import Engine
 from bayplan.model.basis import Allocatable, Basis
 from bayplan.model.decision import Booking, Claim, Decision, Outcome, Placement, QosSource, Reason, Request
-from bayplan.model.ledger import Entry, Ledger, with_pool_cpus
+from bayplan.model.ledger import Entry, Ledger, retained_changes, with_pool_cpus
 from bayplan.model.life import Report
 from bayplan.model.machine import Machine, union
 from bayplan.model.pod_as_a_whole import is_member, shares_cpus, whole_cpus
 from bayplan.model.policy import Defragment
-from bayplan.model.records import retained_changes
 from bayplan.model.request import changed_request, derive_request
 from bayplan.model.resources import Resources, pinned
 from bayplan.model.wishes import readable_wishes, ruled_wishes, without_cpu_wishes, wrong_cpu_wish

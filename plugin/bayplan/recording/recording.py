@@ -35,10 +35,9 @@ from bayplan.files import kind_of
 from bayplan.kubelet.manager_options import ManagerOptions
 from bayplan.model.basis import Basis, SeenSize
 from bayplan.model.decision import Claim, Decision, Move, Placement, Request
-from bayplan.model.ledger import Entry, Ledger
+from bayplan.model.ledger import Entry, Ledger, changed_ids, entries_of
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy, TopologyScope
-from bayplan.model.records import changed_ids, entries_of
 from bayplan.quantity import MIB
 from bayplan.sets import CpuSet, NodeSet, set_to_text, text_to_set
 

@@ -20,10 +20,9 @@ from bayplan.files import read_file
 from bayplan.model import sentences
 from bayplan.model.basis import Basis, SeenSize
 from bayplan.model.decision import Decision, Move
-from bayplan.model.ledger import Ledger
+from bayplan.model.ledger import Ledger, with_changes
 from bayplan.model.machine import Machine
 from bayplan.model.policy import PlacementPolicy
-from bayplan.model.records import with_changes
 from bayplan.recording.recording import FORMAT, MAX_FILE_BYTES, AnyQuestion, Begin, Changed, Line, decode
 from bayplan.sets import set_to_text
 

@@ -21,9 +21,8 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from bayplan.errors import BayplanError, ParseError, StateError
-from bayplan.model.decision import Decision
+from bayplan.model.decision import Decision, EvictionRecord, PageMoveRecord
 from bayplan.model.ledger import Entry
-from bayplan.model.records import EvictionRecord, PageMoveRecord
 from bayplan.model.workload import names_container
 from bayplan.placement.measured_reservation import Learned
 from bayplan.sets import NodeSet

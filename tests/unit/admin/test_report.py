@@ -16,9 +16,8 @@ from bayplan.cli.layout import Table
 from bayplan.daemon.shadow import Parts
 from bayplan.errors import ConfigError, PlacementError
 from bayplan.host.shadow_mode import shadow_mode
-from bayplan.model.decision import QosClass
+from bayplan.model.decision import EvictionRecord, PageMoveRecord, QosClass
 from bayplan.model.policy import PlacementPolicy, TopologyPolicy
-from bayplan.model.records import EvictionRecord, PageMoveRecord
 from bayplan.model.workload import Adjustment
 from bayplan.quantity import GIB, MIB
 from bayplan.sets import NodeSet

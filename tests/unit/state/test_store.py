@@ -15,9 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from bayplan.errors import StateError
-from bayplan.model.decision import Outcome
+from bayplan.model.decision import Outcome, PageMoveRecord
 from bayplan.model.ledger import Entry
-from bayplan.model.records import PageMoveRecord
 from bayplan.placement.measured_reservation import Learned
 from bayplan.sets import CpuSet, NodeSet
 from bayplan.state import Store

@@ -12,9 +12,8 @@ from bayplan.agent.kubelet_pods import pod_of_bytes
 from bayplan.agent.mirror import Mirror
 from bayplan.agent_protocol import Change, Evicted, Refused
 from bayplan.backoff import Backoff
-from bayplan.model.decision import MOVED_OVER, Decision, Outcome, QosClass, Reason
+from bayplan.model.decision import MOVED_OVER, Decision, EvictionRecord, Outcome, QosClass, Reason
 from bayplan.model.ledger import Entry
-from bayplan.model.records import EvictionRecord
 from bayplan.model.sentences import summary
 from support.conditions import running, until
 from support.fake_api_server import NODE, FakeApiServer
