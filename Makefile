@@ -76,8 +76,8 @@ run: ## run the plugin against the live NRI socket, else show it at work in a vi
 	@setpriv --pdeathsig TERM packaging/dev/run.sh $(ARGS)
 
 test: setup-e2e lint ## lint, then tests: unit, property, simulated runtime, interop, virtual machines
-	$(PYTEST) -m "not e2e and not matrix"
-	$(PYTEST_E2E) -m "e2e and not matrix"
+	$(PYTEST) -m "not matrix" --ignore tests/e2e
+	$(PYTEST_E2E) tests/e2e -m "not matrix" --durations 25
 
 test-all: setup-deb setup-e2e lint coverage ## lint, coverage, then all tests on all versions and forms, and properties with many examples
 	$(PYTEST) -m "not e2e and not cluster" --hypothesis-profile many
