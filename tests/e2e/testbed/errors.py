@@ -10,6 +10,9 @@ from pathlib import Path
 class TestBedError(Exception):
     """The bed could not do what it was asked; never the fault of the program under test."""
 
+    __test__ = False
+    """Its name begins as those of tests do."""
+
 
 class MissingError(TestBedError):
     """Something of the machine is missing: root, a program, a package source."""
