@@ -31,7 +31,7 @@ from bayplan.placement.decide import (
     read_annotations,
     with_moves_waiting,
 )
-from bayplan.placement.hugepage_pools import decide_with_pools, grown, with_growth, with_pools
+from bayplan.placement.hugepage_pools import Decide, decide_with_pools, grown, with_growth, with_pools
 from bayplan.placement.memory_policy import MemoryPolicyAbility
 from bayplan.simulate.manifest import PlannedPod
 
@@ -107,20 +107,32 @@ class Rehearsal(Struct):
             ability=self.ability,
             exact=known,
         )
-        basis = self.basis.with_ledger(base)
-        decision = decide(basis, self.engine)
+        decision = self._decided(base, decide)
         if obstacle := self.moves_obstacle(decision.moves, self.relocated):
-            decision = with_moves_waiting(decide(only_planning(basis), self.engine), obstacle)
-        decision, added = decide_with_pools(basis, self.engine, decide=decide, decision=decision)
-        if added:
-            self.machine = with_pools(self.machine, grown(self.machine, added))
-            decision = with_growth(decide(self.basis.with_ledger(base), self.engine), added, added)
+            decision = with_moves_waiting(self._decided(base, decide, relocating=False), obstacle)
         self._saw(decision.request)
         if decision.outcome is not Outcome.REFUSED:
             self.ledger = applied(base, Entry(decision))
             self.containers[container.id] = container
             self.relocated += sum(move.relocates for move in decision.moves)
         return decision
+
+    def _decided(self, base: Ledger, decide: Decide, *, relocating: bool = True) -> Decision:
+        """What *decide* says of a new container beside *base*, once pools of huge pages have grown for it if
+        that helps. Without *relocating* other containers stay where they are. The order is the daemon's: what
+        is decided after a growth may relocate, too."""
+
+        def beside() -> Basis:
+            basis = self.basis.with_ledger(base)
+            return basis if relocating else only_planning(basis)
+
+        basis = beside()
+        decision = decide(basis, self.engine)
+        decision, added = decide_with_pools(basis, self.engine, decide=decide, decision=decision)
+        if not added:
+            return decision
+        self.machine = with_pools(self.machine, grown(self.machine, added))
+        return with_growth(decide(beside(), self.engine), added, added)
 
     def resize(self, container_id: str, change: Resources) -> Decision | None:
         """Decide again about a container; refused, it stays as it was. None if nothing changes."""

@@ -11,16 +11,20 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from bayplan.admin.questions import rehearsing
+from bayplan.admin.snapshot_source import snapshot_of
 from bayplan.control.resource_claims import ResourceClaims
 from bayplan.daemon.pool_growth import IDLE_S, HugepagePools
+from bayplan.engines.exact.engine import ExactEngine
 from bayplan.errors import PlacementError
 from bayplan.host import shadow_mode
 from bayplan.host.devices import ClaimSpecs
 from bayplan.host.hugepage_files import HugepageFiles
-from bayplan.model.decision import Decision, QosClass
+from bayplan.model.decision import MOVES_WAIT, Decision, QosClass
 from bayplan.model.machine import MEMORY
-from bayplan.model.policy import PoolBounds, TopologyPolicy
+from bayplan.model.policy import Defragment, PoolBounds, TopologyPolicy
 from bayplan.model.sentences import pages_to_be_had, pools_grown, stays_scattered
+from bayplan.nri import Event
 from bayplan.placement.hugepage_pools import POOL_GROWN, POOL_LIMIT
 from bayplan.placement.resource_claims import CLAIMED
 from bayplan.quantity import GIB, MIB
@@ -397,3 +401,25 @@ def test_what_became_of_pools_of_huge_pages() -> None:
     assert pages_to_be_had({PAGES: by_node, "hugepages-1Gi": {0: 0}}) == (
         f"{possible} 16Mi on node 2 and 8Mi on each of nodes 0-1 of hugepages-2Mi, nothing of hugepages-1Gi"
     )
+
+
+async def test_what_if_says_of_moves_and_pools_together_what_the_daemon_does(tmp_path: Path) -> None:
+    """The moves that make room become known once the pool has grown, and no more may go this hour."""
+    settings = replace(SETTINGS, defragment=Defragment.MOVE)
+    async with pool_node(tmp_path, pool_kernel(tmp_path), settings) as one:
+        one.made.relocations_per_hour = 0
+        for name, memory in (("a", 2000 * MIB), ("b", 2000 * MIB), ("c", 1000 * MIB)):
+            await one.place(name, 0, memory)
+            owner, started = pod(name, QosClass.GUARANTEED), with_pages(name, 0, memory)
+            await one.controller.state_changed(Event.POST_START_CONTAINER, owner, started)
+        await one.end("b")
+        placements = one.controller.placements
+        what_if = rehearsing(ExactEngine, placements.policy_ability, placements.moves_obstacle)
+        sizes = {"name": "new", "memory": "3000Mi", "cpus": "500m", "hugepages": "2Mi=200Mi"}
+        said = await what_if(snapshot_of(one.controller.state, 0, ()), {"sizes": sizes})
+        (foretold,) = said["pods"][0]["containers"]
+        with pytest.raises(PlacementError):
+            await one.place("new", 100, 3000 * MIB)
+        ((_, refused),) = await one.controller.state.recorder.history(1, "new")
+        assert foretold["outcome"] == refused.outcome.value
+        assert (MOVES_WAIT in codes(refused), foretold["plan"] is None) == (True, refused.plan is None)

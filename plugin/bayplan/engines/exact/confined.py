@@ -91,6 +91,22 @@ class AskedRoom(NamedTuple):
     cpus: int
 
 
+class Missed(NamedTuple):
+    """An attempt that found no room, and the reasons that there were before it was made."""
+
+    attempt: Attempt
+    notes: tuple[Reason, ...]
+
+
+class Planned(NamedTuple):
+    """A plan, if there is one, with the attempt that it helps; ``too_large``: one was passed over that has
+    more than may be moved."""
+
+    missed: Missed
+    plan: RelocationPlan | None
+    too_large: bool
+
+
 class Confinement:
     """One decision about one container."""
 
@@ -124,8 +140,8 @@ class Confinement:
         self.budget = StepBudget(max_steps - self.most_for_moves)
         self.counted = CountedFlows(flows)
         self.notes: list[Reason] = []
-        # The first attempt that found no room.
-        self._missed: Attempt | None = None
+        # The attempts that found no room, in their order.
+        self._missed: list[Missed] = []
 
     @cached_property
     def for_moves(self) -> StepBudget:
@@ -135,10 +151,16 @@ class Confinement:
     def decide(self) -> Decision:
         """The decision, with what would have to move where it is not as asked."""
         decision = self._decided()
-        missed = self._missed
-        if missed is None or decision.outcome is Outcome.PLACED or decision.moves:
+        if not self._missed or decision.outcome is Outcome.PLACED or decision.moves:
             return decision
-        return self._with_plan(decision, missed)
+        return self._with_plan(decision)
+
+    def with_plan_on(self, decision: Decision, nodes: NodeSet) -> Decision:
+        """*decision* to leave the container on *nodes*, which somebody else chose, with the moves of others
+        after which all of it can be promised there."""
+        candidates = CandidateNodes(nodes, exactly=True, required=True, of_pod=True)
+        self._miss(self._attempt(candidates, AskedRoom(self.amounts, 0)))
+        return self._with_plan(decision)
 
     def _decided(self) -> Decision:
         kept, request = None if self.current is None else self._kept(), self.request
@@ -151,8 +173,8 @@ class Confinement:
         passed_over: list[Attempt] = []
         for candidates in self._options(wished):
             attempt, decision = self._on(candidates)
-            if decision is None and self._missed is None:
-                self._missed = attempt
+            if decision is None:
+                self._miss(attempt)
             if decision is None and candidates.required:
                 decision = (
                     self._with_moves(attempt)
@@ -196,6 +218,7 @@ class Confinement:
             if decision is not None:
                 return attempt, decision
         if attempt.of_whole_pod and not self.strict:
+            self._miss(attempt)
             self.notes.append(Reason("pod-apart", "no set has room for the whole pod"))
             attempt = self._attempt(candidates, self.own)
             decision = self._best_set(attempt)
@@ -203,6 +226,7 @@ class Confinement:
             # The policy none refuses nothing for CPUs: they are elsewhere, and the decision says so.
             decision = self._with_moves(attempt)
             if decision is None:
+                self._miss(attempt)
                 where, has = nodes_text(candidates.nodes), verb_after(candidates.nodes, "has")
                 lacking = f"{where} {has} not {amounts_text({}, self.cpus)} free"
                 are = "CPU is" if self.cpus == 1 else "CPUs are"
@@ -503,27 +527,32 @@ class Confinement:
     def _refused(self, attempt: Attempt) -> Decision:
         return refused(attempt, self.request, self.current, self.exclusive.obstacle)
 
-    def _with_plan(self, decision: Decision, missed: Attempt) -> Decision:
-        """*decision* with the moves of other containers after which the *missed* attempt would fit."""
-        out_of_cpus = missed.question.cpus and self.exclusive.obstacle is not None
-        if self.policy.defragment is Defragment.OFF or not missed.area.allowed or out_of_cpus:
+    def _miss(self, attempt: Attempt) -> None:
+        self._missed.append(Missed(attempt, tuple(self.notes)))
+
+    def _with_plan(self, decision: Decision) -> Decision:
+        """*decision* with the moves of other containers after which a missed attempt would fit: the first one
+        that moves can help."""
+        if self.policy.defragment is Defragment.OFF:
             return decision
         left = self.budget.rest().most + self.for_moves.rest().most
         budget = StepBudget(min(PLAN_STEPS, left))
         refused = decision.outcome is Outcome.REFUSED
         carried_out = self.policy.defragment is Defragment.MOVE and refused and self.current is None
-        search = self._moves_within(budget, self.policy.return_most_bytes if carried_out else None)
-        plan = search.plan(missed)
-        if plan is not None and carried_out:
-            return self._after_relocations(missed, plan)
-        if plan is None and search.too_large:
+        most_bytes = self.policy.return_most_bytes if carried_out else None
+        planned = self._planned(budget, most_bytes)
+        if planned.plan is not None and carried_out:
+            return self._after_relocations(planned.missed, planned.plan)
+        too_large = planned.too_large and planned.plan is None
+        if too_large:
             # A container with more than may be moved at once is not moved here; an operator may see to it.
             budget = budget.rest()
-            plan = self._moves_within(budget, None).plan(missed)
+            planned = self._planned(budget, None)
+        plan = planned.plan
         if plan is not None:
             text = relocation_plan(plan, self.policy.page_move_rate_bytes, decision.outcome)
             reasons = [Reason("fits-after-moves", text)]
-            if search.too_large:
+            if too_large:
                 text = too_large_to_move(plan, self.policy.return_most_bytes)
                 reasons.append(Reason(MOVES_WAIT, text))
         elif budget.ended:
@@ -533,12 +562,27 @@ class Confinement:
             return decision
         return replace(decision, reasons=(*decision.reasons, *reasons), plan=plan)
 
-    def _moves_within(self, budget: StepBudget, most_bytes: int | None) -> RelocationSearch:
-        """A search for moves of containers with at most so many bytes each."""
-        return RelocationSearch(self.topology, self.flows, self.request, self.exclusive, budget, most_bytes)
+    def _planned(self, budget: StepBudget, most_bytes: int | None) -> Planned:
+        """The plan for the first of the missed attempts that has one, with moves of containers of at most so
+        many bytes each."""
+        too_large = False
+        for missed in self._missed:
+            attempt = missed.attempt
+            out_of_cpus = attempt.question.cpus and self.exclusive.obstacle is not None
+            if out_of_cpus or not attempt.area.allowed or budget.ended:
+                continue
+            search = RelocationSearch(
+                self.topology, self.flows, self.request, self.exclusive, budget, most_bytes
+            )
+            plan = search.plan(attempt)
+            too_large |= search.too_large
+            if plan is not None:
+                return Planned(missed, plan, too_large)
+        return Planned(self._missed[0], None, too_large)
 
-    def _after_relocations(self, missed: Attempt, plan: RelocationPlan) -> Decision:
+    def _after_relocations(self, missed: Missed, plan: RelocationPlan) -> Decision:
         """The decision about the *missed* attempt on the machine as it is once *plan* is carried out."""
+        candidates = missed.attempt.candidates
         moves = moves_of(plan, self.ledger, self.request.name)
         after = self.flows.basis.with_ledger(self.ledger.moved(moves))
         exclusive = ExclusiveCpus(self.topology, after, self.request, None)
@@ -550,12 +594,12 @@ class Confinement:
             Reason("moved-others", relocated(plan, self.policy.page_move_rate_bytes)),
             chosen(plan.nodes.mask),
         ]
-        if missed.candidates.why:
-            notes.append(Reason(AS_WISHED, missed.candidates.why))
+        if candidates.why:
+            notes.append(Reason(AS_WISHED, candidates.why))
         if crossed:
             notes.append(overlap(plan.nodes, crossed))
-        reasons = (*self.notes, *notes, *remarks)
-        outcome = Outcome.DEGRADED if self.notes else Outcome.PLACED
+        reasons = (*missed.notes, *notes, *remarks)
+        outcome = Outcome.DEGRADED if missed.notes else Outcome.PLACED
         return Decision(self.request, outcome, placement, reasons, moves=moves, plan=plan)
 
     def _with_cpus_only(self, decision: Decision) -> Decision:
@@ -566,7 +610,7 @@ class Confinement:
             attempt = self._attempt(candidates, AskedRoom({}, self.cpus))
             winner = search(attempt.question, attempt.area)
             if winner is None:
-                self._missed = self._missed or attempt
+                self._miss(attempt)
             if winner is None and self.strict:
                 return self._refused(attempt)
         near = self.topology.nodes_near(own)

@@ -79,7 +79,7 @@ class ExactEngine:
         flows = self._followed(basis)
         pinned = request.pinned_cpus is not None or request.pinned_mems is not None
         if (pinned or request.opted_out) and is_left_alone(request):
-            return left_alone(self._topology_of(machine), flows, request, current)
+            return self._left_alone(flows, request, current)
         if request.pod_level and is_member(request):
             decide, topology = partial(self._placed, flows), self._topology_of(machine)
             decision = decide_in_pod(topology, flows, request, current, decide)
@@ -100,6 +100,14 @@ class ExactEngine:
                 flows.check(claim)
         return decision
 
+    def _left_alone(self, flows: ResourceFlows, request: Request, current: Placement | None) -> Decision:
+        """The decision about a container whose nodes or CPUs somebody else chose."""
+        decision = left_alone(self._topology_of(flows.machine), flows, request, current)
+        if decision.shortage is None or request.pinned_mems is None or request.opted_out:
+            return decision
+        confinement = self._confinement(flows, Asking.of(flows.policy, request), current)
+        return confinement.with_plan_on(decision, request.pinned_mems)
+
     def _placed(
         self,
         flows: ResourceFlows,
@@ -111,12 +119,22 @@ class ExactEngine:
         if not (asking.confined or request.exclusive_cpus):
             return place_unconfined(flows, asking)
         topology = self._topology_of(flows.machine)
-        decision = Confinement(topology, flows, asking, self.scope, current, self._max_steps, near).decide()
+        decision = self._confinement(flows, asking, current, near).decide()
         if request.pinned_cpus is not None:
             decision = beside_pinned_cpus(topology, decision)
         if current is not None and asking.bounded and decision.outcome is not Outcome.REFUSED:
             decision = _with_original_nodes(topology, decision, current)
         return decision
+
+    def _confinement(
+        self,
+        flows: ResourceFlows,
+        asking: Asking,
+        current: Placement | None,
+        near: NodeSet = NodeSet(),
+    ) -> Confinement:
+        topology = self._topology_of(flows.machine)
+        return Confinement(topology, flows, asking, self.scope, current, self._max_steps, near)
 
     def adopt(self, basis: Basis, request: Request, mems: NodeSet | None) -> Placement:
         """See `Engine.adopt`: claimed in full, whether or not it fits, because it is there."""

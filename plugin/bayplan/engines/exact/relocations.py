@@ -7,8 +7,9 @@ search takes one, and tries everybody who could leave on all nodes outside of it
 `MAX_RELOCATIONS` have moved. That misses nothing: while a part of some plan is carried out, each shortage
 that is left is ended by one that is still to move.
 
-Invariants: everybody who moves is afterwards on no more nodes than before, no farther apart, and no farther
-from its devices; what it was promised is promised still, and its CPUs are its own. Nobody else is touched.
+Invariants: everybody who moves is afterwards on no more nodes than before, no farther apart, no farther from
+its devices and on no more without CPUs; what it was promised is promised still, and its CPUs are its own.
+Nobody else is touched.
 """
 
 from bisect import bisect_right
@@ -485,7 +486,8 @@ class RelocationSearch:
 
     def _targets(self, movable: Movable) -> tuple[int, ...]:
         """Where *movable* would be as well off: on as many nodes or fewer, which are no farther apart and no
-        farther from its devices; on the same ones where it is the CPUs that can lie otherwise."""
+        farther from its devices, with as few that are reached from CPUs elsewhere; on the same ones where it
+        is the CPUs that can lie otherwise."""
         home, hints, key = movable.home, movable.hints, (movable.home, movable.hints, bool(movable.cpus))
         targets = self._targets_of.get(key)
         if targets is None:
@@ -498,6 +500,8 @@ class RelocationSearch:
                 sets += ranked[: bisect_right(ranked, farthest, key=topology.distance)]
             if hints:
                 sets = [nodes for nodes in sets if _far(nodes, hints) <= far]
+            remote = topology.remote_initiators(home)
+            sets = [nodes for nodes in sets if topology.remote_initiators(nodes) <= remote]
             if home in sets and not (movable.cpus and width > 1):
                 sets.remove(home)
             self._rooms.steps += len(sets) // _SETS_A_STEP

@@ -231,6 +231,76 @@ def test_a_wish_that_gives_way_says_what_it_would_take() -> None:
     assert moves(placed) == [("a", "0", "1")]
 
 
+def test_nobody_goes_to_a_node_without_cpus() -> None:
+    """Its memory is ordinary, and farther from all CPUs than a node with CPUs is from its own."""
+    hardware = machine(2, cpu_less={2: GIB})
+    hardware = replace(hardware, nodes=tuple(replace(node, tier=4) for node in hardware.nodes))
+    assert 2 in hardware.ordinary_nodes
+    taken = [entry("a", 0, 900 * MIB), entry("b", 1, 500 * MIB)]
+    refused = decided(hardware, replace(asking("new", 800 * MIB, 1), cpu_milli=1000), *taken)
+    assert (refused.outcome, moves(refused)) == (Outcome.REFUSED, [])
+    there = entry("d", 2, 500 * MIB)
+    wish = replace(asking("new", 800 * MIB), nodes=NodeWish(NodeSet([2]), required=True))
+    assert moves(decided(hardware, wish, *taken[1:], there)) == [("d", "2", "0")]
+
+
+PREFERRED = replace(asking("new", 700 * MIB), nodes=NodeWish(NodeSet([0])))
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected", "granted"),
+    [
+        pytest.param(
+            [
+                with_request(entry("a", 0, 900 * MIB), may_move=False),
+                entry("b", 1, 500 * MIB),
+                entry("c", 2, 500 * MIB),
+            ],
+            [("b", "1", "2")],
+            False,
+            id="moves help only where it does not prefer to be",
+        ),
+        pytest.param(
+            [
+                entry("a", 0, 400 * MIB),
+                with_request(entry("b", 1, 500 * MIB), may_move=False),
+                with_request(entry("c", 2, 500 * MIB), may_move=False),
+            ],
+            [("a", "0", "1")],
+            True,
+            id="moves help where it prefers to be",
+        ),
+    ],
+)
+def test_who_prefers_nodes_is_not_refused_for_them(
+    entries: list[Entry], expected: list[tuple[str, str, str]], granted: bool
+) -> None:
+    assert moves(decided(machine(3), PREFERRED, *entries)) == expected
+    moved = decided(machine(3), PREFERRED, *entries, policy=replace(SINGLE, defragment=Defragment.MOVE))
+    assert [(one.name, str(one.before), str(one.after)) for one in moved.moves] == expected
+    codes = [reason.code for reason in moved.reasons]
+    assert moved.outcome is (Outcome.PLACED if granted else Outcome.DEGRADED)
+    assert ("wish-not-granted" in codes, "as-wished" in codes) == (not granted, granted)
+
+
+def test_what_would_be_in_place_of_a_second_best_is_said() -> None:
+    """CPUs elsewhere, a pod apart, and too little on nodes that somebody else chose."""
+    none = PlacementPolicy(topology=TopologyPolicy.NONE)
+    required = replace(asking("new", MIB, 3), nodes=NodeWish(NodeSet([0]), required=True))
+    apart = decided(machine(2), required, entry("a", 0, MIB, 1), policy=none)
+    assert ("apart" in [reason.code for reason in apart.reasons], moves(apart)) == (True, [("a", "0", "1")])
+    pinned = replace(asking("new", 600 * MIB), pinned_mems=NodeSet([0]))
+    short = decided(machine(2), pinned, entry("a", 0, 500 * MIB))
+    assert (short.outcome, moves(short)) == (Outcome.DEGRADED, [("a", "0", "1")])
+    wish = replace(asking("new", 100 * MIB), pod_totals=PodTotals(800 * MIB), nodes=NodeWish(NodeSet([0])))
+    engine, ledger = ExactEngine(TopologyScope.POD), Ledger.of([entry("a", 0, 400 * MIB)])
+    divided = engine.decide(Basis(machine(2), PlacementPolicy(), ledger), wish)
+    assert ("pod-apart" in [reason.code for reason in divided.reasons], moves(divided)) == (
+        True,
+        [("a", "0", "1")],
+    )
+
+
 GPUS = tuple(DeviceHint(f"gpu{number}", NodeSet([1]), required=True) for number in range(4))
 RESTRICTED = replace(SINGLE, topology=TopologyPolicy.RESTRICTED)
 
