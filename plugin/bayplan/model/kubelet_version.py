@@ -536,6 +536,11 @@ class KubeletRules(Struct, frozen=True):
     ``rounds_reserved_cpus_up``: the sum of kubeReserved and systemReserved is rounded up to a thousandth of a
     CPU (``Quantity.MilliValue``); later each of them to the nearest one, what is left of a millionth having
     been rounded up (``parseResourceList`` in ``cmd/kubelet/app/server.go``).
+    ``skips_without_memory``: a container that has no memory to itself, in a pod with resources as a whole,
+    passes by the Memory Manager (``memorymanager/policy_static.go``); before, it was refused where the
+    Topology Manager had chosen no nodes for it.
+    ``keeps_split_cores``: full-pcpus-only is not held against CPUs that a container has already
+    (``cpumanager/policy_static.go``).
     """
 
     minor: int
@@ -554,6 +559,8 @@ class KubeletRules(Struct, frozen=True):
     huge_pages_unavailable: bool = False
     aligns_distribution: bool = False
     rounds_reserved_cpus_up: bool = True
+    skips_without_memory: bool = False
+    keeps_split_cores: bool = False
 
     def reserved_milli_cpus(self, nano_cpus: Sequence[int]) -> int:
         """The thousandths of a CPU that kubelet reserves for amounts in billionths."""
@@ -610,6 +617,8 @@ _IN_1_37: Final = replace(
     huge_pages_unavailable=True,
     aligns_distribution=True,
     rounds_reserved_cpus_up=False,
+    skips_without_memory=True,
+    keeps_split_cores=True,
 )
 
 KUBELET_RULES: Final = (_IN_1_34, _IN_1_35, _IN_1_36, _IN_1_37)

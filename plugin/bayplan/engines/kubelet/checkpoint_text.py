@@ -22,6 +22,8 @@ CORRUPTED: Final = "checkpoint is corrupted"
 ENDS_EARLY: Final = "unexpected end of JSON input"
 """Go's words for a truncated file, which is what a crash leaves."""
 
+_NO_CHECKSUM: Final = -1
+"""What no text has."""
 _FNV_OFFSET: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
 _ESCAPED: Final = str.maketrans(
@@ -85,7 +87,9 @@ class Payload(Struct, frozen=True):
 def payload_of(text: str) -> Payload | None:
     """The payload of a file with the content *text*; None if the file has none, as older kubelets write it.
 
-    A value of the wrong type counts as damaged, as kubelet then does not fall back on older formats either.
+    A value of the wrong type leaves the other one to say that there is a payload, which is damaged then.
+    Without any kubelet falls back on the older formats. Of a name that is there in several spellings the last
+    value counts that is not null.
     """
     try:
         content = json_of(text)
@@ -93,10 +97,17 @@ def payload_of(text: str) -> Payload | None:
         return None
     if not isinstance(content, dict):
         return None
-    found = {key.lower(): value for key, value in content.items()}
-    written, checksum = found.get("data") or "", found.get("datachecksum") or 0
-    if not written and not checksum:
+    found = {key.lower(): value for key, value in content.items() if value is not None}
+    data, checksum = found.get("data", ""), found.get("datachecksum", 0)
+    written = data if isinstance(data, str) else ""
+    number = checksum if is_uint64(checksum) else 0
+    if not written and not number:
         return None
-    if isinstance(written, str) and isinstance(checksum, int):
-        return Payload(written, checksum)
-    return Payload("", -1)
+    if written is data and number is checksum:
+        return Payload(written, number)
+    return Payload("", _NO_CHECKSUM)
+
+
+def is_uint64(value: Any) -> bool:
+    """Whether a value of JSON is one of Go's uint64."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64

@@ -22,6 +22,7 @@ from bayplan.engines.kubelet.checkpoint_text import (
     ends_early,
     fnv1a_32,
     go_json,
+    is_uint64,
     json_of,
     payload_of,
 )
@@ -156,6 +157,7 @@ def read_checkpoint(
     """
     payload = payload_of(text)
     if payload is not None:
+        _check_fields_beside(text)
         return _of_payload(payload, pod_level_managers=pod_level_managers)
     versions = (3, 1, 2) if pod_level_managers else (1, 2)
     problem = CpuStateError(CORRUPTED)
@@ -169,6 +171,15 @@ def read_checkpoint(
             return _migrated(checkpoint, container_refs) if version == 1 else checkpoint
         problem = CpuStateError(CORRUPTED)
     raise problem
+
+
+def _check_fields_beside(text: str) -> None:
+    """Check the types of the fields beside a payload: all that kubelet looks at of them."""
+    try:
+        decode_checkpoint(text, version=2)
+    except CpuStateError as error:
+        problem = f"failed to deserialize cpu manager checkpoint: {error}"
+        raise CpuStateError(f"could not load v4 checkpoint: {problem}") from error
 
 
 def _of_payload(payload: Payload, *, pod_level_managers: bool) -> CpuCheckpoint:
@@ -248,7 +259,7 @@ def _text(value: Any, name: str) -> str:
 def _number(value: Any, name: str) -> int:
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+    if not isinstance(value, int) or not is_uint64(value):
         raise _mismatch(value, name, "uint64")
     return value
 

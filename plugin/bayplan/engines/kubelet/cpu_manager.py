@@ -310,8 +310,9 @@ class StaticCpuPolicy(Struct, frozen=True, dict=True):
         needed = self.exclusive_cpus(pod, container)
         if not needed:
             return state
-        self._check_whole_cores(state, needed)
         own = state.of(pod.uid, container.name)
+        if own is None or not self.gates.rules.keeps_split_cores:
+            self._check_whole_cores(state, needed)
         if own is None:
             own, state = self._allocate(state, needed, nodes, state.reusable.get(pod.uid, CpuSet()))
             state = state.with_assignment(pod.uid, container.name, own)
@@ -406,7 +407,7 @@ class StaticCpuPolicy(Struct, frozen=True, dict=True):
 
     def _check_whole_cores(self, state: CpuState, needed: int) -> None:
         """Under full-pcpus-only: whole cores are asked for, and there are that many without the siblings of
-        reserved CPUs. kubelet checks this again for a container that has its CPUs, and so does this."""
+        reserved CPUs. Up to 1.36 kubelet checks this again for a container that has its CPUs."""
         if not self.options.full_pcpus_only:
             return
         per_core = self.topology.cpus_per_core

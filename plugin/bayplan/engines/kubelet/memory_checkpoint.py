@@ -180,12 +180,9 @@ def read_checkpoint(text: str, path: str, *, pod_level_managers: bool) -> Checkp
     """
     payload = payload_of(text)
     if payload is not None:
-        try:
-            content = parse_checkpoint(payload.text)
-        except ParseError as error:
-            why = ENDS_EARLY if ENDS_EARLY in error.expected else error
-            problem = f"failed to deserialize memory manager checkpoint data: {why}"
-            raise CheckpointError(path, f"could not load v3 checkpoint: {problem}") from error
+        # kubelet looks at the fields beside a payload for nothing but their types.
+        _deserialized(text, path, "memory manager checkpoint", pods=False)
+        content = _deserialized(payload.text, path, "memory manager checkpoint data")
         if not payload.intact:
             raise CheckpointError(path, f"could not load v3 checkpoint: {CORRUPTED}")
         return content if pod_level_managers else replace(content, pod_entries={})
@@ -197,8 +194,18 @@ def read_checkpoint(text: str, path: str, *, pod_level_managers: bool) -> Checkp
     return replace(content, pod_entries={})
 
 
-def parse_checkpoint(text: str) -> Checkpoint:
+def _deserialized(text: str, path: str, what: str, *, pods: bool = True) -> Checkpoint:
+    try:
+        return parse_checkpoint(text, pods=pods)
+    except ParseError as error:
+        why = ENDS_EARLY if ENDS_EARLY in error.expected else error
+        problem = f"could not load v3 checkpoint: failed to deserialize {what}: {why}"
+        raise CheckpointError(path, problem) from error
+
+
+def parse_checkpoint(text: str, *, pods: bool = True) -> Checkpoint:
     """Read the fields of the JSON as kubelet does: unknown keys are ignored, missing ones are zero or nil.
+    Without *pods* pods as a whole are an unknown key.
 
     Raises:
         ParseError: not JSON, or a value of the wrong type or out of range.
@@ -210,7 +217,7 @@ def parse_checkpoint(text: str) -> Checkpoint:
         raise ParseError(_KIND, text[:40], f"JSON ({problem})") from error
     states = _field(content, "machineState", {})
     entries = _field(content, "entries", {})
-    pods = _field(content, "podEntries", {})
+    whole = _field(content, "podEntries", {}) if pods else {}
     return Checkpoint(
         policy_name=_text(_field(content, "policyName", "")),
         nodes=None
@@ -218,10 +225,10 @@ def parse_checkpoint(text: str) -> Checkpoint:
         else {_node_id(key): _node(value) for key, value in _object(states, "nodes by id").items()},
         entries=None if entries is None else _entries(entries),
         pod_entries=None
-        if pods is None
+        if whole is None
         else {
             uid: _blocks(_field(_object(entry, "a pod's memory"), "memoryBlocks", None))
-            for uid, entry in _object(pods, "pods by uid").items()
+            for uid, entry in _object(whole, "pods by uid").items()
         },
         checksum=_number(_field(content, "checksum", 0), _UINT64_MAX),
     )

@@ -340,6 +340,8 @@ class MemoryManager(Struct, frozen=True):
         if not self._manages(pod) or self.state.blocks(pod.uid, container.name) is not None:
             return self
         wanted = container_wants(pod, container, self.gates)
+        if not wanted and self.gates.rules.skips_without_memory:
+            return self
         reusable = self._reusable(pod)
         try:
             where = self._choose(pod, container.name, wanted, hint, reusable)

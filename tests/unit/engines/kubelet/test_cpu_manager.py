@@ -5,6 +5,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bayplan.engines.kubelet.cpu_checkpoint import format_checkpoint
 from bayplan.engines.kubelet.cpu_manager import StaticCpuPolicy, cpu_policy
@@ -20,6 +21,7 @@ from bayplan.engines.kubelet.cpu_topology import CpuTopology, LogicalCpu
 from bayplan.engines.kubelet.topology_hints import HintSet
 from bayplan.kubelet.manager_options import CpuOptions, ManagerConfigError
 from bayplan.kubelet.pod import CPU, ContainerSpec, FeatureGates, PodLevelResources, PodSpec
+from bayplan.model.kubelet_version import rules_of
 from bayplan.sets import CpuSet, NodeSet
 from conformance.cpu_reconciliation import Reconciled, Running, UpdateNeed, reconcile_cpus
 from conformance.endings import cpus_without
@@ -214,6 +216,15 @@ def test_a_container_that_has_its_cpus_keeps_them():
     state = allocated(static, started(static), asked)
 
     assert allocated(static, state, asked, NodeSet([1])).assignments == state.assignments
+
+
+def test_split_cores_are_kept_under_full_pcpus_only_since_1_37():
+    asked = pod(container("c", 3000))
+    state = allocated(policy(), started(policy()), asked)
+    static = policy(CpuOptions(full_pcpus_only=True))
+    assert allocated(static, state, asked).assignments == state.assignments
+    with pytest.raises(SmtAlignmentError):
+        allocated(replace(static, gates=FeatureGates(rules=rules_of(36))), state, asked)
 
 
 def test_hints_of_a_container_that_has_cpus_are_where_they_are():

@@ -1,6 +1,7 @@
 """Who takes part, what is refused and why, and how a pod's memory is shared out."""
 
 import pytest
+from msgspec.structs import replace
 
 from bayplan.engines.kubelet.memory_manager import (
     MemoryManager,
@@ -21,6 +22,7 @@ from bayplan.engines.kubelet.topology_hints import NO_HINT, Hint, HintSet
 from bayplan.kubelet.manager_options import MemoryManagerPolicy
 from bayplan.kubelet.pod import ContainerSpec, FeatureGates, PodLevelResources, PodSpec
 from bayplan.model.decision import QosClass
+from bayplan.model.kubelet_version import rules_of
 from bayplan.model.machine import Machine, Node
 from bayplan.sets import CpuSet, NodeSet
 from conformance.endings import memory_after_start, memory_without
@@ -279,10 +281,12 @@ def test_a_pod_as_a_whole_is_placed_by_the_hint_of_its_first_container():
 
 
 def test_in_container_scope_those_who_share_get_nothing_of_their_own():
-    """As in kubelet, such a container is refused if the Topology Manager has no nodes for it."""
+    """As in kubelet up to 1.36, such a container is refused if the Topology Manager has no nodes for it."""
     found, manager = whole(4, [ContainerSpec("c")]), started(10, gates=WHOLE)
     assert manager.hints(found, found.containers[0]) is None
     assert manager.allocate(found, found.containers[0], Hint(NodeSet([0]), preferred=True)) is manager
+    assert manager.allocate(found, found.containers[0], NO_HINT) is manager
+    manager = started(10, gates=replace(WHOLE, rules=rules_of(36)))
     with pytest.raises(MemoryAllocationError) as raised:
         manager.allocate(found, found.containers[0], NO_HINT)
     assert raised.value.refusal is Refusal.NO_NODES

@@ -62,6 +62,26 @@ def test_a_damaged_payload_is_never_replaced_by_the_fields_beside_it(
         read(kind, json.dumps(of(kind, start) | damage))
 
 
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [("cpu", {"defaultCpuSet": 5}), ("cpu", {"entries": {"p": {"c": 1}}}), ("memory", {"machineState": 1})],
+)
+def test_the_types_of_the_fields_beside_a_payload_count(kind: str, damage: dict[str, Any]) -> None:
+    with pytest.raises(
+        (CpuStateError, CheckpointError), match=r"failed to deserialize .* manager checkpoint: "
+    ):
+        read(kind, json.dumps(of(kind, "gate InPlace") | damage))
+
+
+@pytest.mark.parametrize("beside", [{"data": 7, "dataChecksum": 0}, {"data": "", "dataChecksum": "x"}])
+def test_without_anything_of_a_payload_the_older_fields_count(beside: dict[str, Any]) -> None:
+    content = of("cpu", "gate InPlace")
+    older = {key: value for key, value in content.items() if key not in ("data", "dataChecksum")}
+    assert restore_checkpoint(json.dumps(older | beside), "static") == restore_checkpoint(
+        json.dumps(older), "static"
+    )
+
+
 @pytest.mark.parametrize(("kind", "file"), [("cpu", CPU_FILE), ("memory", MEMORY_FILE)])
 def test_a_payload_that_was_cut_off_is_named_as_kubelet_names_it(kind: str, file: str) -> None:
     """It reads the text before it looks at the checksum."""
