@@ -8,7 +8,7 @@ decision says why.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import Final, NamedTuple
@@ -96,15 +96,6 @@ class Missed(NamedTuple):
 
     attempt: Attempt
     notes: tuple[Reason, ...]
-
-
-class Planned(NamedTuple):
-    """A plan, if there is one, with the attempt that it helps; ``too_large``: one was passed over that has
-    more than may be moved."""
-
-    missed: Missed
-    plan: RelocationPlan | None
-    too_large: bool
 
 
 class Confinement:
@@ -533,26 +524,26 @@ class Confinement:
     def _with_plan(self, decision: Decision) -> Decision:
         """*decision* with the moves of other containers after which a missed attempt would fit: the first one
         that moves can help."""
-        if self.policy.defragment is Defragment.OFF:
+        missed = [one for one in self._missed if self._may_be_helped(one.attempt)]
+        if self.policy.defragment is Defragment.OFF or not missed:
             return decision
         left = self.budget.rest().most + self.for_moves.rest().most
         budget = StepBudget(min(PLAN_STEPS, left))
         refused = decision.outcome is Outcome.REFUSED
         carried_out = self.policy.defragment is Defragment.MOVE and refused and self.current is None
-        most_bytes = self.policy.return_most_bytes if carried_out else None
-        planned = self._planned(budget, most_bytes)
-        if planned.plan is not None and carried_out:
-            return self._after_relocations(planned.missed, planned.plan)
-        too_large = planned.too_large and planned.plan is None
-        if too_large:
+        search = self._moves_within(budget, self.policy.return_most_bytes if carried_out else None)
+        helped = _first_helped(missed, search)
+        if helped is not None and carried_out:
+            return self._after_relocations(*helped)
+        if helped is None and search.too_large:
             # A container with more than may be moved at once is not moved here; an operator may see to it.
             budget = budget.rest()
-            planned = self._planned(budget, None)
-        plan = planned.plan
+            helped = _first_helped(missed, self._moves_within(budget, None))
+        plan = None if helped is None else helped[1]
         if plan is not None:
             text = relocation_plan(plan, self.policy.page_move_rate_bytes, decision.outcome)
             reasons = [Reason("fits-after-moves", text)]
-            if too_large:
+            if search.too_large:
                 text = too_large_to_move(plan, self.policy.return_most_bytes)
                 reasons.append(Reason(MOVES_WAIT, text))
         elif budget.ended:
@@ -562,23 +553,14 @@ class Confinement:
             return decision
         return replace(decision, reasons=(*decision.reasons, *reasons), plan=plan)
 
-    def _planned(self, budget: StepBudget, most_bytes: int | None) -> Planned:
-        """The plan for the first of the missed attempts that has one, with moves of containers of at most so
-        many bytes each."""
-        too_large = False
-        for missed in self._missed:
-            attempt = missed.attempt
-            out_of_cpus = attempt.question.cpus and self.exclusive.obstacle is not None
-            if out_of_cpus or not attempt.area.allowed or budget.ended:
-                continue
-            search = RelocationSearch(
-                self.topology, self.flows, self.request, self.exclusive, budget, most_bytes
-            )
-            plan = search.plan(attempt)
-            too_large |= search.too_large
-            if plan is not None:
-                return Planned(missed, plan, too_large)
-        return Planned(self._missed[0], None, too_large)
+    def _may_be_helped(self, attempt: Attempt) -> bool:
+        """Whether moves of others may help *attempt*: it has nodes, and CPUs if it asks for any."""
+        out_of_cpus = attempt.question.cpus and self.exclusive.obstacle is not None
+        return bool(attempt.area.allowed) and not out_of_cpus
+
+    def _moves_within(self, budget: StepBudget, most_bytes: int | None) -> RelocationSearch:
+        """A search for moves of containers with at most so many bytes each."""
+        return RelocationSearch(self.topology, self.flows, self.request, self.exclusive, budget, most_bytes)
 
     def _after_relocations(self, missed: Missed, plan: RelocationPlan) -> Decision:
         """The decision about the *missed* attempt on the machine as it is once *plan* is carried out."""
@@ -624,6 +606,15 @@ class Confinement:
             return replace(decision, placement=placement)
         reasons = (*decision.reasons, *notes)
         return replace(decision, outcome=Outcome.DEGRADED, placement=placement, reasons=reasons)
+
+
+def _first_helped(missed: Sequence[Missed], search: RelocationSearch) -> tuple[Missed, RelocationPlan] | None:
+    """The first of the *missed* attempts for which the *search* has a plan, with it."""
+    for one in missed:
+        plan = search.plan(one.attempt)
+        if plan is not None:
+            return one, plan
+    return None
 
 
 def _on_one(nodes: NodeSet, amounts: Amounts) -> dict[int, Amounts]:

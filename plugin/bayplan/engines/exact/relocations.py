@@ -264,9 +264,9 @@ class Rooms:
 
 
 class RelocationSearch:
-    """One search for a plan. *exclusive* has the CPUs of the request; *budget* bounds what is tried. No
-    container with more than *most_bytes* is moved (None: no limit); ``too_large`` says that one was passed
-    over for that."""
+    """A search for plans, for one attempt after the other. *exclusive* has the CPUs of the request; *budget*
+    bounds what is tried for all of them. No container with more than *most_bytes* is moved (None: no limit);
+    ``too_large`` says that one was passed over for that."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class RelocationSearch:
         self._topology, self._flows, self._ledger = topology, flows, flows.ledger
         self._request, self._exclusive, self._budget = request, exclusive, budget
         self._free: dict[str, Mapping[int, int]] = {}
-        self._targets_of: dict[tuple[int, tuple[int, ...], bool], tuple[int, ...]] = {}
+        self._targets_of: dict[tuple[int, tuple[int, ...], bool], tuple[tuple[int, ...], bool]] = {}
         self._kinds: dict[tuple[Demand, tuple[int, ...]], int] = {}
         # Where there are too many sets of nodes to try each, no plan is proven to be the best.
         self._incomplete = False
@@ -298,7 +298,7 @@ class RelocationSearch:
     def plan(self, attempt: Attempt) -> RelocationPlan | None:
         """The plan after which *attempt* would have a set of nodes; None if there is none, or none was found
         until the budget ended."""
-        if not self._movables or any(flow.unmet for flow in self._flows.by_resource.values()):
+        if self._is_in_vain():
             return None
         asked = self._asked(attempt)
         self._rooms = Rooms(self._flows, self._free)
@@ -317,6 +317,11 @@ class RelocationSearch:
             return None
         return replace(self._best[1], proven=not (self._budget.ended or self._incomplete))
 
+    def _is_in_vain(self) -> bool:
+        """Whether nothing may move, the budget has ended, or more is promised than there is."""
+        unmet = any(flow.unmet for flow in self._flows.by_resource.values())
+        return not self._movables or self._budget.ended or unmet
+
     def _asked(self, attempt: Attempt) -> dict[int, Demand]:
         """What *attempt* asks for on each of the sets that it may end on."""
         question, area = attempt.question, attempt.area
@@ -324,7 +329,7 @@ class RelocationSearch:
         unasked = replace(attempt, question=replace(question, cpus=0))
         targets = list(islice(unasked.targets(), _MOST_TARGETS + 1))
         width = min(area.widest, area.allowed.bit_count())
-        self._incomplete |= len(targets) > _MOST_TARGETS or self._topology.too_many(area.allowed, width)
+        self._incomplete = len(targets) > _MOST_TARGETS or self._topology.too_many(area.allowed, width)
         asked = {}
         for nodes in targets[:_MOST_TARGETS]:
             parts = [_demand(mask, amounts, "", 0) for mask, amounts in question.parts(nodes)]
@@ -489,13 +494,12 @@ class RelocationSearch:
         farther from its devices, with as few that are reached from CPUs elsewhere; on the same ones where it
         is the CPUs that can lie otherwise."""
         home, hints, key = movable.home, movable.hints, (movable.home, movable.hints, bool(movable.cpus))
-        targets = self._targets_of.get(key)
-        if targets is None:
+        if key not in self._targets_of:
             topology, width = self._topology, home.bit_count()
             allowed, far = topology.machine.ordinary_nodes.mask, _far(home, hints)
-            farthest, sets = topology.distance(home), list[int]()
+            farthest, sets, incomplete = topology.distance(home), list[int](), False
             for count in range(1, width + 1):
-                self._incomplete |= topology.too_many(allowed, count)
+                incomplete |= topology.too_many(allowed, count)
                 ranked = topology.ranked(allowed, count, {})
                 sets += ranked[: bisect_right(ranked, farthest, key=topology.distance)]
             if hints:
@@ -505,7 +509,9 @@ class RelocationSearch:
             if home in sets and not (movable.cpus and width > 1):
                 sets.remove(home)
             self._rooms.steps += len(sets) // _SETS_A_STEP
-            targets = self._targets_of[key] = tuple(sets)
+            self._targets_of[key] = tuple(sets), incomplete
+        targets, incomplete = self._targets_of[key]
+        self._incomplete |= incomplete
         return targets
 
     def _moved_bytes(self, movable: Movable, nodes: int) -> int:
