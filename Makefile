@@ -110,7 +110,7 @@ schedules: setup ## 20,000 random schedules of everything that changes a promise
 	$(RUN) PYTHONPATH=tests python tests/bench/schedules.py $(ARGS)
 
 e2e: setup-e2e ## only the tests in virtual machines
-	$(PYTEST_E2E) -m e2e
+	$(PYTEST_E2E) tests/e2e
 
 kubelet: setup-e2e ## two versions of kubelet itself (built here, four minutes each) beside the engine kubelet, and with the agent, in a virtual machine
 	$(PYTEST_E2E) tests/e2e/test_real_kubelet.py tests/e2e/test_kubelet_eviction.py tests/e2e/test_agent.py tests/e2e/test_cold_boot.py

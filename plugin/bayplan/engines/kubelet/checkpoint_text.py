@@ -13,7 +13,7 @@ look at the other checksum, and never falls back on the fields of a file whose `
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from msgspec import Struct
 
@@ -108,6 +108,6 @@ def payload_of(text: str) -> Payload | None:
     return Payload("", _NO_CHECKSUM)
 
 
-def is_uint64(value: Any) -> bool:
+def is_uint64(value: Any) -> TypeGuard[int]:
     """Whether a value of JSON is one of Go's uint64."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64

@@ -259,7 +259,7 @@ def _text(value: Any, name: str) -> str:
 def _number(value: Any, name: str) -> int:
     if value is None:
         return 0
-    if not isinstance(value, int) or not is_uint64(value):
+    if not is_uint64(value):
         raise _mismatch(value, name, "uint64")
     return value
 
